@@ -1,0 +1,1 @@
+"""Measurement: real rows, acceptance tables, loops, losslessness reports."""

@@ -1,0 +1,27 @@
+"""longgraft: exact long-context decoding, several times faster.
+
+`generate(prompt)` answers; `load(...)` keeps a model ready.  Importing this package loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longgraft.loading import custom_generate, generate, load
+    from longgraft.session import Generation, Session
+
+__version__ = "0.1.0"
+__all__ = ["Generation", "Session", "custom_generate", "generate", "load"]
+
+_HOME = {"generate": "longgraft.loading", "load": "longgraft.loading", "custom_generate": "longgraft.loading",
+         "Session": "longgraft.session", "Generation": "longgraft.session"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used: torch and transformers take seconds."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'longgraft' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,58 @@
+"""When to stop drafting.  Knows scores and levels; knows no network and no retriever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from longgraft.observation import Level, Verdict
+
+# Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7; METHODS.md A1).
+KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
+# Qwen3-8B's, rounded over its five suites (Graft, Table 11); other drafters want `longgraft calibrate`.
+DEFAULT_THRESHOLDS: Mapping[int, float] = {0: 0.14, 1: 0.14, 5: 0.49}
+
+
+def kept_nodes(budget: int, of_60: int) -> int:
+    """`of_60` nodes of a 60-node tree, scaled to `budget`; at least the root and one drafted node."""
+    return min(budget, max(2, round(budget * of_60 / 60)))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """EAGLE-3's own rule: every level is drafted, the best candidates of all fill the tree."""
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict()
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Graft's sparse gates: go on past checkpoint d only if the best path's probability exceeds tau_d.
+
+    c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens gate d.
+    """
+
+    thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
+
+    def __call__(self, level: Level) -> Verdict:
+        threshold = self.thresholds.get(level.index, 0.0)
+        if threshold <= 0.0:
+            return Verdict()
+        confidence = math.exp(level.scores.max().item())     # the gate's sync
+        if confidence > threshold:
+            return Verdict()
+        # A tree too shallow for the paper's last checkpoint uses its nearest stage.
+        of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= level.index), default=0)]
+        return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False, stage=f"d{level.index}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """No gate: all levels are drafted, and a fixed share of the tree is left to retrieval (`w/o prune`)."""
+
+    kept_of_60: int = 40
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1, stage="split")

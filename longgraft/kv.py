@@ -1,0 +1,107 @@
+"""The target's key-value cache: allocated once, written in place, rolled back by an integer.
+
+Knows rows and lengths; knows no tree, no attention kernel and no method.  Passes for a transformers cache
+(5.17 to 5.23): models only call `update`, `get_seq_length` and `get_mask_sizes` on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+ROUND = 256     # rows are allocated in multiples, so that nearby lengths reuse the allocator's blocks
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's buffers.  keys, values: [1, Hkv, capacity, D], float; rows past `owner.length` are scratch."""
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+
+    def __init__(self, owner: KVCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        rows = self.owner.capacity
+        # A buffer made under inference mode could not be written under plain no_grad (generate's mode).
+        with torch.inference_mode(False):
+            self.keys = key_states.new_empty(*key_states.shape[:2], rows, key_states.shape[3])
+            self.values = value_states.new_empty(*value_states.shape[:2], rows, value_states.shape[3])
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write [1, Hkv, n, D] behind the committed rows and return the whole buffers; attention slices them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, n = self.owner.length, key_states.shape[2]
+        if start + n > self.owner.capacity:
+            raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {start + n:,} was written.\n"
+                             "Reserve prompt + new tokens + tree before decoding.")
+        assert self.keys is not None and self.values is not None
+        self.keys[:, :, start:start + n] = key_states
+        self.values[:, :, start:start + n] = value_states
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        n = query_length if isinstance(query_length, int) else len(query_length)
+        return self.owner.length + n, 0
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self.owner.length
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+    def get_max_cache_shape(self) -> int:
+        return self.owner.capacity
+
+
+class KVCache(Cache):
+    """Committed rows [0, length) of every layer, and scratch rows behind them.
+
+    A forward writes at [length, length + n); nothing counts until `keep`.  One owner at a time.
+    """
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.length = 0
+        self.capacity = -(-capacity // ROUND) * ROUND
+        super().__init__(layers=[_Layer(self) for _ in range(layers)])
+
+    def keep(self, path: Tensor) -> None:
+        """Commit the scratch rows `path` [a], ascending from 0: moves only rows that are not in place yet."""
+        nodes = path.tolist()
+        still = next((i for i, node in enumerate(nodes) if i != node), len(nodes))
+        if still < len(nodes):
+            source = self.length + path[still:]
+            start, stop = self.length + still, self.length + len(nodes)
+            for layer in self.layers:
+                index = source.to(layer.keys.device)
+                layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
+                layer.values[:, :, start:stop] = layer.values.index_select(2, index)
+        self.length += len(nodes)
+
+    def crop(self, length: int) -> None:
+        """Forget committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"The cache has {self.length:,} rows and cannot be cropped to {length:,}.")
+        self.length = length
+
+    def reserve(self, capacity: int) -> None:
+        """Forget everything; make room for `capacity` rows, keeping larger buffers that are there."""
+        self.length = 0
+        if capacity > self.capacity:
+            self.capacity = -(-capacity // ROUND) * ROUND
+            for layer in self.layers:
+                layer.keys = layer.values = None
+                layer.is_initialized = False
+
+    def bytes(self) -> int:
+        """Allocated size."""
+        tensors = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+        return sum(t.numel() * t.element_size() for t in tensors)

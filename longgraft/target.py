@@ -1,0 +1,260 @@
+"""An unmodified transformers causal LM that runs on a tree or a prompt chunk and reports.
+
+Knows transformers' attention interface and hooks; knows no method.  Nothing is left on the model: attention,
+hooks and cache belong to one `run`, and are taken back when it ends, also by an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+
+from longgraft.attention import BACKENDS, Layout, choose, dense
+from longgraft.kv import KVCache
+from longgraft.observation import Wants
+from longgraft.tree import ProposalTree
+
+NAME = "longgraft"
+TOPK_ROWS = 256     # rows of prompt logits that exist at once (RUNTIME.md 4: 256 to 1,024 cost the same)
+
+_CHUNKED = "attention is cut into chunks that a tree may cross"
+_STATE = "it keeps a recurrent state, and a tree of guesses has no single one"
+
+
+@dataclass
+class _Run:
+    """What attention needs to know of the running forward."""
+
+    layout: Layout
+    backend: str
+    calls: int = 0
+
+
+_RUNNING: ContextVar[_Run | None] = ContextVar("longgraft_run", default=None)
+
+
+def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+               scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
+               **_: Any) -> tuple[Tensor, None]:
+    """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D]."""
+    run = _RUNNING.get()
+    assert run is not None, "the longgraft attention ran outside of Target.run"
+    run.calls += 1
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if softcap is not None:
+        # No fused kernel caps logits and returns what `split` needs; the reference does it, at any device.
+        out = dense(query, key, value, run.layout, scale, sliding_window, softcap)
+    else:
+        out = BACKENDS[run.backend](query, key, value, run.layout, scale, sliding_window)
+    return out.transpose(1, 2), None
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """logits [m, V] (m = n, 1 or 0 rows), features [n, F] and topk [n, K] where wanted."""
+
+    logits: Tensor
+    features: Tensor | None
+    topk: Tensor | None
+
+
+def why_not(config: PretrainedConfig) -> str:
+    """Why models of this configuration cannot be decoded here; "" where nothing speaks against it."""
+    text = config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ())
+    rope = getattr(text, "rope_parameters", None) or {}
+    rope_types = {rope.get("rope_type")} | {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder, and only decoder-only models are supported"
+    if not kinds <= {"full_attention", "sliding_attention"}:
+        if "chunked_attention" in kinds:
+            return _CHUNKED
+        return f"{_STATE} (layers: {', '.join(sorted(kinds))})"
+    if getattr(text, "attention_chunk_size", None):
+        return _CHUNKED
+    if getattr(text, "kv_lora_rank", None):
+        return "its keys and values have different sizes (multi-head latent attention)"
+    if config.model_type == "gpt_oss":
+        return "its attention has sinks, which the split backends do not add yet"
+    if rope_types & {"dynamic", "longrope"}:
+        return "its rotary frequencies change with the length, and one tree may stand on both sides"
+    return _why_not_class(config)
+
+
+def _why_not_class(config: PretrainedConfig) -> str:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "transformers has no causal LM for it"
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(cls, "_is_stateful", False):
+        return _STATE
+    if not getattr(cls, "_supports_attention_backend", False):
+        return "its attention does not go through transformers' AttentionInterface"
+    return ""
+
+
+def refuse(config: PretrainedConfig, name: str) -> None:
+    """ValueError by name and reason for models that cannot work, before any weight is read."""
+    if reason := why_not(config):
+        raise ValueError(f"{name} ({config.model_type}) cannot be used: {reason}.\n"
+                         "Use a decoder-only attention model, e.g. Llama, Qwen2/3, Mistral or Gemma.")
+
+
+@dataclass
+class Target:
+    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once."""
+
+    model: Any
+    name: str = "target"
+    attention: str = "auto"
+    _configs: list[Any] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        refuse(self.model.config, self.name)
+        if self.model.training:
+            raise ValueError(f"{self.name} is in training mode, where dropout makes it say something else each "
+                             "time. Call model.eval() first.")
+        self.attention = choose(self.attention, self.device, self.dtype)
+        owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
+        self._configs = list({id(m.config): m.config for m in owners}.values())
+
+    @property
+    def config(self) -> PretrainedConfig:
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def head(self) -> nn.Module:
+        """The output embedding, [V, H]."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.weight.shape[0]
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers."""
+        lists = [m for m in self.model.base_model.modules()
+                 if isinstance(m, nn.ModuleList) and len(m) == self.config.num_hidden_layers]
+        if not lists:
+            raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was found.")
+        return lists[0]
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.config.max_position_embeddings)
+
+    def cache(self, capacity: int) -> KVCache:
+        """An empty cache of this model's layers."""
+        return KVCache(self.config.num_hidden_layers, capacity)
+
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        c = self.config
+        size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        return 2 * c.num_hidden_layers * c.num_key_value_heads * size * self.dtype.itemsize
+
+    @torch.no_grad()
+    def run(self, tree: ProposalTree, cache: KVCache, wants: Wants, rows: str = "all") -> Forward:
+        """One pass over a tree's nodes, written behind the cache's committed rows.
+
+        rows: whose logits are returned: "all", "last" or "none".  A chain (prompt chunk) needs no mask.
+        Prompt top-k is taken block by block, so that no [n, V] logits exist; it reads the output embedding's
+        product directly, which orders tokens as the logits do (soft-caps and scales are monotone).
+        """
+        chain = rows != "all"
+        depths = torch.arange(len(tree)) if chain else tree.depths
+        layout = Layout(cache.length, depths, None if chain else tree.mask, self.device)
+        kept = {"all": torch.arange(len(tree)), "last": torch.tensor([len(tree) - 1]),
+                "none": torch.arange(0)}[rows]
+        run = _Run(layout, self.attention)
+        with ExitStack() as stack:
+            stack.enter_context(self._engaged(run))
+            features = stack.enter_context(self._inputs_of(wants.features))
+            last = stack.enter_context(self._last_hidden()) if chain and wants.topk else {}
+            out = self.model(
+                input_ids=tree.tokens[None].to(self.device),
+                position_ids=(cache.length + depths)[None].to(self.device),
+                # A mask that is already 4-D is handed through unread; ours is the layout.
+                attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device),
+                past_key_values=cache, use_cache=True, logits_to_keep=kept.to(self.device))
+        if run.calls != self.config.num_hidden_layers:
+            raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
+                             "attention interface, so its tree mask would be ignored. This model cannot be used.")
+        logits = out.logits[0]
+        topk = None
+        if wants.topk:
+            topk = self._topk(last["hidden"], wants.topk) if chain else _best(logits, wants.topk)
+        joined = torch.cat([features[k] for k in wants.features], dim=-1) if wants.features else None
+        return Forward(logits, joined, topk)
+
+    def _topk(self, hidden: Tensor, k: int) -> Tensor:
+        """hidden [n, H] -> [n, K] int32."""
+        return torch.cat([_best(self.head(block), k) for block in hidden.split(TOPK_ROWS)])
+
+    @contextmanager
+    def _engaged(self, run: _Run) -> Iterator[None]:
+        """Our attention in place of the model's, until the block ends."""
+        AttentionInterface.register(NAME, _attention)
+        before = [config._attn_implementation_internal for config in self._configs]
+        token = _RUNNING.set(run)
+        try:
+            for config in self._configs:
+                config._attn_implementation_internal = NAME
+            yield
+        finally:
+            _RUNNING.reset(token)
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = name
+
+    @contextmanager
+    def _inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+        """Hidden states [n, H] that enter these layers: transformers' hidden_states[index]."""
+        taken: dict[int, Tensor] = {}
+        handles = []
+
+        def take(index: int) -> Any:
+            def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
+                taken[index] = (args[0] if args else kwargs["hidden_states"])[0]
+            return hook
+
+        try:
+            layers = self.layers if indices else nn.ModuleList()
+            for index in indices:
+                handles.append(layers[index].register_forward_pre_hook(take(index), with_kwargs=True))
+            yield taken
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _last_hidden(self) -> Iterator[dict[str, Tensor]]:
+        """The base model's output [n, H], after its final norm."""
+        taken: dict[str, Tensor] = {}
+        handle = self.model.base_model.register_forward_hook(
+            lambda _, __, out: taken.__setitem__("hidden", out[0][0]))
+        try:
+            yield taken
+        finally:
+            handle.remove()
+
+
+def _best(logits: Tensor, k: int) -> Tensor:
+    """[n, V] -> [n, K] int32, best first."""
+    return logits.topk(min(k, logits.shape[-1]), dim=-1).indices.int()

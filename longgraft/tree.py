@@ -1,0 +1,133 @@
+"""A guess is a tree value.  Knows tokens and parents; knows no model, no cache and no method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROOT, DRAFT, RETRIEVED = 1, 2, 4      # bits of ProposalTree.origin; a node found by both has both
+
+
+@dataclass(frozen=True, eq=False)
+class ProposalTree:
+    """Tokens to verify in one target pass, parents before children.  Lives on the host.
+
+    tokens:  [n] int64; tokens[0] is the root: committed, and not yet in the target's cache
+    parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens
+    scores:  [n] float32, log-probability of the path under the drafter; nan where retrieved, 0 at the root
+    origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED
+    stage:   where drafting stopped ("d0", "d1", "d5" or "none"); None where nothing was drafted in levels
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    scores: Tensor
+    origin: Tensor
+    stage: str | None = None
+
+    @classmethod
+    def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
+              stage: str | None = None) -> ProposalTree:
+        """A tree from plain lists, root first."""
+        return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
+                   torch.tensor(origin, dtype=torch.int8), stage)
+
+    @classmethod
+    def chain(cls, tokens: Tensor, origin: int = DRAFT) -> ProposalTree:
+        """tokens [n] one after the other; the first is the root."""
+        n = len(tokens)
+        origins = torch.full((n,), origin, dtype=torch.int8)
+        origins[:1] = ROOT
+        scores = torch.full((n,), float("nan"))
+        scores[:1] = 0.0
+        return cls(tokens, torch.arange(-1, n - 1), scores, origins)
+
+    @classmethod
+    def root_only(cls, root: int) -> ProposalTree:
+        """The tree of plain decoding: nothing is guessed."""
+        return cls.chain(torch.tensor([root]))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """[n] int64: 0 at the root."""
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return torch.tensor(depths)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[n, n] bool: row i sees column j when j is i or one of its ancestors."""
+        rows = np.eye(len(self), dtype=bool)
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                rows[node] |= rows[parent]
+        return torch.from_numpy(rows)
+
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        """(parent index, token) -> node index."""
+        pairs = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+        return {pair: node for node, pair in enumerate(pairs) if node}
+
+    def select(self, nodes: list[int]) -> ProposalTree:
+        """The sub-tree of these nodes: ascending, the root first, each with its parent."""
+        place = {node: i for i, node in enumerate(nodes)}
+        index = torch.tensor(nodes)
+        parents = torch.tensor([-1] + [place[p] for p in self.parents[index].tolist()[1:]])
+        return ProposalTree(self.tokens[index], parents, self.scores[index], self.origin[index], self.stage)
+
+    def top(self, budget: int) -> ProposalTree:
+        """The best `budget` nodes, root included, by (score, shallower, earlier); nan scores rank last."""
+        if len(self) <= budget:
+            return self
+        scores, depths, parents = self.scores.tolist(), self.depths.tolist(), self.parents.tolist()
+        ranked = sorted(range(1, len(self)),
+                        key=lambda i: (scores[i] != scores[i], -scores[i], depths[i], i))
+        kept = {0}
+        for node in ranked:
+            # A tie can rank a child before its parent; without the parent the child cannot be verified.
+            if len(kept) == budget:
+                break
+            if parents[node] in kept:
+                kept.add(node)
+        return self.select(sorted(kept))
+
+    def shallower(self, depth: int) -> ProposalTree:
+        """Without the nodes deeper than `depth`."""
+        if len(self) <= depth + 1 or int(self.depths.max()) <= depth:
+            return self
+        return self.select((self.depths <= depth).nonzero().flatten().tolist())
+
+    def merge(self, other: ProposalTree, at: int, budget: int) -> ProposalTree:
+        """`other`'s nodes, in their order, under node `at`, as a trie, until `budget` nodes stand.
+
+        A node that is here already takes no slot: it gets the other's origin bits, and children below it.
+        METHODS.md 3.2 and A5 (trie merge with refilling, Graft, arXiv 2605.20104, Eq. 11).
+        """
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        scores, origin = self.scores.tolist(), self.origin.tolist()
+        known, place = dict(self.children), {0: at}
+        rows = zip(other.tokens.tolist(), other.parents.tolist(), other.scores.tolist(),
+                   other.origin.tolist(), strict=True)
+        for node, (token, parent, score, bits) in enumerate(rows):
+            if node == 0 or parent not in place:
+                continue
+            key = (place[parent], token)
+            if key in known:
+                place[node] = known[key]
+                origin[known[key]] |= bits
+            elif len(tokens) < budget:
+                place[node] = known[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+                scores.append(score)
+                origin.append(bits)
+        return ProposalTree.build(tokens, parents, scores, origin, self.stage)

@@ -1,0 +1,1 @@
+"""Chunked prefill: a long prompt becomes observations, and never more than one chunk is held."""

@@ -1,0 +1,86 @@
+"""Toy models: random weights, float32, one thread.  What they say is nonsense; that it is the same is the point."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from longgraft.target import Target
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.rope import Rope
+
+VOCAB = 96
+GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
+
+SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=None,
+             eos_token_id=None)
+FAMILIES = {
+    "llama": ("LlamaConfig", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "mistral-window": ("MistralConfig", {"sliding_window": 24}),
+    "qwen3-moe": ("Qwen3MoeConfig", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                                     "moe_intermediate_size": 32}),
+    "qwen2": ("Qwen2Config", {}),
+    "gemma2": ("Gemma2Config", {"head_dim": 16, "sliding_window": 24}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": 24}),
+}
+
+
+@cache
+def toy_model(family: str = "llama"):
+    """A random model whose next tokens are peaked enough that argmax has no near ties."""
+    import transformers
+
+    torch.set_num_threads(1)
+    name, extra = FAMILIES[family]
+    torch.manual_seed(len(family))
+    config = getattr(transformers, name)(**SMALL, **extra)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32,
+                                                          attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6.0)
+    return model
+
+
+@cache
+def toy_network(seed: int = 0) -> Eagle3Network:
+    """A random drafter for `toy_model`, with half the vocabulary."""
+    torch.manual_seed(seed)
+    config = HeadConfig(hidden_size=32, target_hidden_size=32, intermediate_size=48, heads=4, kv_heads=2,
+                        head_dim=8, vocab_size=VOCAB, draft_vocab_size=VOCAB // 2, feature_layers=(1, 2, 3),
+                        max_positions=512, rope=Rope(kind="yarn", factor=4.0, original=128))
+    network = Eagle3Network(config, own_embedding=True).eval()
+    ids = torch.arange(0, VOCAB, 2)
+    network.d2t.copy_(ids - torch.arange(len(ids)))
+    network.t2d[ids] = True
+    return network
+
+
+@pytest.fixture(params=["llama", "qwen3", "mistral-window", "qwen3-moe"])
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def golden() -> Path:
+    """The official implementations' recorded outputs, which lie beside a developer's checkout."""
+    if not GOLDEN.is_dir():
+        pytest.skip("the recorded outputs of the official implementations are not beside this checkout")
+    return GOLDEN
+
+
+def toy_target(family: str = "llama", attention: str = "auto") -> Target:
+    return Target(toy_model(family), family, attention)
+
+
+def toy_prompt(length: int, seed: int = 0) -> list[int]:
+    """Ids with repeated stretches, so that lookups find something."""
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randint(1, VOCAB, (max(1, length // 2),), generator=generator)
+    return torch.cat([half, half, half])[:length].tolist()

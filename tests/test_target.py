@@ -1,0 +1,119 @@
+"""A tree pass of an unmodified model equals plain passes over each path, and leaves the model as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import FAMILIES, VOCAB, toy_model, toy_prompt, toy_target
+
+from longgraft.observation import Wants
+from longgraft.target import refuse, why_not
+from longgraft.tree import ProposalTree
+
+
+def random_tree(nodes: int, seed: int) -> ProposalTree:
+    """Distinct siblings by construction."""
+    generator = torch.Generator().manual_seed(seed)
+    parents = [-1] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, nodes)]
+    return ProposalTree.build([(7 * i + 3) % VOCAB for i in range(nodes)], parents, [0.0] * nodes, [2] * nodes)
+
+
+def path_to(tree: ProposalTree, node: int) -> list[int]:
+    path = [node]
+    while tree.parents[path[0]] >= 0:
+        path.insert(0, int(tree.parents[path[0]]))
+    return path
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "split"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_node_gets_the_logits_of_its_own_path(family, attention):
+    target, prompt, tree = toy_target(family, attention), torch.tensor(toy_prompt(50)), random_tree(20, 1)
+    cache = target.cache(128)
+    for chunk in prompt.split(17):
+        target.run(ProposalTree.chain(chunk), cache, Wants(), rows="none")
+        cache.keep(torch.arange(len(chunk)))
+    logits = target.run(tree, cache, Wants()).logits
+    for node in range(len(tree)):
+        ids = torch.cat([prompt, tree.tokens[path_to(tree, node)]])[None]
+        with torch.no_grad():
+            expected = toy_model(family)(ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, -1]
+        torch.testing.assert_close(logits[node], expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_wrong_mask_would_be_noticed():
+    target, prompt, tree = toy_target(), torch.tensor(toy_prompt(50)), random_tree(20, 1)
+    cache = target.cache(128)
+    target.run(ProposalTree.chain(prompt), cache, Wants(), rows="none")
+    cache.keep(torch.arange(len(prompt)))
+    right = target.run(tree, cache, Wants()).logits
+    tree.__dict__["mask"] = torch.ones(20, 20, dtype=torch.bool).tril()
+    assert (target.run(tree, cache, Wants()).logits - right).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keeping_a_path_equals_a_fresh_prefill(family):
+    target, prompt, tree = toy_target(family), torch.tensor(toy_prompt(40)), random_tree(20, 2)
+    cache, path = target.cache(128), path_to(random_tree(20, 2), 19)
+    target.run(ProposalTree.chain(prompt), cache, Wants(), rows="none")
+    cache.keep(torch.arange(len(prompt)))
+    target.run(tree, cache, Wants())
+    cache.keep(torch.tensor(path))
+    fresh = target.cache(128)
+    committed = torch.cat([prompt, tree.tokens[path]])
+    target.run(ProposalTree.chain(committed), fresh, Wants(), rows="none")
+    for ours, theirs in zip(cache.layers, fresh.layers, strict=True):
+        n = len(committed)
+        torch.testing.assert_close(ours.keys[:, :, :n], theirs.keys[:, :, :n], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours.values[:, :, :n], theirs.values[:, :, :n], atol=1e-4, rtol=1e-4)
+
+
+def test_features_are_the_inputs_of_layers():
+    target, prompt = toy_target("qwen3"), torch.tensor(toy_prompt(30))
+    seen = target.run(ProposalTree.chain(prompt), target.cache(64), Wants(features=(1, 2, 3)), rows="none")
+    with torch.no_grad():
+        states = toy_model("qwen3")(prompt[None], output_hidden_states=True).hidden_states
+    torch.testing.assert_close(seen.features, torch.cat([states[i][0] for i in (1, 2, 3)], -1), atol=1e-4, rtol=1e-4)
+
+
+def test_prompt_topk_is_that_of_the_logits_even_behind_a_soft_cap():
+    target, prompt = toy_target("gemma2"), torch.tensor(toy_prompt(30))
+    seen = target.run(ProposalTree.chain(prompt), target.cache(64), Wants(topk=8), rows="last")
+    with torch.no_grad():
+        logits = toy_model("gemma2")(prompt[None], attention_mask=torch.ones(1, 30)).logits[0]
+    assert seen.logits.shape == (1, VOCAB)
+    # A cap of 30 flattens the largest logits to equal floats: compare where the order is defined.
+    best = logits.gather(1, seen.topk.long())
+    torch.testing.assert_close(best, logits.topk(8).values, atol=1e-3, rtol=1e-3)
+
+
+def test_the_model_is_left_as_it_was_also_after_an_exception():
+    target, model = toy_target("llama"), toy_model("llama")
+    before = model.config._attn_implementation
+    with pytest.raises(IndexError):
+        target.run(ProposalTree.chain(torch.tensor([VOCAB + 5])), target.cache(64), Wants(features=(1,), topk=4),
+                   rows="last")
+    assert model.config._attn_implementation == before
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name, reason", [
+    ("MambaConfig", "recurrent"), ("Qwen3NextConfig", "recurrent"), ("T5Config", "encoder-decoder"),
+    ("GptOssConfig", "sinks"), ("DeepseekV3Config", "sizes")])
+def test_models_that_cannot_work_are_refused_by_name_and_reason(name, reason):
+    import transformers
+
+    config = getattr(transformers, name)()
+    assert reason in why_not(config)
+    with pytest.raises(ValueError, match=f"someone/model .{config.model_type}. cannot be used"):
+        refuse(config, "someone/model")
+
+
+def test_a_training_model_is_refused():
+    model = toy_model("llama")
+    model.train()
+    try:
+        with pytest.raises(ValueError, match="training mode"):
+            toy_target("llama")
+    finally:
+        model.eval()

@@ -1,0 +1,192 @@
+"""The EAGLE-3 drafter network (arXiv 2503.01840), with the options that public checkpoints use.
+
+Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v.
+
+Letters: B batch, n slots, H hidden, Ht target hidden, A auxiliary layers, V target vocabulary, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from longgraft.yarn_drafters.rope import Rope, rotate
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [B, nh, n, d], k [B, nkv, n, d], v [B, nkv, n, d]) -> [B, nh, n, d]"""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """A drafter's shape and the meaning of its weights.  Sizes come from tensors, flags from the layout."""
+
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    feature_layers: tuple[int, ...]     # indices into transformers' hidden_states: k is the input of layer k
+    max_positions: int
+    rope: Rope = Rope()
+    layers: int = 1
+    rms_eps: float = 1e-5
+    norm_before_residual: bool = False  # the residual is the normed feature (speculators)
+    norm_output: bool = False           # the state fed back is the normed one (speculators)
+    norm_before_fc: bool = False        # one RMSNorm over the concatenated features (vLLM, speculators)
+    fc_norm: bool = False               # one RMSNorm per feature (EAGLE-3.1)
+    qk_norm: bool = False               # Qwen3-style layers (speculators)
+    attention_bias: bool = False
+    fc_bias: bool = False
+    layout: str = "eagle3"
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections and rotation; where keys come from is the caller's affair."""
+
+    def __init__(self, config: HeadConfig, width: int) -> None:
+        super().__init__()
+        self.config, bias = config, config.attention_bias
+        self.q_proj = nn.Linear(width, config.heads * config.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=bias)
+        self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend) -> Tensor:
+        shape = (*x.shape[:2], -1, self.config.head_dim)
+        q = rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), *cos_sin)
+        k = rotate(self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2), *cos_sin)
+        v = self.v_proj(x).view(shape).transpose(1, 2)
+        return self.o_proj(attend(layer, q, k, v).transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """SiLU-gated."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class FirstLayer(nn.Module):
+    """Attention over cat(norm(embedding), norm(feature)), embedding first, then the MLP (FORMATS.md 1.4)."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.self_attn = Attention(config, 2 * config.hidden_size)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.config.norm_before_residual else hidden
+        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        hidden = residual + self.self_attn(both, cos_sin, 0, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class PlainLayer(nn.Module):
+    """A further decoder layer, H wide, of heads with more than one."""
+
+    def __init__(self, config: HeadConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.self_attn = Attention(config, config.hidden_size)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos_sin, self.index, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Eagle3Network(nn.Module):
+    """Slot t takes the feature of position t and the token t + 1, stands at position t, predicts token t + 2.
+
+    embed_tokens is None until `share_embedding` gives it the target's, for heads that ship none.
+    d2t: [D] int64 offsets (target id = draft id + d2t[draft id]); t2d: [V] bool.
+    """
+
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: HeadConfig, own_embedding: bool = False) -> None:
+        super().__init__()
+        self.config, h = config, config.hidden_size
+        wide = len(config.feature_layers) * config.target_hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, h) if own_embedding else None
+        self.input_norm = RMSNorm(wide, config.rms_eps) if config.norm_before_fc else nn.Identity()
+        self.fc_norm = nn.ModuleList(
+            RMSNorm(config.target_hidden_size, config.rms_eps) for _ in config.feature_layers if config.fc_norm)
+        self.fc = nn.Linear(wide, h, bias=config.fc_bias)
+        self.midlayer = FirstLayer(config)
+        self.layers = nn.ModuleList(PlainLayer(config, i) for i in range(1, config.layers))
+        self.norm = RMSNorm(h, config.rms_eps)
+        self.lm_head = nn.Linear(h, config.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def share_embedding(self, embedding: nn.Embedding) -> None:
+        """Use the target's embedding, [V, H]; it stays the target's parameter and is not in our state dict."""
+        object.__setattr__(self, "_shared", embedding)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, n] int64 -> [B, n, H] in the network's dtype."""
+        embedding = self.embed_tokens if self.embed_tokens is not None else self.__dict__["_shared"]
+        return embedding(tokens).to(self.fc.weight.dtype)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [B, n, A * Ht] -> [B, n, H].  Never applied to the network's own states."""
+        if self.fc_norm:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(self.input_norm(features))
+
+    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """hidden [B, n, H] (fused features or own states), tokens and positions [B, n] -> states [B, n, H].
+
+        The returned states are what the next drafted level is fed, and what `logits` reads.
+        """
+        cos, sin = self.config.rope.cos_sin(positions, self.config.head_dim)
+        cos_sin = cos[:, None], sin[:, None]
+        hidden = self.midlayer(self.embed(tokens), hidden, cos_sin, attend)
+        for layer in self.layers:
+            hidden = layer(hidden, cos_sin, attend)
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., H] -> [..., D] over the draft vocabulary."""
+        return self.lm_head(states if self.config.norm_output else self.norm(states))
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Draft vocabulary ids -> target vocabulary ids."""
+        return draft_ids + self.d2t[draft_ids]

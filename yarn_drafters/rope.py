@@ -1,0 +1,80 @@
+"""Rotary frequencies of drafters: default, linear, Llama 3 and YaRN (arXiv 2309.00071).
+
+Knows numbers only.  Angles are computed in float32 from integer positions at every use: no table exists, so none
+can be cast to half precision or rebuilt from cast buffers, which silently breaks peers beyond 2,048 tokens
+(FORMATS.md 1.8).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How positions become angles.  kind: "default", "linear", "llama3" or "yarn"; original: training length."""
+
+    base: float = 10000.0       # EAGLE's training code always uses it, whatever the config says (FORMATS.md 1.7)
+    kind: str = "default"
+    factor: float = 1.0
+    original: int = 2048
+    beta_fast: float = 32.0     # YaRN, paper 3.2
+    beta_slow: float = 1.0
+    low_freq_factor: float = 1.0    # Llama 3
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None   # None: 0.1 ln(factor) + 1, YaRN Eq. 22
+
+    def inverse_frequencies(self, dim: int) -> Tensor:
+        """[dim / 2] float32."""
+        powers = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+        plain = 1.0 / (self.base ** powers)
+        if self.kind == "default":
+            return plain
+        if self.kind == "linear":
+            return plain / self.factor
+        if self.kind == "llama3":
+            return self._llama3(plain)
+        if self.kind == "yarn":
+            return self._yarn(dim)
+        raise ValueError(f"RoPE type {self.kind!r} is unknown. Known: default, linear, llama3, yarn.")
+
+    @property
+    def magnitude(self) -> float:
+        """What cos and sin are multiplied by; attention logits grow by its square."""
+        if self.kind != "yarn":
+            return 1.0
+        return self.attention_factor or 0.1 * math.log(self.factor) + 1.0
+
+    def cos_sin(self, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """positions [..., n] int64 -> cos, sin [..., n, dim] float32, halves layout, times `magnitude`."""
+        frequencies = self.inverse_frequencies(dim).to(positions.device)
+        angles = positions[..., None].float() * frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos() * self.magnitude, angles.sin() * self.magnitude
+
+    def _yarn(self, dim: int) -> Tensor:
+        """NTK-by-parts, YaRN 3.2: fast frequencies kept, slow ones divided, a ramp between."""
+        def dimension(rotations: float) -> float:
+            return dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
+
+        low = max(math.floor(dimension(self.beta_fast)), 0)
+        high = min(math.ceil(dimension(self.beta_slow)), dim - 1)
+        ramp = ((torch.arange(dim // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+        powers = self.base ** (torch.arange(0, dim, 2).float() / dim)
+        return 1.0 / (self.factor * powers) * ramp + 1.0 / powers * (1 - ramp)
+
+    def _llama3(self, plain: Tensor) -> Tensor:
+        wavelength = 2 * math.pi / plain
+        share = (self.original / wavelength - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        share = share.clamp(0, 1)
+        return (1 - share) * plain / self.factor + share * plain
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, heads, n, D] turned by cos, sin [B, 1, n, D]; the product is taken in float32."""
+    first, second = x.float().chunk(2, dim=-1)
+    return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

@@ -1,0 +1,231 @@
+"""Training text: documents, the tokenizer learnt from them, and endless deterministic token streams.
+
+Knows files, bytes and token ids; knows no model, no optimizer and no learning rate.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+PROSE = frozenset({"meeting", "book", "chat", "report"})
+
+# Order matters: the first alternative that matches at a position wins.  Newlines and indentation are
+# separate pieces, so that a prompt that ends with a newline is cut where training text was cut.
+PIECES = "|".join((
+    r"(?<![^\n])[ \t]+",            # a line's whole indentation, at most one token per common depth
+    r"(?:\r?\n)+",                  # a run of line ends
+    r"\p{N}",                       # digits one by one
+    r"[ ._]?\p{L}+",                # a word with its space, its dot (attribute) or its underscore
+    r" ?[^\s\p{L}\p{N}]+",          # operators and brackets
+    r"[^\S\r\n]+(?!\S)",            # inner spaces, leaving one for the word that follows
+    r"\s",
+))
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file or text of the corpus.  source: where it came from, `owner/name@commit:path` for code."""
+
+    text: str
+    type: str
+    source: str
+
+    @property
+    def group(self) -> str:
+        """The repository or collection that the document belongs to."""
+        return self.source.split("@")[0].split(":")[0]
+
+
+def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
+    """The documents of JSONL files (gzip when the name ends so), rows of {text, type, source, ...}."""
+    for path in map(Path, paths):
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                row = json.loads(line)
+                yield Document(row["text"], row["type"], row.get("source", ""))
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with one special token, `<|endoftext|>` (id 0): end, separator and padding."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END,
+                                   clean_up_tokenization_spaces=False)
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """[V] int64: how many bytes of text each token stands for; 0 for the special token."""
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    # A byte-level vocabulary spells each byte as one character.
+    return np.array([0 if name == END else len(name) for name in names], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class EncodedCorpus:
+    """tokens: [N] uint16, each document followed by END; starts: [documents + 1] int64 bounds in tokens."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    types: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def gather(self, documents: np.ndarray) -> np.ndarray:
+        """The tokens of these documents one after the other, [sum of lengths] uint16."""
+        return np.concatenate([self.tokens[self.starts[d]:self.starts[d + 1]] for d in documents])
+
+
+def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
+                  cache: Path) -> EncodedCorpus:
+    """The files' documents as ids; read from `cache` (an .npz file) if files and tokenizer are the same."""
+    paths = [Path(path) for path in paths]
+    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    for path in paths:
+        digest.update(path.read_bytes())
+    if cache.exists():
+        with np.load(cache) as saved:
+            if str(saved["digest"]) == digest.hexdigest():
+                return EncodedCorpus(saved["tokens"], saved["starts"],
+                                     tuple(saved["types"].tolist()), tuple(saved["sources"].tolist()))
+    corpus = _encode(read_documents(paths), tokenizer)
+    partial = cache.with_suffix(".partial.npz")
+    np.savez(partial, tokens=corpus.tokens, starts=corpus.starts, types=np.array(corpus.types),
+             sources=np.array(corpus.sources), digest=np.array(digest.hexdigest()))
+    partial.replace(cache)
+    return corpus
+
+
+def _encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
+    backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token_id
+    if len(tokenizer) > 2 ** 16:
+        raise ValueError(f"Ids are kept as uint16, and the vocabulary has {len(tokenizer):,} tokens.\n"
+                         "Train a tokenizer of at most 65,536.")
+    pieces, types, sources = [], [], []
+    documents = iter(documents)
+    while batch := list(islice(documents, 64)):     # small batches: encodings hold offsets and strings too
+        for document, encoding in zip(batch, backend.encode_batch([d.text for d in batch]), strict=True):
+            pieces.append(np.array(encoding.ids + [end], dtype=np.uint16))
+            types.append(document.type)
+            sources.append(document.source)
+    starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    return EncodedCorpus(np.concatenate(pieces), starts, tuple(types), tuple(sources))
+
+
+def mixed_documents(corpus: EncodedCorpus, prose_share: float, rng: np.random.Generator) -> np.ndarray:
+    """Shuffled indices of all code and docs and of as much prose as keeps its tokens under `prose_share`."""
+    order = rng.permutation(len(corpus.types))
+    prose = np.array([corpus.types[d] in PROSE for d in order])
+    lengths = corpus.lengths()[order]
+    if prose.all():
+        return order
+    room = lengths[~prose].sum() * prose_share / max(1e-9, 1.0 - prose_share)
+    return order[~prose | (np.cumsum(np.where(prose, lengths, 0)) <= room)]
+
+
+def grouped_documents(corpus: EncodedCorpus, prose_share: float, rng: np.random.Generator,
+                      run: int = 32768) -> np.ndarray:
+    """The mixed documents, but in runs of about `run` tokens from one repository, in the order of paths.
+
+    Text from far back is worth copying only if it is related to what comes now; runs are shuffled.
+    """
+    chosen = mixed_documents(corpus, prose_share, rng)
+    chosen = sorted(chosen, key=lambda d: corpus.sources[d])
+    lengths, runs, group, size = corpus.lengths(), [], None, 0
+    for document in chosen:
+        here = Document("", "", corpus.sources[document]).group
+        if here != group or size >= run:
+            runs.append([])
+            group, size = here, 0
+        runs[-1].append(document)
+        size += lengths[document]
+    return np.concatenate([runs[i] for i in rng.permutation(len(runs))])
+
+
+class TokenStream:
+    """An endless token sequence: epoch after epoch, each an order of documents chosen from (seed, epoch).
+
+    Stateless to its readers: a position fully names what is read, so resuming needs only a position.
+    shuffled: rows come from random places of the epoch instead of one after the other, so that a batch does not
+    consist of one long document, whose gradient is that of one author on one day.
+    """
+
+    window = 2 ** 20        # tokens in which rows are shuffled: some 250 files, so a batch holds many
+
+    def __init__(self, corpus: EncodedCorpus, seed: int,
+                 order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray]) -> None:
+        self._corpus, self._seed, self._order = corpus, seed, order
+        self._bounds = [0]                  # where each epoch begins, in tokens of the stream
+        self._held: dict[int, np.ndarray] = {}
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """[count] int64: the tokens at positions start .. start + count - 1."""
+        parts = []
+        while count > 0:
+            epoch = self._epoch_at(start)
+            part = self._tokens(epoch)[start - self._bounds[epoch]:][:count]
+            parts.append(part)
+            start, count = start + len(part), count - len(part)
+        return np.concatenate(parts).astype(np.int64)
+
+    def rows(self, start: int, rows: int, length: int) -> np.ndarray:
+        """[rows, length + 1] int64: the rows whose turn comes at position `start`, and one token further.
+
+        Turns are shuffled within windows.  Taken in turn, consecutive rows would come from one document,
+        and a step would learn that document.  Neighbouring rows share one token, so over an epoch each
+        token is an input once and a target once.  `start` is a multiple of `length`.
+        """
+        if start % length or self.window % length:
+            raise ValueError(f"Rows of {length:,} tokens start at its multiples and divide {self.window:,}; "
+                             f"got {start:,}. Use `aligned` when the length changes.")
+        return np.stack([self.read(self._place(turn, length) * length, length + 1)
+                         for turn in range(start // length, start // length + rows)])
+
+    def aligned(self, start: int) -> int:
+        """The first position from `start` on at which rows of another length may begin."""
+        return -(-start // self.window) * self.window
+
+    def _place(self, turn: int, length: int) -> int:
+        """Where in the text, in rows, the row of this turn is."""
+        per_window = self.window // length
+        window, inside = divmod(turn, per_window)
+        rng = np.random.default_rng([self._seed, window, length])
+        return window * per_window + int(rng.permutation(per_window)[inside])
+
+    def _epoch_at(self, position: int) -> int:
+        while self._bounds[-1] <= position:
+            self._bounds.append(self._bounds[-1] + len(self._tokens(len(self._bounds) - 1)))
+        return int(np.searchsorted(self._bounds, position, side="right")) - 1
+
+    def _tokens(self, epoch: int) -> np.ndarray:
+        if epoch not in self._held:
+            rng = np.random.default_rng([self._seed, epoch])
+            # A window may span the bound of two epochs, so two are held.
+            kept = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
+            self._held = kept | {epoch: self._corpus.gather(self._order(self._corpus, rng))}
+        return self._held[epoch]

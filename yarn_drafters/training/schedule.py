@@ -1,0 +1,25 @@
+"""Learning-rate schedules as functions of progress in [0, 1].  Knows no optimizer, no step and no clock."""
+
+from __future__ import annotations
+
+import math
+
+
+def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.2) -> float:
+    """The multiplier of the peak rate: a linear rise, a plateau, a linear fall to 0 (WSD, arXiv 2404.06395).
+
+    progress, warmup and decay are shares of the whole run; progress is clamped to [0, 1].
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if progress < warmup:
+        return progress / warmup
+    return min(1.0, (1.0 - progress) / decay) if decay > 0 else 1.0
+
+
+def cosine(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:
+    """The multiplier of the peak rate: a linear rise, then half a cosine down to `floor` (arXiv 1608.03983)."""
+    progress = min(max(progress, 0.0), 1.0)
+    if progress < warmup:
+        return progress / warmup
+    travelled = (progress - warmup) / (1.0 - warmup)
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * travelled))
