@@ -171,15 +171,16 @@ class TokenStream:
     """An endless token sequence: epoch after epoch, each an order of documents chosen from (seed, epoch).
 
     Stateless to its readers: a position fully names what is read, so resuming needs only a position.
-    shuffled: rows come from random places of the epoch instead of one after the other, so that a batch does not
-    consist of one long document, whose gradient is that of one author on one day.
+    shuffled: the rows of a window take turns at random instead of one after the other, so that a batch does
+    not consist of one long document, whose gradient is that of one author on one day.
     """
 
     window = 2 ** 20        # tokens in which rows are shuffled: some 250 files, so a batch holds many
 
     def __init__(self, corpus: EncodedCorpus, seed: int,
-                 order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray]) -> None:
-        self._corpus, self._seed, self._order = corpus, seed, order
+                 order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
+                 shuffled: bool = False) -> None:
+        self._corpus, self._seed, self._order, self._shuffled = corpus, seed, order, shuffled
         self._bounds = [0]                  # where each epoch begins, in tokens of the stream
         self._held: dict[int, np.ndarray] = {}
 
@@ -196,9 +197,8 @@ class TokenStream:
     def rows(self, start: int, rows: int, length: int) -> np.ndarray:
         """[rows, length + 1] int64: the rows whose turn comes at position `start`, and one token further.
 
-        Turns are shuffled within windows.  Taken in turn, consecutive rows would come from one document,
-        and a step would learn that document.  Neighbouring rows share one token, so over an epoch each
-        token is an input once and a target once.  `start` is a multiple of `length`.
+        Neighbouring rows share one token, so over an epoch each token is an input once and a target once.
+        `start` is a multiple of `length`.
         """
         if start % length or self.window % length:
             raise ValueError(f"Rows of {length:,} tokens start at its multiples and divide {self.window:,}; "
@@ -212,6 +212,8 @@ class TokenStream:
 
     def _place(self, turn: int, length: int) -> int:
         """Where in the text, in rows, the row of this turn is."""
+        if not self._shuffled:
+            return turn
         per_window = self.window // length
         window, inside = divmod(turn, per_window)
         rng = np.random.default_rng([self._seed, window, length])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import fcntl
 import json
 import math
 import os
@@ -14,7 +15,8 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -322,6 +324,11 @@ def train_target(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Pa
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
+    with _sole_trainer(out):
+        return _train(recipe, train, valid, out)
+
+
+def _train(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Path], out: Path) -> Path:
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     tokenizer = _tokenizer(recipe, train, out)
@@ -369,6 +376,18 @@ def _run(trainer: TargetTrainer, held_out: HeldOut) -> None:
                 trainer.save()
                 trainer.export()
             state.elapsed += time.monotonic() - began
+
+
+@contextmanager
+def _sole_trainer(out: Path) -> Iterator[None]:
+    """Hold the folder: two trainers in one would overwrite each other's checkpoints."""
+    with open(out / "lock", "w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as held:
+            raise ValueError(f"Another process is training in {out}.\n"
+                             "Give --out another folder, or wait until it has ended.") from held
+        yield
 
 
 def _tokenizer(recipe: TargetRecipe, train: Sequence[Path], out: Path) -> PreTrainedTokenizerFast:

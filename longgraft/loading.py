@@ -1,0 +1,212 @@
+"""From names to a session: models, drafters, calibrations.
+
+Knows hub ids, folders and the registries; knows no decoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longgraft.calibration import Calibration, default_path
+from longgraft.drafters.eagle3 import LEVELS, TOP_K
+from longgraft.methods import BUDGET, Parts, build, find
+from longgraft.observation import Clock
+from longgraft.session import Generation, Prompt, Sampling, Session
+from longgraft.target import Target, refuse
+from longgraft.yarn_drafters.known_heads import find_head, known_targets
+from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape, load_head
+from longgraft.yarn_drafters.network import Eagle3Network
+
+EMBEDDED = "embedded"       # the pair that ships with the package
+FALLBACK = "retrieval"      # what "graft" becomes where no drafter is known
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a session decodes.  None: the method's own or the device's choice."""
+
+    method: str = "graft"
+    budget: int | None = None           # nodes per verification, root included
+    draft_levels: int = LEVELS          # draft forwards at most: EAGLE's depth + 1
+    draft_top_k: int = TOP_K
+    device: str | None = None
+    dtype: str | torch.dtype | None = None
+    attention: str = "auto"
+    chunk: int | None = None            # prompt tokens per prefill pass
+    calibration: str | Path | None = "auto"     # a file; "auto": the default place, if there; None: none
+    persist: bool = False               # the matrix outlives a request
+    head: HeadOverrides = HeadOverrides()
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "draft_levels", "draft_top_k", "chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be 1 or more.")
+        find(self.method)
+
+
+def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = True, **options: Any) -> Session:
+    """A session: `load(...)` once, then `generate` and `stream` as often as you like.
+
+    model:   a hub id, a folder, a loaded (model, tokenizer), or None for the embedded pair
+    drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else retrieval alone;
+             None: no drafter
+    tell:    say on stderr what was chosen
+    options: the fields of `Options`
+    """
+    opts = Options(**options)
+    target, tokenizer = _target(model, opts)
+    if tokenizer is not None and len(tokenizer) > target.vocab_size:
+        raise ValueError(f"The tokenizer has {len(tokenizer):,} tokens and {target.name} predicts "
+                         f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
+    network, opts = _drafter(drafter, target, opts, tell)
+    method = find(opts.method)
+    clock, calibration = Clock(), _calibration(target, tokenizer, opts)
+    parts = Parts(target, network if method.needs_drafter else None, calibration.snapshot, calibration.thresholds,
+                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.persist, clock)
+    limits = {} if parts.network is None else {f"{target.name}'s drafter": parts.network.config.max_positions}
+    session = Session(target, tokenizer, build(opts.method, parts), clock, opts.budget or method.budget, limits,
+                      opts.chunk)
+    if tell:
+        print(f"longgraft: {target.name} on {target.device} in {str(target.dtype)[6:]}, attention "
+              f"{target.attention}, method {opts.method}, {calibration.describe()}", file=sys.stderr)
+    return session
+
+
+def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
+             stop: Sequence[str] = (), sampling: Sampling | None = None, **options: Any) -> Generation:
+    """The model's exact answer to a long prompt.  See `load` for the arguments it takes."""
+    session = load(model, drafter, tell=False, **options)
+    return session.generate(prompt, max_new_tokens, sampling, stop)
+
+
+def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any = None, logits_processor: Any = None,
+                    stopping_criteria: Any = None, session: Session | None = None, **kwargs: Any) -> torch.Tensor:
+    """For transformers: `model.generate(ids, custom_generate=longgraft.custom_generate, session=session)`.
+
+    input_ids: [1, T]; returns [1, T + new].  Sampling comes from the generation config; what cannot be
+    honoured exactly (batches, padding, penalties) is refused.  Without a session the model decodes by retrieval.
+    """
+    if input_ids.shape[0] != 1:
+        raise ValueError(f"{input_ids.shape[0]} prompts were given; longgraft decodes one at a time. Loop over them.")
+    mask = kwargs.get("attention_mask")
+    if mask is not None and not bool(mask.all()):
+        raise ValueError("The attention mask hides some tokens; longgraft takes no padding. Give the bare prompt.")
+    session = session or load((model, None), None, tell=False, method=FALLBACK)
+    if session.target.model is not model:
+        raise ValueError("The session was loaded for another model. Pass load((model, tokenizer), ...) of this one.")
+    _only_warpers(logits_processor)
+    c = generation_config
+    sampling = Sampling()
+    if c.do_sample:
+        sampling = Sampling(c.temperature if c.temperature is not None else 1.0,
+                            c.top_p if c.top_p is not None else 1.0, c.top_k or 0, c.min_p or 0.0,
+                            int(torch.randint(2 ** 31, (1,))))
+    eos = c.eos_token_id
+    ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(torch.as_tensor(eos).tolist())
+    from longgraft.session import Stats
+
+    ids, new = input_ids[0].tolist(), []
+    limit = c.max_length - len(ids) if c.max_new_tokens is None else c.max_new_tokens
+    for tokens in session.tokens(ids, Stats(), limit, sampling, ends):
+        new += tokens
+    return torch.cat([input_ids, torch.tensor([new], device=input_ids.device, dtype=input_ids.dtype)], dim=1)
+
+
+def _only_warpers(processors: Any) -> None:
+    """transformers builds the sampling warpers from the config, as we do; anything else would be lost."""
+    known = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper",
+             "InfNanRemoveLogitsProcessor"}
+    if other := sorted({type(p).__name__ for p in processors or ()} - known):
+        raise ValueError(f"The generation config asks for {', '.join(other)}, which longgraft does not apply. "
+                         "Switch it off or use plain generate.")
+
+
+def _target(model: Any, opts: Options) -> tuple[Target, Any]:
+    if isinstance(model, tuple):
+        loaded, tokenizer = model
+        name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
+        return Target(loaded, name, opts.attention), tokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    path, name = (str(embedded("target")), EMBEDDED) if model in (None, EMBEDDED) else (str(model), str(model))
+    device = torch.device(opts.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        config = AutoConfig.from_pretrained(path)
+        refuse(config, name)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        loaded = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(opts.dtype, device, config))
+    except OSError as error:
+        raise ValueError(f"Model {name!r} could not be loaded: {str(error).splitlines()[0]}\n"
+                         "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
+                         ) from error
+    return Target(loaded.eval().to(device), name, opts.attention), tokenizer
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -> torch.dtype:
+    """On a CPU float32, where decoding is exact; on a GPU what the weights were saved in."""
+    if isinstance(dtype, str):
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype {dtype!r} is unknown. Known: {', '.join(_DTYPES)}.")
+        return _DTYPES[dtype]
+    return dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
+
+
+def _drafter(drafter: str | Path | None, target: Target, opts: Options,
+             tell: bool) -> tuple[Eagle3Network | None, Options]:
+    """The network, and the options that its absence changes."""
+    if not find(opts.method).needs_drafter:
+        return None, opts
+    path: str | Path | None = drafter
+    if drafter == "auto":
+        known = find_head(target.name)
+        path = embedded("drafter") if target.name == EMBEDDED else known.head if known else None
+        if path is None:
+            if opts.method != "graft":
+                raise ValueError(f"No EAGLE-3 head of {target.name} is known, and method {opts.method!r} needs one.\n"
+                                 f"Pass --drafter; known targets: {', '.join(known_targets())}.")
+            if tell:
+                print(f"longgraft: no EAGLE-3 head of {target.name} is known; decoding by retrieval alone",
+                      file=sys.stderr)
+            return None, replace(opts, method=FALLBACK)
+    if path is None:
+        return None, opts
+    shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
+    network = load_head(path, shape, opts.head, dtype=target.dtype, device=target.device)
+    if network.embed_tokens is None:
+        network.share_embedding(target.model.get_input_embeddings())
+    return network.eval(), opts
+
+
+def _calibration(target: Target, tokenizer: Any, opts: Options) -> Calibration:
+    identity = identity_of(target, tokenizer)
+    if opts.calibration is None:
+        return Calibration()
+    if opts.calibration == "auto":
+        path = embedded("calibration.safetensors") if target.name == EMBEDDED else default_path(identity)
+        return Calibration.load(path, identity, target.device) if path.exists() else Calibration()
+    path = Path(opts.calibration)
+    if not path.exists():
+        raise ValueError(f"Calibration file {path} does not exist. Make it with `longgraft calibrate --out {path}`.")
+    return Calibration.load(path, identity, target.device)
+
+
+def identity_of(target: Target, tokenizer: Any) -> dict[str, str]:
+    """What a saved matrix belongs to: token ids mean nothing under another tokenizer or target."""
+    words = sorted(tokenizer.get_vocab().items()) if tokenizer is not None else []
+    digest = hashlib.sha256(repr(words).encode()).hexdigest()[:16] if words else "none"
+    return {"target": Path(target.name).name, "vocab_size": str(target.vocab_size), "tokenizer": digest}
+
+
+def embedded(part: str) -> Path:
+    """A part of the pair that ships with the package."""
+    return Path(str(importlib.resources.files("longgraft.yarn_drafters"))) / "embedded" / part

@@ -1,0 +1,198 @@
+"""Claims about the embedded target's trainer, on a toy corpus and a toy model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from longgraft.yarn_drafters.training.corpus import (  # noqa: E402
+    PROSE,
+    TokenStream,
+    encode_corpus,
+    grouped_documents,
+    mixed_documents,
+    train_tokenizer,
+)
+from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay  # noqa: E402
+from longgraft.yarn_drafters.training.target import (  # noqa: E402
+    Stage,
+    TargetRecipe,
+    TargetTrainer,
+    next_token_loss,
+    skipped_positions,
+    train_target,
+)
+
+RECIPE = TargetRecipe(
+    vocab_size=300, layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48,
+    max_positions=4096, stages=(Stage(16, 0.5), Stage(32, 0.3, skip=0.5), Stage(64, 0.2, grouped=True)),
+    total_tokens=1536, tokens_per_step=128, bf16=False, valid_rows=1, threads=1)
+
+AWKWARD = ("def f(a):\n\treturn  a['é']\r\n\r\n    # 日本 🙂 1234.5\n \n\n", "", "\r\r\n\x00 \u00a0x", "  lead\n\n  ",
+           "<|endoftext|> __init__ ...and\ttabs\t\n")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def corpus_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    kinds = ("code-python", "code-python", "docs", "book")
+    rows = ({"text": f"def f{i}(x):\n    return x + {i}\n" * (5 + i % 7), "type": kinds[i % 4],
+             "source": f"owner/repo{i % 3}@abc:file{i}.py"} for i in range(40))
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus_file):
+    rows = [json.loads(line) for line in corpus_file.read_text().splitlines()]
+    return train_tokenizer((row["text"] for row in rows), 300)
+
+
+@pytest.fixture
+def corpus(corpus_file, tokenizer, tmp_path):
+    return encode_corpus([corpus_file], tokenizer, tmp_path / "corpus.npz")
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_the_tokenizer_gives_every_text_back_byte_for_byte(text, tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert each.decode(each(text).input_ids, skip_special_tokens=False) == text
+
+
+def test_indentation_is_one_token_and_digits_are_single(tokenizer):
+    names = [tokenizer.decode([i]) for i in tokenizer("x\n    return 12").input_ids]
+    assert "    " in names and names[-2:] == ["1", "2"]
+
+
+def test_the_cache_holds_the_same_corpus(corpus, corpus_file, tokenizer, tmp_path):
+    again = encode_corpus([corpus_file], tokenizer, tmp_path / "corpus.npz")
+    assert np.array_equal(again.tokens, corpus.tokens) and again.sources == corpus.sources
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("length", [16, 64])
+def test_every_token_is_an_input_once_and_a_target_once(shuffled, length, corpus, monkeypatch):
+    size = len(corpus.tokens)
+    monkeypatch.setattr(TokenStream, "window", 64 * -(-size // 64))     # one window, over the epoch's end
+    stream = TokenStream(corpus, 3, partial(mixed_documents, prose_share=0.9), shuffled=shuffled)
+    rows = stream.rows(0, stream.window // length, length)
+    plain = stream.read(0, stream.window + 1)
+    assert sorted(plain[:size]) == sorted(corpus.tokens)
+    assert sorted(rows[:, :-1].flatten()) == sorted(plain[:-1])
+    assert sorted(rows[:, 1:].flatten()) == sorted(plain[1:])
+
+
+def test_a_shuffled_batch_is_not_one_stretch_of_text(corpus, monkeypatch):
+    monkeypatch.setattr(TokenStream, "window", 1024)
+    stream = TokenStream(corpus, 3, partial(mixed_documents, prose_share=0.9), shuffled=True)
+    joined = stream.rows(0, 8, 16)[:, :-1].flatten()
+    assert not any(np.array_equal(joined, stream.read(at, 128)) for at in range(0, 1024 - 128, 16))
+
+
+def test_rows_do_not_depend_on_what_was_read_before(corpus):
+    order = partial(mixed_documents, prose_share=0.2)
+    one, other = (TokenStream(corpus, 3, order, shuffled=True) for _ in range(2))
+    one.rows(0, 8, 16)
+    assert np.array_equal(one.rows(640, 4, 16), other.rows(640, 4, 16))
+
+
+def test_prose_stays_under_its_share_and_groups_stay_together(corpus):
+    rng, lengths = np.random.default_rng(0), corpus.lengths()
+    chosen = mixed_documents(corpus, 0.1, rng)
+    prose = [d for d in chosen if corpus.types[d] in PROSE]
+    assert 0 < lengths[prose].sum() <= 0.1 * lengths[chosen].sum()
+    groups = [corpus.sources[d].split("@")[0] for d in grouped_documents(corpus, 0.1, rng)]
+    assert sum(a != b for a, b in zip(groups, groups[1:], strict=False)) == len(set(groups)) - 1
+
+
+def test_skipping_moves_only_the_second_piece_and_stays_in_range():
+    positions = skipped_positions(50, 32, Stage(32, 1.0, skip=1.0), 4096, np.random.default_rng(0))
+    steps = positions.diff(dim=1)
+    assert (positions[:, 0] == 0).all() and positions.max() < 4096
+    assert ((steps != 1).sum(dim=1) <= 1).all() and (steps >= 1).all() and positions.max() > 2048
+
+
+def test_a_jump_in_the_positions_does_not_cut_attention(tokenizer, corpus, tmp_path):
+    model = TargetTrainer(RECIPE, tokenizer, corpus, tmp_path).model
+    rows = torch.from_numpy(np.stack([corpus.tokens[:33]]).astype(np.int64))
+    jumped = torch.arange(32)[None] + 1000 * (torch.arange(32) >= 16)
+    changed = rows.clone()
+    changed[0, 0] = (changed[0, 0] + 1) % 300
+    losses = [next_token_loss(model, r, jumped, bf16=False)[-1] for r in (rows, changed)]
+    assert losses[0] != losses[1]      # the last target still depends on the first token
+    plain = model(rows[:, :-1]).logits.flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(plain, rows[:, 1:].flatten(), reduction="none")
+    torch.testing.assert_close(next_token_loss(model, rows, torch.arange(32)[None], False), expected)
+
+
+def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(tokenizer, corpus, tmp_path):
+    whole = TargetTrainer(RECIPE, tokenizer, corpus, tmp_path)
+    losses = []
+    for step in range(12):                                  # through all three stages
+        if step in (4, 8):
+            whole.save()
+            (tmp_path / f"at{step}").mkdir()
+            (tmp_path / "checkpoint.pt").rename(tmp_path / f"at{step}" / "checkpoint.pt")
+        losses.append(whole.step())
+    assert set(whole.state.began) == {0, 1, 2}
+    for step in (4, 8):
+        resumed = TargetTrainer(RECIPE, tokenizer, corpus, tmp_path / f"at{step}")
+        assert resumed.resume()
+        assert [resumed.step() for _ in range(12 - step)] == losses[step:]
+
+
+def test_a_resumed_run_follows_the_recipe_it_is_given(tokenizer, corpus, tmp_path):
+    TargetTrainer(RECIPE, tokenizer, corpus, tmp_path).save()
+    slower = TargetTrainer(dataclasses.replace(RECIPE, muon_lr=1e-4), tokenizer, corpus, tmp_path)
+    slower.resume()
+    assert slower.optimizers[0].param_groups[0]["peak"] == 1e-4
+
+
+def test_training_leaves_a_model_that_transformers_loads(corpus_file, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    recipe = dataclasses.replace(RECIPE, total_tokens=384)
+    train_target(recipe, [corpus_file], [corpus_file], tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert model.dtype == torch.bfloat16 and model.config.tie_word_embeddings
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 0
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["event"] == "finished"
+
+
+def test_two_trainers_cannot_share_a_folder(corpus_file, tmp_path):
+    import fcntl
+
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="Another process is training"):
+            train_target(RECIPE, [corpus_file], [corpus_file], tmp_path)
+
+
+def test_an_unknown_setting_is_named(tmp_path):
+    (tmp_path / "recipe.json").write_text('{"layerz": 3}')
+    with pytest.raises(ValueError, match="layerz"):
+        TargetRecipe.load(tmp_path / "recipe.json")
+
+
+@pytest.mark.parametrize("schedule", [warmup_stable_decay, cosine])
+def test_schedules_rise_to_one_and_end_at_zero(schedule):
+    assert schedule(0.0) == 0.0 and schedule(1.0) == pytest.approx(0.0) and schedule(0.02) == pytest.approx(1.0)
