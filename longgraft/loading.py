@@ -22,7 +22,8 @@ from longgraft.observation import Clock
 from longgraft.session import Generation, Prompt, Sampling, Session
 from longgraft.target import Target, refuse
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape, load_head
+from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 
 EMBEDDED = "embedded"       # the pair that ships with the package

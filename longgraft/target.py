@@ -186,7 +186,7 @@ class Target:
         run = _Run(layout, self.attention)
         with ExitStack() as stack:
             stack.enter_context(self._engaged(run))
-            features = stack.enter_context(self._inputs_of(wants.features))
+            features = stack.enter_context(self.inputs_of(wants.features))
             last = stack.enter_context(self._last_hidden()) if chain and wants.topk else {}
             out = self.model(
                 input_ids=tree.tokens[None].to(self.device),
@@ -224,7 +224,7 @@ class Target:
                 config._attn_implementation_internal = name
 
     @contextmanager
-    def _inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+    def inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
         """Hidden states [n, H] that enter these layers: transformers' hidden_states[index]."""
         taken: dict[int, Tensor] = {}
         handles = []

@@ -1,1 +1,1 @@
-"""Training of the embedded pair: corpus, schedules, target and drafter.  Imports nothing by itself."""
+"""Training of the embedded pair: corpus, schedules, target, drafter.  Imports nothing by itself."""

@@ -1,4 +1,4 @@
-"""Training text: documents, the tokenizer learnt from them, and endless deterministic token streams.
+"""Training text: documents, the tokenizer learnt from them, endless deterministic token streams.
 
 Knows files, bytes and token ids; knows no model, no optimizer and no learning rate.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 PROSE = frozenset({"meeting", "book", "chat", "report"})
 
-# Order matters: the first alternative that matches at a position wins.  Newlines and indentation are
-# separate pieces, so that a prompt that ends with a newline is cut where training text was cut.
+# Order matters: the first alternative that matches at a position wins.  Newlines and indentation
+# are separate pieces, so that a prompt that ends with a newline is cut where training text was cut.
 PIECES = "|".join((
     r"(?<![^\n])[ \t]+",            # a line's whole indentation, at most one token per common depth
     r"(?:\r?\n)+",                  # a run of line ends
@@ -37,7 +37,7 @@ PIECES = "|".join((
 
 @dataclass(frozen=True)
 class Document:
-    """One file or text of the corpus.  source: where it came from, `owner/name@commit:path` for code."""
+    """One file or text of the corpus.  source: its origin, `owner/name@commit:path` for code."""
 
     text: str
     type: str
@@ -50,7 +50,7 @@ class Document:
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """The documents of JSONL files (gzip when the name ends so), rows of {text, type, source, ...}."""
+    """The documents of JSONL(.gz) files of {text, type, source, ...}."""
     for path in map(Path, paths):
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8") as lines:
@@ -60,7 +60,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with one special token, `<|endoftext|>` (id 0): end, separator and padding."""
+    """A byte-level BPE tokenizer; its one special token, `<|endoftext|>` (id 0), ends and pads."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -86,7 +86,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """tokens: [N] uint16, each document followed by END; starts: [documents + 1] int64 bounds in tokens."""
+    """tokens: [N] uint16, END after each document; starts: [documents + 1] int64, in tokens."""
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -103,7 +103,7 @@ class EncodedCorpus:
 
 def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
                   cache: Path) -> EncodedCorpus:
-    """The files' documents as ids; read from `cache` (an .npz file) if files and tokenizer are the same."""
+    """The files' documents as ids, read from `cache` (.npz) if files and tokenizer are the same."""
     paths = [Path(path) for path in paths]
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
     for path in paths:
@@ -111,12 +111,12 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
     if cache.exists():
         with np.load(cache) as saved:
             if str(saved["digest"]) == digest.hexdigest():
-                return EncodedCorpus(saved["tokens"], saved["starts"],
-                                     tuple(saved["types"].tolist()), tuple(saved["sources"].tolist()))
+                types, sources = (tuple(saved[name].tolist()) for name in ("types", "sources"))
+                return EncodedCorpus(saved["tokens"], saved["starts"], types, sources)
     corpus = _encode(read_documents(paths), tokenizer)
     partial = cache.with_suffix(".partial.npz")
-    np.savez(partial, tokens=corpus.tokens, starts=corpus.starts, types=np.array(corpus.types),
-             sources=np.array(corpus.sources), digest=np.array(digest.hexdigest()))
+    np.savez(partial, tokens=corpus.tokens, starts=corpus.starts, types=corpus.types,
+             sources=corpus.sources, digest=digest.hexdigest())
     partial.replace(cache)
     return corpus
 
@@ -124,21 +124,23 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
 def _encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
     backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token_id
     if len(tokenizer) > 2 ** 16:
-        raise ValueError(f"Ids are kept as uint16, and the vocabulary has {len(tokenizer):,} tokens.\n"
+        raise ValueError(f"Ids are kept as uint16; the vocabulary has {len(tokenizer):,} tokens.\n"
                          "Train a tokenizer of at most 65,536.")
     pieces, types, sources = [], [], []
     documents = iter(documents)
-    while batch := list(islice(documents, 64)):     # small batches: encodings hold offsets and strings too
-        for document, encoding in zip(batch, backend.encode_batch([d.text for d in batch]), strict=True):
-            pieces.append(np.array(encoding.ids + [end], dtype=np.uint16))
+    while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
+        encodings = backend.encode_batch([d.text for d in batch])
+        for document, encoding in zip(batch, encodings, strict=True):
+            pieces.append(np.array([*encoding.ids, end], dtype=np.uint16))
             types.append(document.type)
             sources.append(document.source)
-    starts = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
     return EncodedCorpus(np.concatenate(pieces), starts, tuple(types), tuple(sources))
 
 
-def mixed_documents(corpus: EncodedCorpus, prose_share: float, rng: np.random.Generator) -> np.ndarray:
-    """Shuffled indices of all code and docs and of as much prose as keeps its tokens under `prose_share`."""
+def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
+                    prose_share: float) -> np.ndarray:
+    """Shuffled indices of all code and docs, and of prose up to `prose_share` of the tokens."""
     order = rng.permutation(len(corpus.types))
     prose = np.array([corpus.types[d] in PROSE for d in order])
     lengths = corpus.lengths()[order]
@@ -148,14 +150,13 @@ def mixed_documents(corpus: EncodedCorpus, prose_share: float, rng: np.random.Ge
     return order[~prose | (np.cumsum(np.where(prose, lengths, 0)) <= room)]
 
 
-def grouped_documents(corpus: EncodedCorpus, prose_share: float, rng: np.random.Generator,
+def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float,
                       run: int = 32768) -> np.ndarray:
-    """The mixed documents, but in runs of about `run` tokens from one repository, in the order of paths.
+    """The mixed documents in shuffled runs of about `run` tokens of one repository, by path.
 
-    Text from far back is worth copying only if it is related to what comes now; runs are shuffled.
+    Text from far back is worth copying only if it is related to what comes now.
     """
-    chosen = mixed_documents(corpus, prose_share, rng)
-    chosen = sorted(chosen, key=lambda d: corpus.sources[d])
+    chosen = sorted(mixed_documents(corpus, rng, prose_share), key=lambda d: corpus.sources[d])
     lengths, runs, group, size = corpus.lengths(), [], None, 0
     for document in chosen:
         here = Document("", "", corpus.sources[document]).group
@@ -168,14 +169,14 @@ def grouped_documents(corpus: EncodedCorpus, prose_share: float, rng: np.random.
 
 
 class TokenStream:
-    """An endless token sequence: epoch after epoch, each an order of documents chosen from (seed, epoch).
+    """An endless token sequence: epochs, each an order of documents drawn from (seed, epoch).
 
-    Stateless to its readers: a position fully names what is read, so resuming needs only a position.
-    shuffled: the rows of a window take turns at random instead of one after the other, so that a batch does
-    not consist of one long document, whose gradient is that of one author on one day.
+    Stateless to its readers: a position names what is read, so resuming needs only a position.
+    shuffled: the rows of a window take turns at random instead of one after the other, so that a
+    batch does not consist of one long document, whose gradient is that of one author on one day.
     """
 
-    window = 2 ** 20        # tokens in which rows are shuffled: some 250 files, so a batch holds many
+    window = 2 ** 20        # tokens in which rows are shuffled: some 250 files
 
     def __init__(self, corpus: EncodedCorpus, seed: int,
                  order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
@@ -195,14 +196,14 @@ class TokenStream:
         return np.concatenate(parts).astype(np.int64)
 
     def rows(self, start: int, rows: int, length: int) -> np.ndarray:
-        """[rows, length + 1] int64: the rows whose turn comes at position `start`, and one token further.
+        """[rows, length + 1] int64: the rows whose turn comes at `start`, and one token further.
 
-        Neighbouring rows share one token, so over an epoch each token is an input once and a target once.
+        Neighbouring rows share one token: in an epoch each is an input once and a target once.
         `start` is a multiple of `length`.
         """
         if start % length or self.window % length:
-            raise ValueError(f"Rows of {length:,} tokens start at its multiples and divide {self.window:,}; "
-                             f"got {start:,}. Use `aligned` when the length changes.")
+            raise ValueError(f"Rows of {length:,} tokens must divide {self.window:,}, begin at a "
+                             f"multiple; got {start:,}. Use `aligned` when the length changes.")
         return np.stack([self.read(self._place(turn, length) * length, length + 1)
                          for turn in range(start // length, start // length + rows)])
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as functions of progress in [0, 1].  Knows no optimizer, no step and no clock."""
+"""Learning-rate schedules over progress in [0, 1].  Knows no optimizer, no step and no clock."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 
 def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.2) -> float:
-    """The multiplier of the peak rate: a linear rise, a plateau, a linear fall to 0 (WSD, arXiv 2404.06395).
+    """The multiplier of the peak rate: a linear rise, a plateau, a linear fall to 0.
 
-    progress, warmup and decay are shares of the whole run; progress is clamped to [0, 1].
+    WSD, arXiv 2404.06395.  progress, warmup and decay are shares of the run; progress is clamped.
     """
     progress = min(max(progress, 0.0), 1.0)
     if progress < warmup:
@@ -17,7 +17,10 @@ def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.
 
 
 def cosine(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:
-    """The multiplier of the peak rate: a linear rise, then half a cosine down to `floor` (arXiv 1608.03983)."""
+    """The multiplier of the peak rate: a linear rise, then half a cosine down to `floor`.
+
+    arXiv 1608.03983.
+    """
     progress = min(max(progress, 0.0), 1.0)
     if progress < warmup:
         return progress / warmup

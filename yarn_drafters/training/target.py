@@ -1,6 +1,6 @@
-"""The trainer of the embedded target: a small Qwen3 causal model that predicts code, also far from the start.
+"""The trainer of the embedded target: a small Qwen3 model that predicts code in long contexts.
 
-Knows token streams, schedules and transformers' Qwen3; knows nothing of drafters, trees or decoding.
+Knows token streams, schedules and transformers' Qwen3; knows no drafter, tree or decoding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the curriculum.  share: of the run's progress; skip: share of rows with skipped positions."""
+    """A part of the curriculum.  share: of the run's progress; skip: of rows that jump."""
 
     length: int
     share: float
@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class TargetRecipe:
-    """Every choice of a target's training.  Defaults: 7.3M parameters, 14 MiB in bf16, about an hour on 3 cores."""
+    """Every choice of a target's training.  Defaults: 7.3M parameters, an hour on three cores."""
 
     vocab_size: int = 4096
     layers: int = 8
@@ -72,7 +72,7 @@ class TargetRecipe:
                                  Stage(8192, 0.15, skip=0.5, grouped=True))
     total_tokens: int = 11_000_000
     tokens_per_step: int = 8192
-    budget_minutes: float | None = None  # progress follows whichever is further, tokens or the clock
+    budget_minutes: float | None = None  # progress follows the further of tokens and clock
     prose_share: float = 0.22
 
     schedule: str = "wsd"               # wsd | cosine
@@ -164,7 +164,10 @@ def build_optimizers(model: Qwen3ForCausalLM, recipe: TargetRecipe) -> list[torc
 
 def skipped_positions(rows: int, length: int, stage: Stage, limit: int,
                       rng: np.random.Generator) -> Tensor:
-    """[rows, length] int64 positions; in a share of rows the second piece jumps ahead (PoSE, arXiv 2309.10400)."""
+    """[rows, length] int64 positions; in some rows a second piece jumps ahead.
+
+    PoSE, arXiv 2309.10400: short rows that show the model every distance up to `limit`.
+    """
     positions = np.tile(np.arange(length), (rows, 1))
     for row in range(rows):
         if rng.random() < stage.skip:
@@ -174,25 +177,27 @@ def skipped_positions(rows: int, length: int, stage: Stage, limit: int,
 
 
 def next_token_loss(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor, bf16: bool) -> Tensor:
-    """[rows * length] nats of each next token.  rows: [rows, length + 1]; positions: [rows, length]."""
+    """[rows * length] nats.  rows: [rows, length + 1] int64; positions: [rows, length]."""
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-        # The mask is given as transformers' ready-made mapping: with a jump in the positions and no
-        # mask, transformers would take the row for two packed sequences and cut attention between them.
+        # A ready-made mask mapping: given positions with a jump and no mask, transformers would
+        # take the row for two packed sequences and cut attention between them.
         hidden = model.model(rows[:, :-1], position_ids=positions, use_cache=False,
                              attention_mask={"full_attention": None}).last_hidden_state
         logits = model.lm_head(hidden)
-    return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+    logits = logits.float().flatten(0, 1)                       # [rows * length, V]
+    return F.cross_entropy(logits, rows[:, 1:].flatten(), reduction="none")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A fixed sample of unseen text.  rows: [r, length + 1] int64 by kind; widths: [V] bytes per token."""
+    """A fixed sample of unseen text.  rows: [r, length + 1] by kind; widths: [V] bytes a token."""
 
     rows: dict[str, Tensor]
     widths: Tensor
 
     @classmethod
-    def sample(cls, corpus: EncodedCorpus, widths: np.ndarray, rows: int, length: int = 2048) -> HeldOut:
+    def sample(cls, corpus: EncodedCorpus, widths: np.ndarray, rows: int,
+               length: int = 2048) -> HeldOut:
         """The same rows of code and half as many of prose for every run on the same files."""
         kinds = {}
         for kind, count in (("code", rows), ("prose", max(1, rows // 2))):
@@ -227,13 +232,14 @@ class TargetTrainer:
         self.optimizers = build_optimizers(self.model, recipe)
         self.state = TrainingState()
         self.streams = {
-            "mixed": TokenStream(corpus, recipe.seed, partial(_mixed, share=recipe.prose_share),
-                                 shuffled=True),
-            "grouped": TokenStream(corpus, recipe.seed + 1, partial(_grouped, share=recipe.prose_share)),
+            "mixed": TokenStream(corpus, recipe.seed, shuffled=True, order=partial(
+                mixed_documents, prose_share=recipe.prose_share)),
+            "grouped": TokenStream(corpus, recipe.seed + 1, order=partial(
+                grouped_documents, prose_share=recipe.prose_share)),
         }
 
     def progress(self) -> float:
-        """Share of the run that is done, in [0, 1]: by tokens or by the clock, whichever is further."""
+        """Share of the run that is done, in [0, 1]: the further of tokens and clock."""
         by_tokens = self.state.tokens / self.recipe.total_tokens
         budget = self.recipe.budget_minutes
         return min(1.0, max(by_tokens, self.state.elapsed / (60 * budget) if budget else 0.0))
@@ -248,15 +254,15 @@ class TargetTrainer:
         if index not in state.began:
             state.began[index] = state.tokens
             state.cursors[name] = self.streams[name].aligned(state.cursors[name])
-        rows = torch.from_numpy(self.streams[name].rows(state.cursors[name], count, stage.length))
-        rng = np.random.default_rng([recipe.seed, 2, state.step])    # keyed by step: resumes for free
+        rows = self.streams[name].rows(state.cursors[name], count, stage.length)
+        rng = np.random.default_rng([recipe.seed, 2, state.step])    # keyed by step: resumes
         positions = skipped_positions(count, stage.length, stage, recipe.max_positions, rng)
-        loss = next_token_loss(self.model, rows, positions, recipe.bf16).mean()
+        loss = next_token_loss(self.model, torch.from_numpy(rows), positions, recipe.bf16).mean()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.grad_clip)
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"The gradient's norm is {norm.item()} at step {state.step}. "
-                                     "Lower the learning rates and resume from the last checkpoint.")
+            raise FloatingPointError(f"The gradient's norm is {norm.item()} at step {state.step}.\n"
+                                     "Lower the learning rates and run again: it resumes.")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * recipe.rate(progress)
@@ -291,7 +297,7 @@ class TargetTrainer:
         return True
 
     def export(self) -> Path:
-        """Write the model in bf16 with its tokenizer; `hf` is a link that is swung to it in one move."""
+        """Write the model in bf16 with its tokenizer; the link `hf` is swung to it in one move."""
         folder = self.out / f"hf-step{self.state.step:06d}"
         model = copy.deepcopy(self.model).to(torch.bfloat16)
         model.config.use_cache = True
@@ -309,18 +315,11 @@ class TargetTrainer:
         return folder
 
 
-def _mixed(corpus: EncodedCorpus, rng: np.random.Generator, share: float) -> np.ndarray:
-    return mixed_documents(corpus, share, rng)
-
-
-def _grouped(corpus: EncodedCorpus, rng: np.random.Generator, share: float) -> np.ndarray:
-    return grouped_documents(corpus, share, rng)
-
-
-def train_target(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Path], out: Path) -> Path:
+def train_target(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Path],
+                 out: Path) -> Path:
     """Train in folder `out`, or go on where it stopped; returns the final model's folder.
 
-    Writes tokenizer/, corpus caches, log.jsonl, checkpoint.pt, hf (the newest model) and recipe.json.
+    Writes tokenizer/, two .npz caches, recipe.json, log.jsonl, checkpoint.pt and hf, the model.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -328,7 +327,8 @@ def train_target(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Pa
         return _train(recipe, train, valid, out)
 
 
-def _train(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Path], out: Path) -> Path:
+def _train(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Path],
+           out: Path) -> Path:
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     tokenizer = _tokenizer(recipe, train, out)
@@ -337,13 +337,14 @@ def _train(recipe: TargetRecipe, train: Sequence[Path], valid: Sequence[Path], o
     held_out = HeldOut.sample(unseen, token_bytes(tokenizer), recipe.valid_rows)
     trainer = TargetTrainer(recipe, tokenizer, corpus, out)
     resumed = trainer.resume()
-    (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n", encoding="utf-8")
+    (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
     _log(out, {"event": "resumed" if resumed else "started", "corpus_tokens": len(corpus.tokens),
-               "parameters": sum(p.numel() for p in trainer.model.parameters()), "torch": torch.__version__})
+               "parameters": trainer.model.num_parameters(), "torch": torch.__version__})
     _run(trainer, held_out)
     folder = trainer.export()
     trainer.save()
-    _log(out, {"event": "finished", **asdict(trainer.state), **held_out.measure(trainer.model, recipe.bf16)})
+    _log(out, {"event": "finished", **asdict(trainer.state),
+               **held_out.measure(trainer.model, recipe.bf16)})
     return folder
 
 
@@ -361,8 +362,9 @@ def _run(trainer: TargetTrainer, held_out: HeldOut) -> None:
             bar.update(state.tokens - before)
             if state.step % recipe.log_steps == 0:
                 seconds = time.monotonic() - mark[0]
-                line = {"step": state.step, "tokens": state.tokens, "progress": round(progress, 4),
-                        "loss": sum(losses) / len(losses), "lr": recipe.muon_lr * recipe.rate(progress),
+                line = {"step": state.step, "tokens": state.tokens,
+                        "progress": round(progress, 4), "loss": sum(losses) / len(losses),
+                        "lr": recipe.muon_lr * recipe.rate(progress),
                         "length": recipe.stages[recipe.stage_at(progress)].length,
                         "tokens_per_second": (state.tokens - mark[1]) / seconds,
                         "elapsed_minutes": round(state.elapsed / 60, 2)}
@@ -409,12 +411,12 @@ def _log(out: Path, line: dict) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m longgraft.yarn_drafters.training.target --train a.jsonl.gz --valid b.jsonl --out folder`"""
+    """`python -m longgraft.yarn_drafters.training.target --train A --valid B --out FOLDER`"""
     parser = argparse.ArgumentParser(description="Train the embedded target; run again to resume.")
-    parser.add_argument("--train", type=Path, nargs="+", required=True, help="JSONL(.gz) training files")
-    parser.add_argument("--valid", type=Path, nargs="+", required=True, help="JSONL(.gz) held-out files")
+    parser.add_argument("--train", type=Path, nargs="+", required=True, help="JSONL(.gz) files")
+    parser.add_argument("--valid", type=Path, nargs="+", required=True, help="held-out files")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--recipe", type=Path, help="JSON or TOML file; default: the built-in recipe")
+    parser.add_argument("--recipe", type=Path, help="JSON or TOML; default: the built-in recipe")
     options = parser.parse_args(argv)
     recipe = TargetRecipe.load(options.recipe) if options.recipe else TargetRecipe()
     print(train_target(recipe, options.train, options.valid, options.out))

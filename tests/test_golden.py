@@ -1,0 +1,217 @@
+"""Outputs of the official implementations on tiny weights, reproduced."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from longgraft.acceptance import Greedy
+from longgraft.adjacency import AdjacencyMatrix
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.policies import Dense
+from longgraft.observation import Clock, Wants
+from longgraft.prefill.chunked import prefill
+from longgraft.retrievers.matrix import MatrixRetriever
+from longgraft.retrievers.prompt_lookup import lookup
+from longgraft.target import Target
+from longgraft.templates import token_recycling
+from longgraft.tree import ProposalTree
+from longgraft.verifier import Verifier
+from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.rope import Rope
+
+SETTINGS = {"t60_d7_k10": (60, 8, 10), "t16_d3_k4": (16, 4, 4)}     # budget, levels (EAGLE's depth + 1), top-k
+
+
+def load_target(golden, kind):
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    return Target(AutoModelForCausalLM.from_pretrained(golden / f"models/target_{kind}").eval(), kind)
+
+
+def load_drafter(golden, target, name, setting):
+    network = load_head(golden / f"models/drafter_{name}", TargetShape(8, 128, 512), HeadOverrides())
+    network.share_embedding(target.model.get_input_embeddings())
+    _, levels, top_k = SETTINGS[setting]
+    return Eagle3Drafter(network, Dense(), levels, top_k)
+
+
+def start(target, drafter, prompt, chunk=64):
+    """Prefilled verifier and the first root."""
+    clock = Clock()
+    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), clock)
+    drafter.reset(len(prompt) + 200)
+    root = prefill(target, verifier.cache, torch.tensor(prompt), [drafter], Greedy(), clock, chunk)
+    return verifier, root
+
+
+def shape_of(tree: ProposalTree):
+    """A tree without its node order: the set of its paths."""
+    paths, parents, tokens = [], tree.parents.tolist(), tree.tokens.tolist()
+    for node, parent in enumerate(parents):
+        paths.append((tokens[node],) if parent < 0 else (*paths[parent], tokens[node]))
+    return set(paths)
+
+
+def golden_shape(tokens, depths, parents):
+    return shape_of(ProposalTree.build(list(map(int, tokens)), [-1, *map(int, parents)], [0.0] * len(tokens),
+                                       [2] * len(tokens)))
+
+
+@pytest.mark.parametrize("kind", ["rand", "aligned"])
+@pytest.mark.parametrize("prompt", ["p0", "p1", "p2"])
+def test_features_are_those_of_the_official_eagle3(golden, kind, prompt):
+    saved = np.load(golden / f"eagle3_{kind}/features_{prompt}.npz")
+    target = load_target(golden, kind)
+    tokens = torch.from_numpy(saved["prompt_ids"]).long().flatten()
+    seen = target.run(ProposalTree.chain(tokens), target.cache(512), Wants(features=(2, 4, 5)), rows="none")
+    expected = torch.from_numpy(saved["features"])
+    positions = torch.from_numpy(saved["feature_positions"]).long()
+    atol, rtol = (1e-3, 1e-4) if kind == "rand" else (5e-5, 1e-5)
+    torch.testing.assert_close(seen.features[positions], expected, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", ["rand", "aligned"])
+@pytest.mark.parametrize("prompt", ["p0", "p1", "p2"])
+def test_first_draft_trees_are_those_of_the_official_eagle3(golden, kind, prompt, setting):
+    saved = np.load(golden / f"eagle3_{kind}/tree_{prompt}_{setting}.npz")
+    target = load_target(golden, kind)
+    drafter = load_drafter(golden, target, kind, setting)
+    _, root = start(target, drafter, saved["prompt_ids"].flatten().tolist())
+    assert root == saved["draft_tokens"].flatten()[0]
+    torch.testing.assert_close(drafter.state[0, 0], torch.from_numpy(saved["drafter_last_hidden"]).flatten(),
+                               atol=1e-3, rtol=1e-3)
+    tree = drafter.propose(root, SETTINGS[setting][0])
+    expected = golden_shape(saved["draft_tokens"].flatten(), saved["tree_position_ids"],
+                            saved["parent_index"].flatten())
+    assert shape_of(tree) == expected
+    ours = tree.scores[1:].sort(descending=True).values
+    theirs = torch.from_numpy(saved["cand_scores"]).flatten().sort(descending=True).values[:len(tree) - 1]
+    torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["rand", "aligned"])
+def test_accepted_lengths_per_round_are_those_of_the_official_eagle3(golden, kind):
+    target, checked = load_target(golden, kind), 0
+    for case in json.loads((golden / f"eagle3_{kind}/generate.json").read_text()):
+        if not case.get("robust_to_noise"):
+            continue
+        setting, prompt = case["setting"], case["output_ids"][:case["prompt_len"]]
+        drafter = load_drafter(golden, target, kind, setting)
+        verifier, root = start(target, drafter, prompt)
+        lengths, output = [], list(prompt)
+        while len(lengths) < len(case["accept_lengths"]):
+            tree = drafter.propose(root, SETTINGS[setting][0])
+            seen = verifier.verify(tree, drafter.wants)
+            output += tree.tokens[seen.path].tolist()
+            lengths.append(len(seen.path) - 1)
+            drafter.observe(seen)
+            root = seen.next_token
+        assert lengths == case["accept_lengths"], (case["prompt"], setting)
+        assert output == case["output_ids"]
+        checked += 1
+    assert checked >= 4
+
+
+@pytest.mark.parametrize("prompt", ["p900", "p3000"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_yarn_trees_are_those_of_the_official_specpv(golden, prompt, setting):
+    saved = np.load(golden / f"specpv_yarn/tree_rand_{prompt}_{setting}.npz")
+    target = load_target(golden, "rand")
+    drafter = load_drafter(golden, target, "rand_yarn", setting)
+    assert drafter.network.config.max_positions == 65536
+    _, root = start(target, drafter, saved["prompt_ids"].flatten().tolist(), chunk=1024)
+    tree = drafter.propose(root, SETTINGS[setting][0])
+    assert shape_of(tree) == golden_shape(saved["draft_tokens"].flatten(), saved["tree_position_ids"],
+                                          saved["parent_index"].flatten())
+
+
+@pytest.mark.parametrize("dim", [32, 128])
+def test_yarn_tables_are_those_of_specpv(golden, dim):
+    saved = np.load(golden / f"yarn_rope/yarn_f32_dim{dim}.npz")
+    rope = Rope(kind="yarn", factor=32.0, original=2048)
+    np.testing.assert_allclose(rope.inverse_frequencies(dim).numpy(), saved["inv_freq"], rtol=1e-6)
+    positions = torch.from_numpy(saved["positions"]).long()
+    for ours, theirs in zip(rope.cos_sin(positions, dim), (saved["cos"], saved["sin"]), strict=True):
+        near = (positions < 4096).numpy()
+        np.testing.assert_allclose(ours.numpy()[near], theirs[near], atol=3e-4)
+        np.testing.assert_allclose(ours.numpy(), theirs, atol=5e-3)
+
+
+def test_the_recycling_template_is_the_official_one(golden):
+    saved = json.loads((golden / "token_recycling/tree_template.json").read_text())
+    ours = token_recycling()
+    template = [tuple(path) for path in saved["template"]]
+    assert [path for path in template if path] == list(ours.paths)
+
+
+@pytest.mark.parametrize("kind", ["rand", "aligned"])
+@pytest.mark.parametrize("prompt", ["p0", "p1", "p2"])
+def test_the_matrix_evolves_as_in_the_official_token_recycling(golden, kind, prompt):
+    saved = np.load(golden / f"token_recycling/matrix_{kind}_{prompt}.npz")
+    matrix = AdjacencyMatrix(512, unseen=0)
+    matrix.rows.copy_(torch.from_numpy(saved["matrix_start"]))
+    for done, (tokens, best) in enumerate(zip(saved["tree_tokens"], saved["verify_top8"], strict=True), 1):
+        tree = lookup_all(matrix, int(tokens[0]))
+        assert tree == tokens.tolist()
+        matrix.update(torch.from_numpy(tokens).long(), torch.from_numpy(best))
+        if f"matrix_after_round{done}" in saved:
+            np.testing.assert_array_equal(matrix.rows.numpy(), saved[f"matrix_after_round{done}"])
+
+
+def lookup_all(matrix, root):
+    """The official tree: every node, zeros and duplicates included."""
+    template = token_recycling()
+    tokens = torch.full((len(template) + 1,), root)
+    for nodes, parents, ranks in template.levels(tokens.device):
+        tokens[nodes] = matrix.lookup(tokens[parents], ranks)
+    return tokens.tolist()
+
+
+@pytest.mark.parametrize("kind", ["rand", "aligned"])
+def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
+    target, clock, checked = load_target(golden, kind), Clock(), 0
+    matrix = AdjacencyMatrix(512, unseen=0)
+    retriever = MatrixRetriever(matrix, shape=lambda _: token_recycling())
+    for case in [c for c in json.loads((golden / "token_recycling/generate.json").read_text())
+                 if c["kind"] == kind and c["robust_to_noise"]]:
+        matrix.rows.copy_(torch.from_numpy(
+            np.load(golden / f"token_recycling/matrix_{kind}_p{case['prompt']}.npz")["matrix_start"]))
+        prompt = case["prompt_ids"]
+        verifier = Verifier(target, target.cache(len(prompt) + 300), Greedy(), clock)
+        # The official code prefills all but the last prompt token, which is the first root.
+        prefill(target, verifier.cache, torch.tensor(prompt[:-1]), [], Greedy(), clock)
+        root, lengths = prompt[-1], []
+        while len(lengths) < len(case["accept_lengths"]):
+            official, tree = lookup_all(matrix, root), retriever.candidates(root, 80)
+            seen = verifier.verify(tree, retriever.wants)
+            # The official tree repeats tokens of zero rows; our trie holds each once.  Its update goes by its rows.
+            matrix.update(torch.tensor(official), seen.topk[twins(tree, official)])
+            lengths.append(len(seen.path))
+            root = seen.next_token
+        assert lengths == case["accept_lengths"], case["prompt"]
+        checked += 1
+    assert checked >= 2
+
+
+def twins(tree, official):
+    """Our node for each row of the official tree."""
+    place = [0]
+    for row, parent in enumerate(token_recycling().parents[1:], 1):
+        place.append(tree.children[place[parent], official[row]])
+    return torch.tensor(place)
+
+
+def test_prompt_lookup_drafts_are_the_official_ones(golden):
+    cases = json.loads((golden / "pld/cases.json").read_text())
+    cases = cases["cases"] if isinstance(cases, dict) else cases
+    for case in cases:
+        found = lookup(np.array(case["history"]), case["max_ngram_size"], case["num_pred_tokens"])
+        assert found.tolist() == case["draft"], case["history"][-5:]
+    assert len(cases) > 20

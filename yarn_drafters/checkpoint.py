@@ -1,0 +1,153 @@
+"""Drafter files: read strictly, written in the official EAGLE-3 layout.
+
+Knows files and tensors; what a layout means is `layouts`' affair.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape, head_config, our_name, plain_name
+from longgraft.yarn_drafters.network import Eagle3Network
+
+FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
+NO_OVERRIDES = HeadOverrides()
+
+
+def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = NO_OVERRIDES,
+              dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Eagle3Network:
+    """The network of a folder or hub id.  ValueError says what was found, what was needed and what to do.
+
+    Its embedding is missing (None) where the file ships none; the caller shares the target's.
+    """
+    folder = _folder(path)
+    config = _config(folder)
+    tensors = {plain_name(name): tensor for name, tensor in _tensors(folder).items()}
+    try:
+        shape = head_config(config, {name: tensor.shape for name, tensor in tensors.items()}, target, overrides)
+        tensors = {our_name(name, shape.layout): tensor for name, tensor in tensors.items()}
+        own = "embed_tokens.weight" in tensors
+        if not own and shape.hidden_size != target.hidden:
+            raise ValueError(f"The head ships no embedding, its hidden size is {shape.hidden_size:,} and the target's "
+                             f"is {target.hidden:,}: the target's embedding does not fit.")
+        _vocabulary(tensors, shape.draft_vocab_size, target.vocab)
+        with torch.device("meta"):
+            network = Eagle3Network(shape, own)
+        _strictly(network, tensors)
+    except ValueError as error:
+        raise ValueError(f"Drafter {path}: {error}") from error
+    network.load_state_dict({name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
+                            strict=True, assign=True)
+    return network.to(device).eval().requires_grad_(False)
+
+
+def save_head(network: Eagle3Network, folder: str | Path) -> None:
+    """config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
+    from safetensors.torch import save_file
+
+    c, folder = network.config, Path(folder)
+    plain = not (c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1)
+    if not plain:
+        raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.draft_vocab_size, "hidden_size": c.hidden_size,
+        "target_hidden_size": c.target_hidden_size, "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": 1, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim, "max_position_embeddings": c.max_positions, "rms_norm_eps": c.rms_eps,
+        "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": c.rope.base,
+        "eagle_aux_hidden_state_layer_ids": list(c.feature_layers),
+        "torch_dtype": str(network.fc.weight.dtype).removeprefix("torch.")}
+    if c.rope.kind == "yarn":
+        config["rope_scaling"] = {"type": "yarn", "rope_type": "yarn", "factor": float(c.rope.factor),
+                                  "original_max_position_embeddings": c.rope.original}
+    elif c.rope.kind != "default":
+        raise ValueError(f"A head with rope type {c.rope.kind!r} has no official EAGLE-3 form; use default or yarn.")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
+              folder / "model.safetensors", {"format": "pt"})
+
+
+def _folder(path: str | Path) -> Path:
+    if Path(path).is_dir():
+        return Path(path)
+    if Path(path).is_absolute() or str(path).count("/") != 1 or str(path).startswith("."):
+        raise ValueError(f"Drafter {path} is not a folder. Give a folder with config.json and the weights, or a hub "
+                         "id (owner/name).")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=list(FILES)))
+    except Exception as error:      # the hub's client raises from several libraries; all mean the same to a user
+        raise ValueError(f"Drafter {path} is neither a folder nor a hub id that this machine can reach "
+                         f"({type(error).__name__}). Download it and give the folder.") from error
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"Drafter {folder} has no config.json.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"Drafter {folder}: config.json is not JSON ({error}).") from error
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder; safetensors first, else pytorch_model.bin (weights only: nothing is executed)."""
+    files = sorted(folder.glob("*.safetensors"))
+    binary = folder / "pytorch_model.bin"
+    if not files and not binary.exists():
+        raise ValueError(f"Drafter {folder} has neither *.safetensors nor pytorch_model.bin.")
+    try:
+        if not files:
+            return torch.load(binary, map_location="cpu", weights_only=True)
+        from safetensors.torch import load_file
+
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    except Exception as error:      # cut files raise half a dozen types
+        raise ValueError(f"Drafter {folder}: the weights cannot be read ({error}). Download them again.") from error
+
+
+def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
+    """Check and complete d2t (offsets) and t2d in place (FORMATS.md 2.8)."""
+    if "d2t" not in tensors:
+        if draft != target:
+            raise ValueError(f"The head has {draft:,} output rows, no d2t, and the target {target:,} tokens: there is "
+                             "no map between the vocabularies.")
+        tensors["d2t"] = torch.zeros(draft, dtype=torch.int64)
+    d2t = tensors["d2t"].long()
+    if len(d2t) != draft:
+        raise ValueError(f"d2t has {len(d2t):,} entries and lm_head {draft:,} rows.")
+    member = tensors.get("t2d")
+    ids = d2t + torch.arange(draft)
+    absolute = member is not None and bool(torch.equal(d2t, member.nonzero().flatten())) and not torch.equal(
+        ids, d2t)
+    if absolute:
+        ids = d2t
+    if not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= target:
+        raise ValueError(f"d2t does not map to ascending target ids below {target:,} (it reaches {int(ids.max()):,}): "
+                         "this head belongs to another target, or d2t was never set.")
+    if member is not None and (len(member) != target or not torch.equal(member.nonzero().flatten(), ids)):
+        raise ValueError(f"t2d ({len(member):,} entries) and d2t name different tokens, or another vocabulary than "
+                         f"the target's {target:,}.")
+    tensors["d2t"] = ids - torch.arange(draft)
+    tensors["t2d"] = torch.zeros(target, dtype=torch.bool).scatter(0, ids, True)
+
+
+def _strictly(network: Eagle3Network, tensors: dict[str, Tensor]) -> None:
+    """ValueError unless names and shapes are exactly the network's."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    if missing or unknown:
+        raise ValueError(f"the weights do not fit an EAGLE-3 head: missing {', '.join(missing) or 'nothing'}; "
+                         f"unknown {', '.join(unknown) or 'nothing'}.")
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{name} is {tuple(tensors[name].shape)}; {shape} is needed.")

@@ -1,0 +1,187 @@
+"""Which public EAGLE-3 layout a checkpoint has, and what its config means in it.
+
+Knows config.json and tensor names and shapes; reads no file.  The sources of every rule are in FORMATS.md 1-3:
+producers use the same names with different meanings, and wrong guesses only show as low acceptance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from longgraft.yarn_drafters.network import HeadConfig
+from longgraft.yarn_drafters.rope import Rope
+
+Shapes = Mapping[str, Sequence[int]]
+PREFIXES = ("module.", "draft_model.", "model.")
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """What a head must fit: layers N, hidden size Ht, vocabulary V."""
+
+    layers: int
+    hidden: int
+    vocab: int
+
+
+@dataclass(frozen=True)
+class HeadOverrides:
+    """What a user knows better than the config.  yarn: (factor, original length); feature_layers: indices into
+    transformers' hidden_states."""
+
+    rope_base: float | None = None
+    yarn: tuple[float, int] | None = None
+    feature_layers: tuple[int, ...] | None = None
+    max_positions: int | None = None
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without the wrappers' prefixes, and with vLLM's first layer called midlayer."""
+    while any(name.startswith(prefix) for prefix in PREFIXES):
+        name = name.split(".", 1)[1]
+    return name
+
+
+def our_name(name: str, layout: str) -> str:
+    """The name in `Eagle3Network`.  speculators counts the first layer as layers.0, we as midlayer."""
+    if layout != "speculators":
+        return name
+    if name.startswith("layers.0."):
+        return "midlayer." + name.removeprefix("layers.0.")
+    return re.sub(r"^layers\.(\d+)\.", lambda m: f"layers.{int(m[1]) - 1}.", name)
+
+
+def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
+    """"eagle3", "angelslim", "specforge", "specpv" or "speculators"; ValueError names any other drafter."""
+    architectures = " ".join(config.get("architectures") or ())
+    kind = config.get("speculators_model_type")
+    if kind is not None:
+        if kind != "eagle3":
+            raise ValueError(f"This is a speculators {kind!r} drafter; an EAGLE-3 head is needed.")
+        return "speculators"
+    if "dflash_config" in config or re.search("DFlash|DSpark|Domino", architectures):
+        raise ValueError(f"This is a DFlash drafter ({architectures}); an EAGLE-3 head is needed.")
+    if "medusa_num_heads" in config or any(re.match(r"(medusa_head\.)?\d+\.\d+\.", name) for name in shapes):
+        raise ValueError("These are Medusa heads; an EAGLE-3 head is needed.")
+    if "num_nextn_predict_layers" in config or any(name.startswith(("mtp.", "mtp_layers.")) for name in shapes):
+        raise ValueError("This is a multi-token-prediction head; an EAGLE-3 head is needed.")
+    if "midlayer.self_attn.q_proj.weight" in shapes:
+        scaling = config.get("rope_scaling") or {}
+        if scaling.get("type") == "yarn" and "mscale" not in scaling:
+            return "specpv"
+        if "Eagle3LlamaForCausalLM" in architectures:
+            return "angelslim"
+        return "specforge" if "eagle_config" in config else "eagle3"
+    if "layers.0.hidden_norm.weight" in shapes:
+        return "speculators"
+    if "layers.0.self_attn.q_proj.weight" in shapes and "fc.weight" in shapes:
+        raise ValueError("This is an EAGLE-1 or EAGLE-2 head (fc over embedding and one feature, no hidden_norm); "
+                         "an EAGLE-3 head is needed.")
+    raise ValueError(f"No known drafter layout has these tensors: {', '.join(sorted(shapes)[:8])} ...\n"
+                     "An EAGLE-3 head has midlayer.* (or layers.0.hidden_norm), fc, norm and lm_head.")
+
+
+def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
+                overrides: HeadOverrides) -> HeadConfig:
+    """Sizes from tensors, meanings from the layout.  shapes: plain names -> shapes."""
+    layout = detect(config, shapes)
+    inner = config.get("transformer_layer_config") or config
+    named = {our_name(name, layout): tuple(shape) for name, shape in shapes.items()}
+    for name in ("fc.weight", "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight",
+                 "midlayer.mlp.gate_proj.weight", "lm_head.weight"):
+        if name not in named:
+            raise ValueError(f"The head has no {name}; every EAGLE-3 head needs one. The file is cut or of another "
+                             f"kind (found: {', '.join(sorted(shapes)[:6])} ...).")
+    hidden, wide = named["fc.weight"]
+    q_rows, q_width = named["midlayer.self_attn.q_proj.weight"]
+    if q_width != 2 * hidden:
+        raise ValueError(f"q_proj takes {q_width} inputs; embedding and feature of {hidden} each need {2 * hidden}.")
+    if wide % target.hidden:
+        raise ValueError(f"fc takes {wide} inputs, which is no multiple of the target's hidden size "
+                         f"{target.hidden:,}: this head belongs to another target.")
+    heads = int(inner["num_attention_heads"])
+    head_dim = q_rows // heads      # configs' head_dim is wrong in several uploads (FORMATS.md 2.1)
+    features = _feature_layers(config, layout, wide // target.hidden, target, overrides)
+    result = HeadConfig(
+        hidden_size=hidden, target_hidden_size=target.hidden,
+        intermediate_size=named["midlayer.mlp.gate_proj.weight"][0], heads=heads,
+        kv_heads=named["midlayer.self_attn.k_proj.weight"][0] // head_dim, head_dim=head_dim,
+        vocab_size=target.vocab, draft_vocab_size=named["lm_head.weight"][0], feature_layers=features,
+        max_positions=int(inner.get("max_position_embeddings") or 2048), rope=_rope(inner, layout),
+        layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
+        rms_eps=float(inner.get("rms_norm_eps", 1e-5)),
+        # Only speculators' files mean these (2.6): elsewhere the same words stand for something else.
+        norm_before_residual=bool(config.get("norm_before_residual", layout == "speculators"
+                                             and "speculators_model_type" not in config)),
+        norm_output=layout == "speculators" and bool(config.get("norm_output", False)),
+        norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
+        qk_norm="midlayer.self_attn.q_norm.weight" in named,
+        attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named, layout=layout)
+    if (stated := inner.get("vocab_size")) not in (None, target.vocab) and result.draft_vocab_size != target.vocab:
+        raise ValueError(f"The head was made for a vocabulary of {stated:,} and the target has {target.vocab:,}: "
+                         "it belongs to another target.")
+    return _overridden(result, overrides)
+
+
+def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: TargetShape,
+                    overrides: HeadOverrides) -> tuple[int, ...]:
+    """Indices into transformers' hidden_states: layer inputs (FORMATS.md 2.7)."""
+    n = target.layers
+    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    outputs = config.get("aux_hidden_states_layer_ids") or nested     # AngelSlim, SpecForge: layer outputs
+    inputs = config.get("eagle_aux_hidden_state_layer_ids")           # vLLM, speculators and ours: layer inputs
+    found = overrides.feature_layers or inputs or (outputs and [i + 1 for i in outputs]) or (2, n // 2, n - 3)
+    layers = tuple(int(i) for i in found)
+    if len(layers) != count or len(set(layers)) != count or not all(0 <= i < n for i in layers):
+        raise ValueError(f"The head's fc joins {count} features, and the layers {layers} of {n} were found for them. "
+                         f"Give {count} different indices below {n} as feature_layers.")
+    return layers
+
+
+def _rope(config: Mapping[str, Any], layout: str) -> Rope:
+    """EAGLE, AngelSlim and SpecPV were trained at base 10000 whatever the config says (1.7, 2.1, 3.1)."""
+    given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    kind = given.get("rope_type") or given.get("type") or "default"
+    base = float(config.get("rope_theta") or given.get("rope_theta") or 10000.0)
+    if layout in ("eagle3", "angelslim", "specpv"):
+        base = 10000.0
+    original = int(given.get("original_max_position_embeddings") or 2048)
+    if kind == "default":
+        return Rope(base)
+    if kind == "linear":
+        return Rope(base, kind, float(given["factor"]))
+    if kind == "llama3":
+        return Rope(base, kind, float(given["factor"]), original,
+                    low_freq_factor=float(given["low_freq_factor"]), high_freq_factor=float(given["high_freq_factor"]))
+    if kind == "yarn":
+        return Rope(base, kind, float(given["factor"]), original, float(given.get("beta_fast") or 32.0),
+                    float(given.get("beta_slow") or 1.0), attention_factor=_attention_factor(given))
+    raise ValueError(f"The head's rope type is {kind!r}. Known: default, linear, llama3, yarn.")
+
+
+def _attention_factor(given: Mapping[str, Any]) -> float | None:
+    """SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's own (3.2)."""
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+    if given.get("mscale") is None or given.get("mscale_all_dim") is None:
+        return None
+    import math
+
+    def scaled(mscale: float) -> float:
+        return 0.1 * mscale * math.log(float(given["factor"])) + 1.0
+
+    return scaled(float(given["mscale"])) / scaled(float(given["mscale_all_dim"]))
+
+
+def _overridden(config: HeadConfig, overrides: HeadOverrides) -> HeadConfig:
+    rope = config.rope
+    if overrides.yarn is not None:
+        factor, original = overrides.yarn
+        rope = Rope(rope.base, "yarn", factor, original)
+        config = replace(config, max_positions=max(config.max_positions, int(factor * original)))
+    if overrides.rope_base is not None:
+        rope = replace(rope, base=overrides.rope_base)
+    return replace(config, rope=rope, max_positions=overrides.max_positions or config.max_positions)

@@ -1,0 +1,146 @@
+"""EAGLE-3's training-time test: the drafter is trained on its own states, as it will be used.
+
+Knows the drafter network and tensors; knows no corpus, no optimizer and no target model.
+Source: EAGLE-3 (arXiv 2503.01840) section 3; FORMATS.md 4.1 and 4.2.
+
+Letters: B batch, S slots, H heads, d head size, K steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longgraft.yarn_drafters.network import Eagle3Network
+
+BLOCK = 1024        # slots whose [block, D] logits exist at once
+DECAY = 0.8         # weight of step k is 0.8^k (EAGLE-3's training code)
+
+
+@dataclass
+class _Memory:
+    """Keys and values of the steps so far, per layer: step 0 is seen causally, later ones in the own slot only."""
+
+    scale: float
+    keys: dict[int, list[Tensor]] = field(default_factory=dict)
+    values: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        keys, values = self.keys.setdefault(layer, []), self.values.setdefault(layer, [])
+        keys.append(k.repeat_interleave(group, 1))
+        values.append(v.repeat_interleave(group, 1))
+        if len(keys) == 1:
+            return F.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True, scale=self.scale)
+        own_keys, own_values = torch.stack(keys[1:]), torch.stack(values[1:])
+        function = _joint_flash if q.device.type == "cpu" else joint_attention
+        return function(q, keys[0], values[0], own_keys, own_values, self.scale)
+
+
+def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
+    """One softmax over the causal keys of step 0 and the own slot's keys of the later steps: the reference.
+
+    q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Memory S x S.
+    """
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    far = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
+    own = (q[None] * own_k).sum(-1).movedim(0, -1) * scale              # [B, H, S, m]
+    weights = torch.cat([far, own], dim=-1).float().softmax(-1).to(q.dtype)
+    near = weights[..., k.shape[2]:].movedim(-1, 0)[..., None] * own_v
+    return weights[..., :k.shape[2]] @ v + near.sum(0)
+
+
+class _JointFlash(torch.autograd.Function):
+    """`joint_attention` without S x S memory, on a CPU.
+
+    The causal part and the own slots are merged by log-sum-exps.  Flash attention's backward, given the merged
+    output and log-sum-exp, recomputes exactly the joint softmax's weights of the causal keys.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
+        far, far_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+        own = (q[None].float() * own_k.float()).sum(-1) * scale         # [m, B, H, S]
+        lse = torch.cat([far_lse[None].float(), own]).logsumexp(0)
+        out = far.float() * (far_lse - lse).exp()[..., None]
+        out = (out + ((own - lse).exp()[..., None] * own_v.float()).sum(0)).to(q.dtype)
+        ctx.save_for_backward(q, k, v, own_k, own_v, out, lse, own)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, own_k, own_v, out, lse, own = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, True, scale=ctx.scale)
+        wide = grad.float()
+        weights = (own - lse).exp()                                     # [m, B, H, S]
+        delta = (wide * out.float()).sum(-1)
+        dscore = weights * ((wide[None] * own_v.float()).sum(-1) - delta) * ctx.scale
+        dq = dq + (dscore[..., None] * own_k.float()).sum(0).to(q.dtype)
+        return (dq, dk, dv, (dscore[..., None] * q[None].float()).to(q.dtype),
+                (weights[..., None] * wide[None]).to(q.dtype), None)
+
+
+def _joint_flash(*args: Any) -> Tensor:
+    return _JointFlash.apply(*args)
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Per training-time-test step: mean loss in nats, and how often the drafter's first choice is the target's."""
+
+    losses: list[float]
+    agreements: list[float]
+
+
+def training_time_test(network: Eagle3Network, features: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor,
+                       target_head: Callable[[Tensor], Tensor], steps: int) -> tuple[Tensor, StepFigures]:
+    """(the weighted loss, figures).
+
+    features: [B, S, A * Ht], the target's; tokens, positions: [B, S]; hidden: [B, S, Ht], what `target_head` turns
+    into logits [.., V].  At step k slot t is fed token t + 1 + k and its own last state, stands at position t + k,
+    and predicts token t + 2 + k, whose distribution the target gave at t + 1 + k.
+    """
+    length = tokens.shape[1]
+    memory = _Memory(network.config.head_dim ** -0.5)
+    state = network.fuse(features)
+    total, losses, agreements = torch.zeros((), device=tokens.device), [], []
+    for k in range(steps):
+        shifted = F.pad(tokens[:, 1 + k:], (0, 1 + k))
+        state = network(state, shifted, positions + k, memory.attend)
+        valid = length - 1 - k
+        loss, agreement = _loss(network, state[:, :valid], hidden[:, 1 + k:], target_head)
+        total = total + DECAY ** k * loss
+        losses.append(loss.item())
+        agreements.append(agreement)
+    return total, StepFigures(losses, agreements)
+
+
+def _loss(network: Eagle3Network, states: Tensor, hidden: Tensor,
+          target_head: Callable[[Tensor], Tensor]) -> tuple[Tensor, float]:
+    """Soft cross-entropy on the draft vocabulary, over the slots whose true choice is in it, block by block.
+
+    Deviates from EAGLE's code: divided by the number of those slots, which are the predicted token's own.
+    """
+    kept = network.t2d.nonzero().flatten()
+    total, hits, count, slots = torch.zeros((), device=states.device), 0, 0, 0
+    for ours, theirs in zip(states.flatten(0, 1).split(BLOCK), hidden.flatten(0, 1).split(BLOCK), strict=True):
+        with torch.no_grad():
+            logits = target_head(theirs).float()
+            choice = logits.argmax(-1)
+            inside = network.t2d[choice]
+            wanted = logits[:, kept].softmax(-1)
+        guess = network.logits(ours).float()
+        nats = -(wanted * guess.log_softmax(-1)).sum(-1)
+        total = total + nats[inside].sum()
+        hits += int((network.target_ids(guess.argmax(-1)) == choice).sum())
+        count += int(inside.sum())
+        slots += len(choice)
+    return total / max(1, count), hits / max(1, slots)
