@@ -88,6 +88,8 @@ def load_rows(path: Path, vocab_size: int, device: torch.device) -> tuple[Tensor
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
         tokens, rows = file.get_tensor("tokens").long(), file.get_tensor("rows")
+    if len(tokens) and int(tokens.max()) >= vocab_size:
+        raise ValueError(f"row {int(tokens.max())} of a vocabulary of {vocab_size}")
     snapshot = torch.full((vocab_size + 1, rows.shape[1]), UNSEEN, dtype=torch.int32)
     snapshot[tokens] = rows
     return snapshot.to(device), metadata

@@ -53,7 +53,7 @@ class Layout:
         """[n, m] bool: new rows among themselves and rows appended before them."""
         among = torch.ones(self.rows, self.rows, dtype=torch.bool, device=self.device).tril() \
             if self.mask is None else self.mask
-        if self.slides(window):
+        if window is not None and self.slides(window):
             among = among & (self.depths[:, None] - self.column_depths[None, :] < window)
         return among
 
@@ -70,7 +70,7 @@ class Layout:
         if key not in self._cache:
             columns = torch.arange(self.prefix, device=self.device)
             before = torch.ones(self.rows, self.prefix, dtype=torch.bool, device=self.device)
-            if self.slides(window):
+            if window is not None and self.slides(window):
                 before = self.prefix + self.depths[:, None] - columns[None, :] < window
             self._cache[key] = torch.cat([before, self.own(window)], dim=1)
         return self._cache[key]

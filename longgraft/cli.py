@@ -46,7 +46,7 @@ def generate(
     replay: Annotated[Optional[Path], typer.Option(  # noqa: UP045
         help="Recorded continuation (text or JSON list of ids) that drives acceptance.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout, nothing else.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; print speedup and identity.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; print the speedup.")] = False,
 ) -> None:
     """Answer a long prompt."""
     from longgraft.loading import load

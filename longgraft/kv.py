@@ -72,6 +72,7 @@ class KVCache(Cache):
         self.length = 0
         self.capacity = -(-capacity // ROUND) * ROUND
         super().__init__(layers=[_Layer(self) for _ in range(layers)])
+        self.rows: list[Any] = self.layers      # the same list, for type checkers: all are ours
 
     def keep(self, path: Tensor) -> None:
         """Commit the scratch rows `path` [a], ascending from 0: moves only rows that are not in place yet."""
@@ -80,7 +81,7 @@ class KVCache(Cache):
         if still < len(nodes):
             source = self.length + path[still:]
             start, stop = self.length + still, self.length + len(nodes)
-            for layer in self.layers:
+            for layer in self.rows:
                 index = source.to(layer.keys.device)
                 layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
                 layer.values[:, :, start:stop] = layer.values.index_select(2, index)
@@ -97,11 +98,11 @@ class KVCache(Cache):
         self.length = 0
         if capacity > self.capacity:
             self.capacity = -(-capacity // ROUND) * ROUND
-            for layer in self.layers:
+            for layer in self.rows:
                 layer.keys = layer.values = None
                 layer.is_initialized = False
 
     def bytes(self) -> int:
         """Allocated size."""
-        tensors = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+        tensors = [t for layer in self.rows if layer.is_initialized for t in (layer.keys, layer.values)]
         return sum(t.numel() * t.element_size() for t in tensors)

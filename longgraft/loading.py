@@ -17,12 +17,12 @@ import torch
 
 from longgraft.calibration import Calibration, default_path
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
-from longgraft.methods import BUDGET, Parts, build, find
+from longgraft.methods import Parts, build, find
 from longgraft.observation import Clock
 from longgraft.session import Generation, Prompt, Sampling, Session
 from longgraft.target import Target, refuse
-from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 
@@ -76,7 +76,7 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
                   calibration.split, opts.draft_levels, opts.draft_top_k, opts.persist, clock)
     limits = {} if parts.network is None else {f"{target.name}'s drafter": parts.network.config.max_positions}
     session = Session(target, tokenizer, build(opts.method, parts), clock, opts.budget or method.budget, limits,
-                      opts.chunk)
+                      opts.chunk, parts.network)
     if tell:
         print(f"longgraft: {target.name} on {target.device} in {str(target.dtype)[6:]}, attention "
               f"{target.attention}, method {opts.method}, {calibration.describe()}", file=sys.stderr)

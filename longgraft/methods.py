@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from longgraft.adjacency import AdjacencyMatrix
 from longgraft.compose import Graft, Plain, TailGraft
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
@@ -31,7 +33,7 @@ class Parts:
 
     target: Target
     network: Eagle3Network | None = None
-    snapshot: object | None = None
+    snapshot: Tensor | None = None
     thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
     split: int = 40             # nodes kept of 60 where nothing is pruned, root included (A15)
     levels: int = LEVELS

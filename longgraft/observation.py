@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -113,12 +113,12 @@ class Clock:
     wait: called before each reading; a CUDA session passes torch.cuda.synchronize.
     """
 
-    seconds: Counter[str] = field(default_factory=Counter)
-    wait: object = None
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    wait: Callable[[], object] | None = None
     _stack: list[tuple[str, float]] = field(default_factory=list)
 
     def _now(self) -> float:
-        if callable(self.wait):
+        if self.wait is not None:
             self.wait()
         return time.perf_counter()
 

@@ -151,9 +151,10 @@ class Session:
     """A target with one method.  Serves one request at a time; nothing of a request is left on the model."""
 
     def __init__(self, target: Target, tokenizer: Any, proposer: Proposer, clock: Clock,
-                 budget: int = 60, limits: dict[str, int] | None = None, chunk: int | None = None) -> None:
+                 budget: int = 60, limits: dict[str, int] | None = None, chunk: int | None = None,
+                 network: Any = None) -> None:
         self.target, self.tokenizer, self.proposer, self.clock = target, tokenizer, proposer, clock
-        self.budget, self.chunk = budget, chunk
+        self.budget, self.chunk, self.network = budget, chunk, network      # network: the drafter's, to report on
         self.limits = {target.name: target.max_positions} | (limits or {})     # name -> positions it allows
         self.eos = end_tokens(target.model, tokenizer)
         self.cache: KVCache = target.cache(0)
@@ -213,14 +214,14 @@ class Session:
         stats.prompt_tokens = len(ids)
         root = prefill(self.target, self.cache, torch.tensor(ids), [self.proposer], rule, self.clock,
                        self.chunk, progress)
-        stats.prefill_seconds = self.clock.seconds.total()
+        stats.prefill_seconds = sum(self.clock.seconds.values())
         self.clock.seconds.clear()
         steps = decode(verifier, self.proposer, root, max_new_tokens, self.budget, stats,
                        self.eos if eos is None else eos)
         while True:
             with self.clock.part("host"):       # what no part claims: the loop itself
                 new = next(steps, None)
-            stats.decode_seconds = self.clock.seconds.total()
+            stats.decode_seconds = sum(self.clock.seconds.values())
             stats.seconds_by_part = dict(self.clock.seconds)
             stats.peak_memory_bytes = peak_memory(self.target.device)
             if new is None:

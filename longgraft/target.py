@@ -139,7 +139,7 @@ class Target:
         return self.model.get_input_embeddings().weight.dtype
 
     @property
-    def head(self) -> nn.Module:
+    def head(self) -> nn.Linear:
         """The output embedding, [V, H]."""
         return self.model.get_output_embeddings()
 

@@ -71,7 +71,7 @@ def graft_templates() -> dict[str, Template]:
 @cache
 def token_recycling() -> Template:
     """The 80 nodes of Token Recycling's tree, by depth, then lexicographic."""
-    paths = [tuple(map(int, parent)) + (rank,) for parent, n in RECYCLING.items() for rank in range(n)]
+    paths = [(*tuple(map(int, parent)), rank) for parent, n in RECYCLING.items() for rank in range(n)]
     return Template(tuple(sorted(paths, key=lambda path: (len(path), path))))
 
 

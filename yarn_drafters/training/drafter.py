@@ -28,10 +28,11 @@ from longgraft.yarn_drafters.training.corpus import (
     encode_corpus,
     grouped_documents,
     mixed_documents,
+    token_bytes,
 )
 from longgraft.yarn_drafters.training.objective import StepFigures, training_time_test
 from longgraft.yarn_drafters.training.schedule import warmup_stable_decay
-from longgraft.yarn_drafters.training.target import Stage, skipped_positions
+from longgraft.yarn_drafters.training.target import HeldOut, Stage, _sole_trainer, skipped_positions
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class DrafterRecipe:
     threads: int | None = None
     bf16: bool = True
     log_steps: int = 10
+    valid_rows: int = 12                            # of 2048 tokens, for code; half as many for prose
     checkpoint_minutes: float = 3.0
 
     @classmethod
@@ -167,10 +169,7 @@ class DrafterTrainer:
         rows = torch.from_numpy(stream.rows(state.cursors[name], count, stage.length))[:, :-1]
         rng = np.random.default_rng([recipe.seed, 3, state.step])
         positions = skipped_positions(count, stage.length, stage, recipe.max_positions - recipe.ttt_steps, rng)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe.bf16):
-            features, hidden = self._observe(rows, positions)
-            loss, figures = training_time_test(self.network, features, rows, positions, hidden, self.target.head,
-                                               recipe.ttt_steps)
+        loss, figures = self._test(rows, positions)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.grad_clip)
         if not torch.isfinite(norm):
@@ -187,21 +186,38 @@ class DrafterTrainer:
         return figures
 
     @torch.no_grad()
+    def measure(self, held_out: HeldOut) -> dict[str, Any]:
+        """Losses and agreements on unseen text, by its kind."""
+        found: dict[str, Any] = {}
+        for kind, rows in held_out.rows.items():
+            figures = [self._test(row[None, :-1], torch.arange(len(row) - 1)[None])[1] for row in rows]
+            for name in ("losses", "agreements"):
+                found[f"{kind}_{name}"] = np.mean([getattr(f, name) for f in figures], axis=0).round(4).tolist()
+        return found
+
+    def _test(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, StepFigures]:
+        """The objective on rows [B, S] at positions [B, S]."""
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.recipe.bf16):
+            features, hidden = self._observe(rows, positions)
+            return training_time_test(self.network, features, rows, positions, hidden, self.target.head,
+                                      self.recipe.ttt_steps)
+
+    @torch.no_grad()
     def _observe(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The target's features [B, S, A * Ht] and final hidden states [B, S, Ht]."""
-        taken: list[Tensor] = []
-        layers = self.target.layers
-        hooks = [layers[i].register_forward_pre_hook(
-            lambda _, args, kwargs: taken.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True)
-            for i in sorted(self.recipe.feature_layers)]
+        taken: dict[int, Tensor] = {}
+        hooks = [self.target.layers[index].register_forward_pre_hook(
+            lambda _, args, kwargs, index=index: taken.update(
+                {index: args[0] if args else kwargs["hidden_states"]}), with_kwargs=True)
+            for index in self.recipe.feature_layers]
         try:
-            # Jumped positions without a mask would be taken for packed sequences; every layer attends fully.
+            # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
             hidden = self.target.model.base_model(rows, position_ids=positions, use_cache=False,
-                                                  attention_mask={"full_attention": None}).last_hidden_state
+                                                  attention_mask=torch.ones_like(rows)).last_hidden_state
         finally:
             for hook in hooks:
                 hook.remove()
-        return torch.cat(taken, dim=-1), hidden
+        return torch.cat([taken[index] for index in self.recipe.feature_layers], dim=-1), hidden
 
     def save(self) -> None:
         """Write checkpoint.pt, whole or not at all."""
@@ -218,33 +234,56 @@ class DrafterTrainer:
         saved = torch.load(path, weights_only=True)
         self.network.load_state_dict(saved["network"])
         for optimizer, moments in zip(self.optimizers, saved["optimizers"], strict=True):
+            peaks = [group["peak"] for group in optimizer.param_groups]
             optimizer.load_state_dict(moments)
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["peak"] = peak        # the recipe's, not the checkpoint's
         self.state = _State(**saved["state"])
         return True
 
 
-def train_drafter(recipe: DrafterRecipe, target: Path, train: Sequence[Path], out: Path) -> Path:
-    """Train in folder `out`, or go on where it stopped; returns the head's folder (official EAGLE-3 layout)."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def train_drafter(recipe: DrafterRecipe, target: Path, train: Sequence[Path], valid: Sequence[Path],
+                  out: Path) -> Path:
+    """Train in folder `out`, or go on where it stopped; returns the head's folder (official EAGLE-3 layout).
 
-    from longgraft.session import end_tokens
-    from longgraft.yarn_drafters.checkpoint import save_head
-
+    valid: files of unseen text, on which the finished head is measured; may be empty.
+    """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
+    with _sole_trainer(out):
+        return _train(recipe, target, (train, valid), out)
+
+
+def _train(recipe: DrafterRecipe, target: Path, files: tuple[Sequence[Path], Sequence[Path]], out: Path) -> Path:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from longgraft.yarn_drafters.checkpoint import save_head
+
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     tokenizer = AutoTokenizer.from_pretrained(target)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
-    corpus = encode_corpus(train, tokenizer, out / "corpus.npz")
-    trainer = DrafterTrainer(recipe, Target(model, str(target)), end_tokens(model, tokenizer), corpus, out)
-    _log(out, {"event": "resumed" if trainer.resume() else "started",
+    corpus = encode_corpus(files[0], tokenizer, out / "corpus.npz")
+    trainer = DrafterTrainer(recipe, Target(model, str(target)), _ends(model), corpus, out)
+    (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n", encoding="utf-8")
+    _log(out, {"event": "resumed" if trainer.resume() else "started", "target": str(Path(target).resolve()),
                "parameters": sum(p.numel() for p in trainer.network.parameters())})
     _run(trainer)
     trainer.save()
+    figures = {}
+    if files[1]:
+        unseen = encode_corpus(files[1], tokenizer, out / "valid.npz")
+        figures = trainer.measure(HeldOut.sample(unseen, token_bytes(tokenizer), recipe.valid_rows))
     save_head(trainer.network.to(torch.bfloat16), out / "head")
-    _log(out, {"event": "finished", **asdict(trainer.state)})
+    _log(out, {"event": "finished", **asdict(trainer.state), **figures})
     return out / "head"
+
+
+def _ends(model: Any) -> list[int]:
+    """Ids that end a text: a head that cannot draft them never sees an answer's end coming."""
+    ends = model.generation_config.eos_token_id
+    ends = model.config.eos_token_id if ends is None else ends
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def _run(trainer: DrafterTrainer) -> None:
@@ -283,11 +322,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train an EAGLE-3 drafter; run again to resume.")
     parser.add_argument("--target", type=Path, required=True, help="folder of the target")
     parser.add_argument("--train", type=Path, nargs="+", required=True, help="JSONL(.gz) training files")
+    parser.add_argument("--valid", type=Path, nargs="*", default=[], help="unseen files to measure the head on")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--recipe", type=Path, help="JSON file; default: the built-in recipe")
     options = parser.parse_args(argv)
     recipe = DrafterRecipe.load(options.recipe) if options.recipe else DrafterRecipe()
-    print(train_drafter(recipe, options.target, options.train, options.out))
+    print(train_drafter(recipe, options.target, options.train, options.valid, options.out))
 
 
 if __name__ == "__main__":

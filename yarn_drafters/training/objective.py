@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from longgraft.yarn_drafters.network import Eagle3Network
 
@@ -110,37 +111,61 @@ def training_time_test(network: Eagle3Network, features: Tensor, tokens: Tensor,
     """
     length = tokens.shape[1]
     memory = _Memory(network.config.head_dim ** -0.5)
+    wanted = _Wanted.read(network, hidden, target_head)
     state = network.fuse(features)
     total, losses, agreements = torch.zeros((), device=tokens.device), [], []
     for k in range(steps):
         shifted = F.pad(tokens[:, 1 + k:], (0, 1 + k))
         state = network(state, shifted, positions + k, memory.attend)
-        valid = length - 1 - k
-        loss, agreement = _loss(network, state[:, :valid], hidden[:, 1 + k:], target_head)
+        loss, agreement = _loss(network, state[:, :length - 1 - k], wanted, 1 + k)
         total = total + DECAY ** k * loss
         losses.append(loss.item())
         agreements.append(agreement)
     return total, StepFigures(losses, agreements)
 
 
-def _loss(network: Eagle3Network, states: Tensor, hidden: Tensor,
-          target_head: Callable[[Tensor], Tensor]) -> tuple[Tensor, float]:
+@dataclass(frozen=True)
+class _Wanted:
+    """What the target says at each slot, read once for all steps.
+
+    shares: [B, S, D], its probabilities on the draft vocabulary; choice: [B, S], its first token; inside: whether
+    the draft vocabulary has that token.
+    """
+
+    shares: Tensor
+    choice: Tensor
+    inside: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def read(cls, network: Eagle3Network, hidden: Tensor, target_head: Callable[[Tensor], Tensor]) -> _Wanted:
+        kept, shares, choices = network.t2d.nonzero().flatten(), [], []
+        for block in hidden.flatten(0, 1).split(BLOCK):
+            logits = target_head(block)
+            choices.append(logits.argmax(-1))
+            shares.append(logits[:, kept].float().softmax(-1))
+        choice = torch.cat(choices).view(hidden.shape[:2])
+        return cls(torch.cat(shares).view(*hidden.shape[:2], -1), choice, network.t2d[choice])
+
+
+def _loss(network: Eagle3Network, states: Tensor, wanted: _Wanted, shift: int) -> tuple[Tensor, float]:
     """Soft cross-entropy on the draft vocabulary, over the slots whose true choice is in it, block by block.
 
     Deviates from EAGLE's code: divided by the number of those slots, which are the predicted token's own.
     """
-    kept = network.t2d.nonzero().flatten()
-    total, hits, count, slots = torch.zeros((), device=states.device), 0, 0, 0
-    for ours, theirs in zip(states.flatten(0, 1).split(BLOCK), hidden.flatten(0, 1).split(BLOCK), strict=True):
-        with torch.no_grad():
-            logits = target_head(theirs).float()
-            choice = logits.argmax(-1)
-            inside = network.t2d[choice]
-            wanted = logits[:, kept].softmax(-1)
-        guess = network.logits(ours).float()
-        nats = -(wanted * guess.log_softmax(-1)).sum(-1)
+    total, hits = torch.zeros((), device=states.device), 0
+    shares, choices, insides = (t[:, shift:].flatten(0, 1).split(BLOCK)
+                                for t in (wanted.shares, wanted.choice, wanted.inside))
+    for ours, share, choice, inside in zip(states.flatten(0, 1).split(BLOCK), shares, choices, insides, strict=True):
+        # The block's logits are computed again in the backward pass: kept, they would be K times [S, D].
+        nats, guess = checkpoint(_nats, network, ours, share, use_reentrant=False, preserve_rng_state=False)
         total = total + nats[inside].sum()
-        hits += int((network.target_ids(guess.argmax(-1)) == choice).sum())
-        count += int(inside.sum())
-        slots += len(choice)
-    return total / max(1, count), hits / max(1, slots)
+        hits += int((network.target_ids(guess) == choice).sum())
+    count = int(wanted.inside[:, shift:].sum())
+    return total / max(1, count), hits / max(1, wanted.choice[:, shift:].numel())
+
+
+def _nats(network: Eagle3Network, states: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """([block] cross-entropy against `shares`, [block] the drafter's first choice)."""
+    logits = network.logits(states).float()
+    return -(shares * logits.log_softmax(-1)).sum(-1), logits.argmax(-1)

@@ -1,0 +1,88 @@
+"""Whether a method says what plain decoding says, and how near the tie was where it does not.
+
+Knows sessions; knows no method.  Levels: DESIGN.md 4 and RUNTIME.md 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from longgraft.compose import Plain
+from longgraft.observation import Wants
+from longgraft.session import Generation, Sampling, Session, Stats
+from longgraft.tree import ProposalTree
+
+EPSILON = 0.1       # logits; near ties of half precision stay below (METHODS.md 8.3)
+
+
+def plain_session(session: Session) -> Session:
+    """Plain decoding of the same target, in the same loop, on the same kernels."""
+    from longgraft.observation import Clock
+
+    return Session(session.target, session.tokenizer, Plain(), Clock(), budget=1, chunk=session.chunk)
+
+
+def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Index of the first difference, a missing token included; None where there is none."""
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return index
+    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+
+
+def compare_with_plain(session: Session, ids: Sequence[int], answer: Generation, sampling: Sampling,
+                       max_new_tokens: int) -> dict[str, Any]:
+    """Plain decoding of the same prompt: speedup of decoding alone, and whether the ids are identical."""
+    plain, stats = plain_session(session), Stats()
+    tokens = [t for new in plain.tokens(ids, stats, max_new_tokens, sampling) for t in new][:len(answer.token_ids)]
+    at = first_divergence(answer.token_ids, tokens)
+    rate = answer.stats.decode_tokens_per_second
+    return {"identical": at is None, "first_divergence": at,
+            "plain_tokens_per_second": stats.decode_tokens_per_second,
+            "speedup": rate / stats.decode_tokens_per_second if stats.decode_tokens_per_second else 0.0}
+
+
+def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling,
+          max_new_tokens: int) -> dict[str, Any]:
+    """Per prompt: first divergence from plain decoding and the plain logits' margin there; and the level reached."""
+    rows = []
+    plain = plain_session(session)
+    for ids in prompts:
+        ours = [t for new in session.tokens(ids, Stats(), max_new_tokens, sampling) for t in new]
+        theirs = [t for new in plain.tokens(ids, Stats(), max_new_tokens, sampling) for t in new]
+        at = first_divergence(ours, theirs)
+        rows.append({"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at,
+                     "margin": None if at is None else margin(session, [*ids, *theirs[:at]])})
+    return {"level": _level(rows, session, sampling), "dtype": str(session.target.dtype)[6:], "rows": rows,
+            "epsilon": EPSILON, "temperature": sampling.temperature}
+
+
+def margin(session: Session, ids: Sequence[int]) -> float:
+    """Difference of the two largest logits after `ids`, in the model's own precision."""
+    target = session.target
+    seen = target.run(ProposalTree.chain(torch.tensor(ids)), target.cache(len(ids)), Wants(), rows="last")
+    best = seen.logits[0].float().topk(2).values
+    return float(best[0] - best[1])
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """For people."""
+    out = []
+    for row in report["rows"]:
+        at = row["first_divergence"]
+        what = "identical" if at is None else f"differs from token {at}, top-2 margin there {row['margin']:.4f}"
+        out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['new_tokens']:>5} new: {what}")
+    return [*out, f"level: {report['level']} ({report['dtype']}, temperature {report['temperature']:g})"]
+
+
+def _level(rows: Sequence[dict[str, Any]], session: Session, sampling: Sampling) -> str:
+    parted = [row for row in rows if row["first_divergence"] is not None]
+    if not parted:
+        return "exact" if session.target.dtype == torch.float32 else "greedy-bf16 (no divergence)"
+    if session.target.dtype != torch.float32 and sampling.temperature == 0 and all(
+            row["margin"] < EPSILON for row in parted):
+        return f"greedy-bf16 ({len(parted)} of {len(rows)} diverge, all below a margin of {EPSILON})"
+    return f"none ({len(parted)} of {len(rows)} diverge)"
