@@ -55,7 +55,7 @@ class _Warmup:
     """EAGLE-3's dense tree is verified; the trees that Graft's stages would have made are kept beside it."""
 
     def __init__(self, session: Session, clock: Clock) -> None:
-        parts = Parts(session.target, session.network, persist=True, clock=clock)
+        parts = Parts(session.target, session.parts.network, persist=True, clock=clock)
         self.policy = _Recorder()
         self.drafter: Eagle3Drafter = parts.drafter(self.policy)
         self.retriever: MatrixRetriever = parts.retriever()

@@ -29,7 +29,7 @@ def report(model: str | None, drafter: str | None, context: int, device: str | N
         yield f"attention {name}: {reason or 'available'}"
     session = load(model, drafter, tell=False, device=device, dtype=dtype,
                    method="graft" if drafter is not None else "retrieval")
-    target, network = session.target, session.network
+    target, network = session.target, session.parts.network
     yield (f"target {target.name}: {target.config.model_type}, {target.config.num_hidden_layers} layers, hidden "
            f"{target.config.hidden_size:,}, vocabulary {target.vocab_size:,}, {target.max_positions:,} positions, "
            f"{str(target.dtype)[6:]} on {target.device}")

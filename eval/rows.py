@@ -6,7 +6,7 @@ Knows files; knows no model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,36 @@ COLUMNS = ("prompt", "text", "context")
 
 @dataclass(frozen=True)
 class Row:
-    """suite: qmsum, lcc, ...; continuation: recorded text to replay, "" where there is none."""
+    """A LongBench-schema row.  suite: qmsum, lcc, ...; continuation: recorded text to replay, "" for none."""
 
     suite: str
     id: str
-    prompt: str
+    template: str
+    context: str
+    input: str
     continuation: str
+
+    def prompt(self, context: str | None = None) -> str:
+        """The official prompt, of the whole context or of the part that is given."""
+        return self.template.format(context=self.context if context is None else context, input=self.input)
+
+    def fit(self, encode: Callable[[str], list[int]], length: int) -> list[int] | None:
+        """The prompt's ids with leading lines of the context left out until at most `length` remain.
+
+        None where the whole prompt is shorter than nine tenths of that: it would stand for another length.
+        """
+        ids = encode(self.prompt())
+        if len(ids) < 0.9 * length:
+            return None
+        lines = self.context.splitlines(keepends=True)
+        low, high = 0, len(lines)       # the fewest dropped lines that fit, by bisection
+        while low < high:
+            middle = (low + high) // 2
+            if len(encode(self.prompt("".join(lines[middle:])))) > length:
+                low = middle + 1
+            else:
+                high = middle
+        return encode(self.prompt("".join(lines[low:])))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -70,7 +94,7 @@ def read_suite(folder: Path, suite: str) -> list[Row]:
             if len(text) > len(recorded.get(row["_id"], "")):
                 recorded[row["_id"]] = text
     true = {row["_id"]: row["continuation"] for row in read_jsonl(folder / "meta.jsonl") if row.get("continuation")}
-    return [Row(suite, row["_id"], template.format(context=row["context"], input=row["input"]),
+    return [Row(suite, row["_id"], template, row["context"], row["input"],
                 true.get(row["_id"]) or recorded.get(row["_id"], ""))
             for row in read_jsonl(folder / f"{suite}.jsonl")]
 

@@ -49,14 +49,18 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; print the speedup.")] = False,
 ) -> None:
     """Answer a long prompt."""
-    from longgraft.loading import load
     from longgraft.session import Sampling
 
-    session = load(model, _none(drafter), tell=not as_json, method=method, budget=budget, draft_levels=draft_levels,
-                   draft_top_k=draft_top_k, dtype=dtype, device=device, attention=attention, chunk=chunk,
-                   calibration=_none(calibration))
+    # What is wrong with the request is said before a model is loaded for it.
+    _positive(max_new_tokens=max_new_tokens)
     prompt = read_prompt(prompt_file, prompt_ids)
-    sampling = Sampling(temperature, top_p, top_k, min_p, seed, _recorded(session, replay))
+    sampling = Sampling(temperature, top_p, top_k, min_p, seed)
+    recording = None if replay is None else _read(replay)
+    session = _load(model, drafter, quiet=as_json, method=method, budget=budget, draft_levels=draft_levels,
+                    draft_top_k=draft_top_k, dtype=dtype, device=device, attention=attention, chunk=chunk,
+                    calibration=_none(calibration))
+    if recording is not None:
+        sampling = Sampling(replay=_recorded(session, recording))
     if stream and not as_json:
         return _stream(session, prompt, max_new_tokens, sampling, stop or ())
     answer = session.generate(prompt, max_new_tokens, sampling, stop or (), progress=None)
@@ -104,13 +108,12 @@ def verify(
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there."""
     from longgraft.eval.losslessness import check, lines
     from longgraft.eval.rows import read_prompts
-    from longgraft.loading import load
     from longgraft.session import Sampling
 
-    _positive(count=count, max_prompt_tokens=max_prompt_tokens)
-    session = load(model, _none(drafter), tell=not as_json, method=method, budget=budget, dtype=dtype, device=device,
-                   attention=attention)
+    _positive(count=count, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
     texts = read_prompts(prompts, count)
+    session = _load(model, drafter, quiet=as_json, method=method, budget=budget, dtype=dtype, device=device,
+                    attention=attention)
     ids = [session.encode(text)[-max_prompt_tokens:] for text in texts]
     report = check(session, ids, Sampling(temperature, seed=seed), max_new_tokens)
     print(json.dumps(report) if as_json else "\n".join(lines(report)))
@@ -141,11 +144,11 @@ def calibrate(
     """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
     from longgraft.eval.calibrate import calibrate as run
     from longgraft.eval.rows import read_prompts
-    from longgraft.loading import load
 
-    _positive(rounds=rounds)
-    session = load(model, _none(drafter), method="eagle3", device=device, dtype=dtype, calibration=None)
-    path = run(session, read_prompts(prompts, rounds), max_new_tokens, temperature, out)
+    _positive(rounds=rounds, max_new_tokens=max_new_tokens)
+    texts = read_prompts(prompts, rounds)
+    session = _load(model, drafter, method="eagle3", device=device, dtype=dtype, calibration=None)
+    path = run(session, texts, max_new_tokens, temperature, out)
     print(path)
 
 
@@ -201,16 +204,24 @@ def _ids(path: Path) -> list[int]:
     return ids
 
 
-def _recorded(session: Any, path: Path | None) -> list[int] | None:
-    """A recording's token ids: a JSON list as it stands, any other file as text."""
-    if path is None:
-        return None
-    text = _read(path)
-    if text.lstrip().startswith("[") and text.rstrip().endswith("]"):
-        try:
-            return _ids(path)
-        except ValueError:
-            pass        # a text that happens to stand in brackets
+def _load(model: str | None, drafter: str, quiet: bool = False, **options: Any) -> Any:
+    """A session; in a command, stderr is for what we say, not for transformers' bars."""
+    from transformers.utils import logging
+
+    from longgraft.loading import load
+
+    logging.disable_progress_bar()
+    return load(model, _none(drafter), tell=not quiet, **options)
+
+
+def _recorded(session: Any, text: str) -> list[int]:
+    """A recording's token ids: a JSON list of ids as it stands, anything else as text."""
+    try:
+        ids = json.loads(text)
+    except json.JSONDecodeError:
+        ids = None
+    if isinstance(ids, list) and all(isinstance(i, int) for i in ids):
+        return ids
     return session.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

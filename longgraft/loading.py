@@ -76,7 +76,7 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
                   calibration.split, opts.draft_levels, opts.draft_top_k, opts.persist, clock)
     limits = {} if parts.network is None else {f"{target.name}'s drafter": parts.network.config.max_positions}
     session = Session(target, tokenizer, build(opts.method, parts), clock, opts.budget or method.budget, limits,
-                      opts.chunk, parts.network)
+                      opts.chunk, parts)
     if tell:
         print(f"longgraft: {target.name} on {target.device} in {str(target.dtype)[6:]}, attention "
               f"{target.attention}, method {opts.method}, {calibration.describe()}", file=sys.stderr)

@@ -152,9 +152,9 @@ class Session:
 
     def __init__(self, target: Target, tokenizer: Any, proposer: Proposer, clock: Clock,
                  budget: int = 60, limits: dict[str, int] | None = None, chunk: int | None = None,
-                 network: Any = None) -> None:
+                 parts: Any = None) -> None:
         self.target, self.tokenizer, self.proposer, self.clock = target, tokenizer, proposer, clock
-        self.budget, self.chunk, self.network = budget, chunk, network      # network: the drafter's, to report on
+        self.budget, self.chunk, self.parts = budget, chunk, parts      # parts: `methods.Parts`, to report on
         self.limits = {target.name: target.max_positions} | (limits or {})     # name -> positions it allows
         self.eos = end_tokens(target.model, tokenizer)
         self.cache: KVCache = target.cache(0)

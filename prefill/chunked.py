@@ -40,7 +40,8 @@ def prefill(target: Target, cache: KVCache, prompt: Tensor, observers: Sequence[
             clock: Clock, chunk: int | None = None, progress: bool | None = None) -> int:
     """Feed prompt [T] int64 to target and observers; returns the first new token, drawn by `rule`.
 
-    The result does not depend on `chunk`.  progress: None shows a bar for long prompts on a terminal.
+    What the cache holds already is the prompt's beginning, and the observers have seen it.  The
+    result does not depend on `chunk`.  progress: None shows a bar for long prompts on a terminal.
     """
     from tqdm import tqdm
 
@@ -63,7 +64,7 @@ def prefill(target: Target, cache: KVCache, prompt: Tensor, observers: Sequence[
                 following = int(prompt[end])
             else:
                 with clock.part("accept"):
-                    following = root = int(rule.draw(seen.logits, [end])[0])
+                    following = root = int(rule.draw(seen.logits, [cache.length])[0])
             observation = Observation(chain, path, following, seen.topk, seen.features, prompt=True)
             for observer in observers:
                 observer.observe(observation)

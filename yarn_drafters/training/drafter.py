@@ -60,7 +60,8 @@ class DrafterRecipe:
     prose_share: float = 0.22
     warmup: float = 0.03
     decay: float = 0.4
-    muon_lr: float = 2.5e-3
+    feature_pass: float = 0.06                      # of the last feature, through the fresh fc
+    muon_lr: float = 5e-3
     adam_lr: float = 1e-3
     grad_clip: float = 0.5                          # EAGLE's
     seed: int = 0
@@ -119,6 +120,10 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
     network.d2t.copy_(d2t)
     network.t2d.copy_(t2d)
     with torch.no_grad():
+        # The last feature is nearly what the target's own output layer reads: let it through from the start, but
+        # quietly: a target's features are large (here 10 to 20), and a loud residual drowns what the layer adds.
+        network.fc.weight.mul_(0.2)
+        network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d])
         network.norm.weight.copy_(target.model.base_model.norm.weight)
     network.share_embedding(target.model.get_input_embeddings())

@@ -1,0 +1,156 @@
+"""The command line on a toy pair in the real layout: answers, JSON, and one clear sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import VOCAB, toy_model, toy_prompt
+
+from longgraft.cli import main
+from longgraft.yarn_drafters.checkpoint import save_head
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folders of a toy target with a word tokenizer and of a toy head."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("pair")
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder / "target")
+    toy_model("qwen3").save_pretrained(folder / "target")
+    torch.manual_seed(0)
+    network = Eagle3Network(HeadConfig(32, 32, 48, 4, 2, 8, VOCAB, VOCAB // 2, (1, 2, 3), 512))
+    ids = torch.arange(0, VOCAB, 2)
+    network.d2t.copy_(ids - torch.arange(len(ids)))
+    network.t2d[ids] = True
+    save_head(network, folder / "head")
+    (folder / "prompt.txt").write_text(" ".join(f"w{i}" for i in toy_prompt(60)))
+    (folder / "ids.json").write_text(json.dumps(toy_prompt(60)))
+    return folder
+
+
+def run(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr) of `longgraft ...`."""
+    monkeypatch.setattr("sys.argv", ["longgraft", *map(str, arguments)])
+    try:
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def ask(pair, *more):
+    return ["generate", "--model", pair / "target", "--drafter", pair / "head", "--prompt-file",
+            pair / "prompt.txt", "--max-new-tokens", 12, *more]
+
+
+def test_json_prints_one_object_with_every_field(pair, capsys, monkeypatch):
+    code, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--compare"))
+    answer = json.loads(out)
+    assert code == 0 and answer["compare"]["identical"] is True
+    assert len(answer["token_ids"]) == 12 and answer["text"].startswith("w")
+    assert set(answer["stats"]) == {
+        "prompt_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step", "prefill_seconds",
+        "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "seconds_by_part",
+        "peak_memory_bytes"}
+    stats = answer["stats"]
+    assert stats["new_tokens"] == 1 + sum(stats["accepted_per_step"]) + stats["steps"] == 12
+    assert sum(stats["accepted_by_origin"].values()) == sum(stats["accepted_per_step"])
+    assert sum(stats["stages"].values()) == stats["steps"]
+
+
+def test_text_ids_streaming_and_methods_agree(pair, capsys, monkeypatch):
+    texts = set()
+    for more in (["--stream"], [], ["--method", "ar"], ["--method", "pld"], ["--budget", 8], ["--chunk", 7]):
+        code, out, _ = run(capsys, monkeypatch, *ask(pair, *more))
+        assert code == 0
+        texts.add(out.strip())
+    code, out, _ = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--drafter", pair / "head",
+                       "--prompt-ids", pair / "ids.json", "--max-new-tokens", 12)
+    assert len(texts | {out.strip()}) == 1
+
+
+def test_replay_drives_acceptance_from_text_and_from_ids(pair, capsys, monkeypatch, tmp_path):
+    (tmp_path / "text").write_text("w5 w6 w7 w8")
+    (tmp_path / "ids").write_text("[5, 6, 7, 8]")
+    for name in ("text", "ids"):
+        _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--replay", tmp_path / name))
+        assert json.loads(out)["token_ids"] == [5, 6, 7, 8]
+
+
+def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
+    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1))
+    words = json.loads(out)["text"].split()
+    stop = next(w for w in words[3:] if words.index(w) >= 3)
+    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1, "--stop", f" {stop}"))
+    answer = json.loads(out)
+    assert answer["text"].split() == words[:words.index(stop)]
+    assert len(answer["token_ids"]) == words.index(stop) + 1
+
+
+@pytest.mark.parametrize("change, said", [
+    (["--method", "nope"], "Known: ar, pld"), (["--budget", 0], "budget is 0"), (["--temperature", -1], "must be 0"),
+    (["--max-new-tokens", 0], "must be 1 or more"), (["--max-new-tokens", 600], "allows 512 positions"),
+    (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
+    (["--replay", "absent"], "cannot be read"), (["--model", "absent/model"], "could not be loaded"),
+    (["--drafter", "./absent"], "is not a folder"), (["--drafter", "none"], "needs an EAGLE-3 drafter"),
+    (["--prompt-file", "absent"], "cannot be read"), (["--calibration", "absent"], "does not exist"),
+    (["--prompt-ids", "ids.json"], "Give one prompt"), (["--top-p", 0], "must be in"),
+    (["--draft-levels", 0], "draft_levels is 0"), (["--draft-top-k", 0], "draft_top_k is 0")])
+def test_mistakes_get_one_sentence_and_status_two(pair, capsys, monkeypatch, change, said):
+    code, out, err = run(capsys, monkeypatch, *ask(pair, *change))
+    assert code == 2 and said in err and "Traceback" not in err and out == ""
+
+
+def test_an_empty_prompt_a_broken_and_a_mismatched_head(pair, capsys, monkeypatch, tmp_path):
+    (tmp_path / "empty").write_text("")
+    assert "prompt is empty" in run(capsys, monkeypatch, *ask(pair, "--prompt-file", tmp_path / "empty"))[2]
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_bytes((pair / "head/config.json").read_bytes())
+    (broken / "model.safetensors").write_bytes((pair / "head/model.safetensors").read_bytes()[:900])
+    code, _, err = run(capsys, monkeypatch, *ask(pair, "--drafter", broken))
+    assert code == 2 and "cannot be read" in err
+    other = tmp_path / "other"
+    save_head(Eagle3Network(HeadConfig(48, 48, 48, 4, 2, 12, 64, 64, (1, 2, 3), 512)), other)
+    code, _, err = run(capsys, monkeypatch, *ask(pair, "--drafter", other))
+    assert code == 2 and "belongs to another target" in err
+
+
+def test_running_out_of_memory_is_a_sentence(pair, capsys, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    monkeypatch.setattr("longgraft.session.prefill", full)
+    code, _, err = run(capsys, monkeypatch, *ask(pair))
+    assert code == 2 and err.strip().splitlines()[-1].startswith("longgraft: Out of memory")
+
+
+def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
+    common = ["--model", pair / "target", "--drafter", pair / "head"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": " ".join(f"w{i}" for i in toy_prompt(40, s))})
+                                 for s in range(3)))
+    code, out, _ = run(capsys, monkeypatch, "verify", *common, "--prompts", prompts, "--max-new-tokens", 12)
+    assert code == 0 and out.count("identical") == 3 and "level: exact" in out
+    code, out, _ = run(capsys, monkeypatch, "doctor", *common, "--context", 300)
+    assert code == 0 and ": fits" in out and "memory for 300 tokens" in out
+    file = tmp_path / "calibration.safetensors"
+    code, out, err = run(capsys, monkeypatch, "calibrate", *common, "--prompts", prompts, "--rounds", 3,
+                         "--max-new-tokens", 24, "--out", file)
+    assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
+    code, out, err = run(capsys, monkeypatch, *ask(pair, "--calibration", file, "--compare"))
+    assert code == 0 and "identical ids" in err and "calibrated" in err
+
+
+def test_methods_and_heads_are_listed(capsys, monkeypatch):
+    assert "graft-no-prune" in run(capsys, monkeypatch, "methods")[1]
+    assert "YARN-64K" in run(capsys, monkeypatch, "heads")[1]

@@ -1,0 +1,75 @@
+"""The floors of the architecture: a file imports only from lower floors or its own room."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
+FLOORS = [
+    ["tree"], ["observation"], ["acceptance", "adjacency", "templates", "kv", "attention", "text"], ["target"],
+    ["verifier", "yarn_drafters"], ["prefill"], ["drafters", "retrievers", "compose"], ["session"],
+    ["calibration", "methods", "loading"], ["eval"], ["cli", "__init__"]]
+
+
+def floor(module: str) -> int:
+    room = module.removeprefix("longgraft").strip(".").split(".")[0] or "__init__"
+    return next(level for level, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def modules():
+    """(dotted name, path) of every file of the package."""
+    for folder, name in [("longgraft", "longgraft"), *MAPPED.items()]:
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            yield ".".join([name, *parts]).removesuffix(".__init__"), path
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_files_import_only_from_lower_floors():
+    seen = 0
+    for module, path in modules():
+        for imported in imports(path):
+            assert imported.split(".")[0] not in MAPPED, f"{path} imports {imported} without longgraft."
+            if not imported.startswith("longgraft"):
+                continue
+            seen += 1
+            ours, theirs = floor(module), floor(imported)
+            # The trainer of drafters reads the target's features and end tokens: the one look up of its room.
+            if module == "longgraft.yarn_drafters.training.drafter":
+                continue
+            same_room = module.split(".")[1:2] == imported.split(".")[1:2]
+            assert theirs < ours or same_room or ours == theirs == floor("longgraft.loading"), (
+                f"{module} (floor {ours}) imports {imported} (floor {theirs})")
+    assert seen > 100
+
+
+def test_every_folder_of_the_package_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {module if path.name == "__init__.py" else module.rsplit(".", 1)[0] for module, path in modules()}
+    assert found == set(project["packages"])
+
+
+def test_importing_longgraft_loads_nothing_heavy():
+    code = "import longgraft, sys; print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_code_outside_the_registry_asks_for_a_method_by_name():
+    for module, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == "method":
+                raise AssertionError(f"{module}:{node.lineno} compares a method's name")
