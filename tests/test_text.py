@@ -1,0 +1,44 @@
+"""Text comes in pieces that add up, never in half characters, and never past a stop string."""
+
+from __future__ import annotations
+
+import pytest
+
+from longgraft.text import Detokenizer
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, ids, **_):
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+TEXT = "naïve 🦊 code: return x → y; return z"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_pieces_add_up_to_the_text_without_broken_characters(size):
+    ids, detokenizer = list(TEXT.encode()), Detokenizer(Bytes())
+    pieces = [detokenizer.push(ids[i:i + size]) for i in range(0, len(ids), size)] + [detokenizer.finish()]
+    assert "".join(pieces) == detokenizer.text == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("stop, expected", [("return", "naïve 🦊 code: "), ("→ y;", "naïve 🦊 code: return x "),
+                                            ("absent", TEXT), ("z", TEXT[:-1]), ("n", "")])
+@pytest.mark.parametrize("size", [1, 3])
+def test_nothing_of_a_stop_string_is_ever_given_out(stop, expected, size):
+    ids, detokenizer, given = list(TEXT.encode()), Detokenizer(Bytes(), [stop]), ""
+    for i in range(0, len(ids), size):
+        given += detokenizer.push(ids[i:i + size])
+        assert expected.startswith(given)
+        if detokenizer.stopped:
+            break
+    assert given + detokenizer.finish() == expected
+    assert detokenizer.stopped == (stop != "absent")
+
+
+def test_of_two_stop_strings_the_earlier_ends_the_text():
+    detokenizer = Detokenizer(Bytes(), ["z", "return"])
+    assert detokenizer.push(list(TEXT.encode())) + detokenizer.finish() == "naïve 🦊 code: "
