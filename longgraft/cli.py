@@ -61,9 +61,10 @@ def generate(
                     calibration=_none(calibration))
     if recording is not None:
         sampling = Sampling(replay=_recorded(session, recording))
+    draw = vars(sampling)
     if stream and not as_json:
-        return _stream(session, prompt, max_new_tokens, sampling, stop or ())
-    answer = session.generate(prompt, max_new_tokens, sampling, stop or (), progress=None)
+        return _stream(session, prompt, max_new_tokens, stop or (), draw)
+    answer = session.generate(prompt, max_new_tokens, stop or (), **draw)
     report: dict[str, Any] = {"text": answer.text, "token_ids": answer.token_ids, "stats": answer.stats.as_dict()}
     if compare:
         from longgraft.eval.losslessness import compare_with_plain
@@ -169,7 +170,7 @@ def train_drafter(target: Annotated[Path, typer.Option(help="The target's folder
                   train_files: Annotated[list[Path], typer.Option("--train")],
                   valid_files: Annotated[list[Path], typer.Option("--valid")],
                   out: Annotated[Path, typer.Option()],
-                  recipe: Annotated[Optional[Path], typer.Option(help="JSON or TOML.")] = None) -> None:  # noqa: UP045
+                  recipe: Annotated[Optional[Path], typer.Option(help="JSON.")] = None) -> None:  # noqa: UP045
     """An EAGLE-3 drafter for a target, by training-time test."""
     from longgraft.yarn_drafters.training.drafter import DrafterRecipe
     from longgraft.yarn_drafters.training.drafter import train_drafter as run
@@ -225,8 +226,8 @@ def _recorded(session: Any, text: str) -> list[int]:
     return session.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _stream(session: Any, prompt: Any, max_new_tokens: int, sampling: Any, stop: Any) -> None:
-    for piece in session.stream(prompt, max_new_tokens, sampling, stop):
+def _stream(session: Any, prompt: Any, max_new_tokens: int, stop: Any, draw: dict[str, Any]) -> None:
+    for piece in session.stream(prompt, max_new_tokens, stop, **draw):
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")

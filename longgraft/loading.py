@@ -9,7 +9,7 @@ import hashlib
 import importlib.resources
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from longgraft.calibration import Calibration, default_path
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.methods import Parts, build, find
 from longgraft.observation import Clock
-from longgraft.session import Generation, Prompt, Sampling, Session
+from longgraft.session import Generation, Prompt, Sampling, Session, Stats
 from longgraft.target import Target, refuse
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
@@ -84,10 +84,12 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
 
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
-             stop: Sequence[str] = (), sampling: Sampling | None = None, **options: Any) -> Generation:
-    """The model's exact answer to a long prompt.  See `load` for the arguments it takes."""
+             stop: Sequence[str] = (), **options: Any) -> Generation:
+    """The model's exact answer to a long prompt.  options: the fields of `Options` and of `Sampling`."""
+    draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
+    Sampling(**draw)        # a mistake is said before a model is loaded
     session = load(model, drafter, tell=False, **options)
-    return session.generate(prompt, max_new_tokens, sampling, stop)
+    return session.generate(prompt, max_new_tokens, stop, **draw)
 
 
 def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any = None, logits_processor: Any = None,
@@ -114,8 +116,6 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
                             int(torch.randint(2 ** 31, (1,))))
     eos = c.eos_token_id
     ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(torch.as_tensor(eos).tolist())
-    from longgraft.session import Stats
-
     ids, new = input_ids[0].tolist(), []
     limit = c.max_length - len(ids) if c.max_new_tokens is None else c.max_new_tokens
     for tokens in session.tokens(ids, Stats(), limit, sampling, ends):

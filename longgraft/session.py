@@ -228,23 +228,27 @@ class Session:
                 return
             yield new
 
-    def stream(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
-               stop: Sequence[str] = (), progress: bool | None = None) -> Iterator[str]:
-        """Pieces of text as they are certain; together they are `generate`'s text."""
-        for piece, _ in self._pieces(self.encode(prompt), Stats(), max_new_tokens, sampling, stop, progress):
+    def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: Sequence[str] = (),
+               progress: bool | None = None, **sampling: Any) -> Iterator[str]:
+        """Pieces of text as they are certain; together they are `generate`'s text.  sampling: as there."""
+        draw = Sampling(**sampling)
+        for piece, _ in self._pieces(self.encode(prompt), Stats(), max_new_tokens, draw, stop, progress):
             if piece:
                 yield piece
 
-    def generate(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
-                 stop: Sequence[str] = (), progress: bool | None = None) -> Generation:
-        """The whole answer: exactly what plain decoding of the target would say (in float32, token for token)."""
-        stats, text, ids = Stats(), "", []
-        for piece, new in self._pieces(self.encode(prompt), stats, max_new_tokens, sampling, stop, progress):
+    def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: Sequence[str] = (),
+                 progress: bool | None = None, **sampling: Any) -> Generation:
+        """The whole answer: exactly what plain decoding of the target would say (in float32, token for token).
+
+        sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
+        """
+        stats, text, ids, draw = Stats(), "", [], Sampling(**sampling)
+        for piece, new in self._pieces(self.encode(prompt), stats, max_new_tokens, draw, stop, progress):
             text += piece
             ids += new
         return Generation(text, ids, stats)
 
-    def _pieces(self, ids: Sequence[int], stats: Stats, max_new_tokens: int, sampling: Sampling | None,
+    def _pieces(self, ids: Sequence[int], stats: Stats, max_new_tokens: int, sampling: Sampling,
                 stop: Sequence[str], progress: bool | None) -> Iterator[tuple[str, list[int]]]:
         """(text, tokens) per step; tokens end where a stop string is complete."""
         if stop:

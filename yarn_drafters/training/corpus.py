@@ -157,7 +157,8 @@ def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_sha
     Text from far back is worth copying only if it is related to what comes now.
     """
     chosen = sorted(mixed_documents(corpus, rng, prose_share), key=lambda d: corpus.sources[d])
-    lengths, runs, group, size = corpus.lengths(), [], None, 0
+    runs: list[list[int]] = []
+    lengths, group, size = corpus.lengths(), None, 0
     for document in chosen:
         here = Document("", "", corpus.sources[document]).group
         if here != group or size >= run:

@@ -266,7 +266,7 @@ def _train(recipe: DrafterRecipe, target: Path, files: tuple[Sequence[Path], Seq
 
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
     corpus = encode_corpus(files[0], tokenizer, out / "corpus.npz")
     trainer = DrafterTrainer(recipe, Target(model, str(target)), _ends(model), corpus, out)

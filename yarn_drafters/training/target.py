@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -205,7 +205,11 @@ class HeldOut:
                       if (t.startswith("code") if kind == "code" else t in PROSE)]
             if not chosen:
                 continue
-            stream = TokenStream(corpus, 0, lambda _, rng, chosen=chosen: rng.permutation(chosen))
+
+            def order(_: EncodedCorpus, rng: np.random.Generator, chosen: list[int] = chosen) -> np.ndarray:
+                return rng.permutation(chosen)
+
+            stream = TokenStream(corpus, 0, order)
             kinds[kind] = torch.from_numpy(stream.rows(0, count, length))
         return cls(kinds, torch.from_numpy(widths))
 
@@ -299,7 +303,8 @@ class TargetTrainer:
     def export(self) -> Path:
         """Write the model in bf16 with its tokenizer; the link `hf` is swung to it in one move."""
         folder = self.out / f"hf-step{self.state.step:06d}"
-        model = copy.deepcopy(self.model).to(torch.bfloat16)
+        model: Any = copy.deepcopy(self.model)      # transformers types `to` too narrowly
+        model.to(torch.bfloat16)
         model.config.use_cache = True
         model.generation_config.eos_token_id = self.tokenizer.eos_token_id
         model.generation_config.pad_token_id = self.tokenizer.pad_token_id
@@ -401,7 +406,8 @@ def _tokenizer(recipe: TargetRecipe, train: Sequence[Path], out: Path) -> PreTra
         made = train_tokenizer((d.text for d in read_documents(train)), recipe.vocab_size)
         made.save_pretrained(out / "tokenizer.partial")
         (out / "tokenizer.partial").rename(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    loaded: Any = AutoTokenizer.from_pretrained(folder)
+    return loaded
 
 
 def _log(out: Path, line: dict) -> None:
