@@ -34,7 +34,7 @@ def report(model: str | None, drafter: str | None, context: int, device: str | N
            f"{target.config.hidden_size:,}, vocabulary {target.vocab_size:,}, {target.max_positions:,} positions, "
            f"{str(target.dtype)[6:]} on {target.device}")
     if network is None:
-        yield "drafter: none known for this target; decoding will use retrieval alone"
+        yield "drafter: none, or none known for this target; decoding by retrieval alone"
     else:
         c = network.config
         yield (f"drafter: layout {c.layout}, hidden {c.hidden_size:,}, draft vocabulary {c.draft_vocab_size:,} of "

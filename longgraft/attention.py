@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -30,15 +29,12 @@ class Layout:
     def __init__(self, prefix: int, depths: Tensor, mask: Tensor | None, device: torch.device,
                  column_depths: Tensor | None = None) -> None:
         self.prefix, self.rows, self.device = prefix, len(depths), device
+        self.deepest = int(depths.max())        # before the copy: on a GPU it would be a sync
         self.depths = depths.to(device)
         self.column_depths = self.depths if column_depths is None else column_depths.to(device)
         self.mask = None if mask is None else mask.to(device)
         self.end = prefix + len(self.column_depths)
         self._cache: dict[tuple, Tensor] = {}
-
-    @cached_property
-    def deepest(self) -> int:
-        return int(self.depths.max())
 
     @property
     def plain(self) -> bool:

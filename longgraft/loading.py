@@ -78,8 +78,9 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     session = Session(target, tokenizer, build(opts.method, parts), clock, opts.budget or method.budget, limits,
                       opts.chunk, parts)
     if tell:
+        gates = f", {calibration.describe()}" if method.needs_drafter else ""
         print(f"longgraft: {target.name} on {target.device} in {str(target.dtype)[6:]}, attention "
-              f"{target.attention}, method {opts.method}, {calibration.describe()}", file=sys.stderr)
+              f"{target.attention}, method {opts.method}{gates}", file=sys.stderr)
     return session
 
 

@@ -138,11 +138,9 @@ class Eagle3Drafter:
         slots = budget - 1 if verdict.slots is None else min(budget - 1, verdict.slots)
         tokens, scores, parents = pool
         best = scores.sort(descending=True, stable=True).indices[:slots].sort().values
-        picked = torch.stack([best, tokens[best], parents[best]]).cpu()         # one copy to the host
-        place = {-1: 0} | {node: i + 1 for i, node in enumerate(picked[0].tolist())}
-        n = len(place)
-        return ProposalTree(
-            torch.cat([torch.tensor([root]), picked[1]]),
-            torch.tensor([-1] + [place[parent] for parent in picked[2].tolist()]),
-            torch.cat([torch.zeros(1), scores[best].cpu()]),
-            torch.tensor([ROOT] + [DRAFT] * (n - 1), dtype=torch.int8), verdict.stage)
+        # One copy to the host: float64 holds ids and float32 scores exactly.
+        picked = torch.stack([x.double() for x in (best, tokens[best], parents[best], scores[best])]).cpu()
+        nodes, ids, above = picked[:3].long().tolist()
+        place = {-1: 0} | {node: i + 1 for i, node in enumerate(nodes)}
+        return ProposalTree.build([root, *ids], [-1, *(place[parent] for parent in above)],
+                                  [0.0, *picked[3].tolist()], [ROOT] + [DRAFT] * len(nodes), verdict.stage)
