@@ -166,7 +166,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--calibration", default="auto")
     options = parser.parse_args(argv)
-    session = load(options.model, options.drafter, calibration=options.calibration)
+    calibration = None if options.calibration == "none" else options.calibration
+    session = load(options.model, options.drafter, calibration=calibration)
     parts = session.parts
     rows = []
     options.out.mkdir(parents=True, exist_ok=True)
