@@ -5,18 +5,20 @@ Token Recycling's memory (arXiv 2408.08696), seeded by the prompt.  Knows ids; k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 UNSEEN = -1
+VERSION = "1"   # of the file that `AdjacencyMatrix.save` writes
 WIDTH = 8       # Token Recycling's; the templates' largest rank is 7 (METHODS.md A7)
 
 
 class AdjacencyMatrix:
-    """rows: [V, K] int32 on the target's device; `unseen` where a token was never seen (Token Recycling: 0)."""
+    """rows: [V, K] int32 on the target's device; `unseen` where no token was seen (Token Recycling: 0)."""
 
     def __init__(self, vocab_size: int, width: int = WIDTH, device: torch.device | str = "cpu",
                  unseen: int = UNSEEN) -> None:
@@ -33,12 +35,14 @@ class AdjacencyMatrix:
     def update(self, tokens: Tensor, topk: Tensor) -> None:
         """rows[tokens[i]] = topk[i] in order: the last occurrence of a token wins.
 
-        tokens [n] int64, topk [n, K].  Writing one row twice is undefined on a GPU, so losers go to the dummy row;
-        maxima do not depend on order, so two runs are bit-identical.  No host sync (METHODS.md A9).
+        tokens [n] int64, topk [n, K], ids below V: the target's own tokens and top-k, so in range by
+        construction (a check of the values would be a host sync).  Writing one row twice is undefined on a
+        GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are bit-identical
+        (METHODS.md A9).
         """
-        if topk.shape != (len(tokens), self.width):
-            raise ValueError(f"topk is {tuple(topk.shape)} for {len(tokens)} tokens; "
-                             f"({len(tokens)}, {self.width}) is needed.")
+        if tokens.ndim != 1 or topk.shape != (tokens.numel(), self.width):
+            raise ValueError(f"tokens are {tuple(tokens.shape)} and topk is {tuple(topk.shape)}; "
+                             f"(n,) and (n, {self.width}) are needed.")
         device = self._rows.device
         tokens, topk = tokens.to(device), topk.to(device, torch.int32)
         order = torch.arange(len(tokens), device=device)
@@ -52,6 +56,18 @@ class AdjacencyMatrix:
         found = self._rows[tokens.clamp(min=0), ranks].long()
         return torch.where(tokens < 0, self.unseen, found)
 
+    def fill(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], root: int) -> Tensor:
+        """tokens [N + 1] of a template's nodes, the root first, one gather per level (Graft, Eq. 10).
+
+        levels: (nodes, their parents, their ranks) per depth, as `Template.levels` gives them.  Below an
+        unseen token everything is unseen; where unseen is 0, token 0 is drafted and its row is read (Token
+        Recycling).
+        """
+        tokens = torch.full((1 + sum(len(nodes) for nodes, _, _ in levels),), root, device=self._rows.device)
+        for nodes, parents, ranks in levels:
+            tokens[nodes] = self.lookup(tokens[parents], ranks)
+        return tokens
+
     def snapshot(self) -> Tensor:
         """A copy to restore."""
         return self._rows.clone()
@@ -59,37 +75,74 @@ class AdjacencyMatrix:
     def restore(self, snapshot: Tensor | None) -> None:
         """The rows of a snapshot; None: empty."""
         if snapshot is None:
-            self._rows.fill_(self.unseen)
-        else:
-            self._rows.copy_(snapshot)
+            return self.clear()
+        # copy_ would broadcast a snapshot of another width without a word.
+        if snapshot.shape != self._rows.shape:
+            raise ValueError(f"The snapshot is {tuple(snapshot.shape)}; "
+                             f"this matrix needs {tuple(self._rows.shape)}.")
+        self._rows.copy_(snapshot)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows.fill_(self.unseen)
 
     def touched(self) -> int:
         """How many tokens have a row."""
-        return int((self.rows[:, 0] != self.unseen).sum())
+        return int(_seen(self.rows, self.unseen).sum())
+
+    def save(self, path: Path, identity: Mapping[str, str],
+             metadata: Mapping[str, str] | None = None) -> None:
+        """The seen rows; `identity` says whose ids these are (target, tokenizer, vocabulary size)."""
+        about = {**(metadata or {}), "version": VERSION, "identity": json.dumps(dict(identity))}
+        save_rows(path, self._rows, about, self.unseen)
+
+    def load(self, path: Path, identity: Mapping[str, str]) -> dict[str, str]:
+        """Replace the rows by a file's and return its metadata; ValueError where its identity is another."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+        found = {**json.loads(metadata.get("identity", "{}")), "format version": metadata.get("version")}
+        # Compared before the rows are read: another vocabulary is another identity, not a broken file.
+        for field, needed in {**identity, "format version": VERSION}.items():
+            if found.get(field) != needed:
+                raise ValueError(f"Matrix file {path} has {field} {found.get(field)!r}, and {needed!r} is "
+                                 "needed. Make it again for this target.")
+        self.restore(load_rows(path, self.vocab_size, self._rows.device, self.unseen)[0])
+        return metadata
 
     def bytes(self) -> int:
         """Size on the device."""
         return self._rows.numel() * 4 + self._latest.numel() * 8
 
 
-def save_rows(path: Path, snapshot: Tensor, metadata: Mapping[str, str]) -> None:
+def _seen(rows: Tensor, unseen: int) -> Tensor:
+    """[V] bool.  Any id tells: with unseen = 0 a row may begin with token 0 and still be a row."""
+    return (rows != unseen).any(1)
+
+
+def save_rows(path: Path, snapshot: Tensor, metadata: Mapping[str, str], unseen: int = UNSEEN) -> None:
     """The seen rows of a snapshot in one safetensors file, with `metadata`."""
     from safetensors.torch import save_file
 
     rows = snapshot[:-1].cpu()
-    seen = (rows[:, 0] != UNSEEN).nonzero().flatten()
+    seen = _seen(rows, unseen).nonzero().flatten()
     save_file({"tokens": seen.int(), "rows": rows[seen].contiguous()}, path, dict(metadata))
 
 
-def load_rows(path: Path, vocab_size: int, device: torch.device) -> tuple[Tensor, dict[str, str]]:
+def load_rows(path: Path, vocab_size: int, device: torch.device,
+              unseen: int = UNSEEN) -> tuple[Tensor, dict[str, str]]:
     """(a snapshot [V + 1, K], the metadata) of a file of `save_rows`."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        metadata = dict(file.metadata())
+        metadata = dict(file.metadata() or {})
         tokens, rows = file.get_tensor("tokens").long(), file.get_tensor("rows")
-    if len(tokens) and int(tokens.max()) >= vocab_size:
-        raise ValueError(f"row {int(tokens.max())} of a vocabulary of {vocab_size}")
-    snapshot = torch.full((vocab_size + 1, rows.shape[1]), UNSEEN, dtype=torch.int32)
+    # These ids become indices on the device, where one out of range ends the process.
+    for ids in (tokens, rows):
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise ValueError(f"{path} holds ids from {int(ids.min())} to {int(ids.max())}; "
+                             f"the vocabulary has {vocab_size}.")
+    snapshot = torch.full((vocab_size + 1, rows.shape[1]), unseen, dtype=torch.int32)
     snapshot[tokens] = rows
     return snapshot.to(device), metadata

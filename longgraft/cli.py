@@ -20,7 +20,7 @@ MethodName = Annotated[str, typer.Option(help="See `longgraft methods`.")]
 Device = Annotated[Optional[str], typer.Option(help="cpu, cuda, cuda:1 ...")]  # noqa: UP045
 Dtype = Annotated[Optional[str], typer.Option(help="float32, bfloat16 or float16.")]  # noqa: UP045
 Attention = Annotated[str, typer.Option(help="auto, sdpa, split or flash.")]
-Budget = Annotated[Optional[int], typer.Option(help="Nodes per verification, root included.")]  # noqa: UP045
+Budget = Annotated[Optional[int], typer.Option(help="Nodes per verification, root included; default 60, on a CPU 16.")]  # noqa: UP045
 Levels = Annotated[int, typer.Option(help="Draft forwards per step at most (EAGLE's depth + 1).")]
 TopK = Annotated[int, typer.Option("--draft-top-k", help="Beam width and branching of the drafter.")]
 Chunk = Annotated[Optional[int], typer.Option(help="Prompt tokens per prefill pass; default: by memory.")]  # noqa: UP045

@@ -24,8 +24,8 @@ SMALL: dict[int, tuple[Path, ...]] = {      # serving trees, App. A
 # Token Recycling's children per path, App. B; paths that are not listed have none.
 RECYCLING = {
     "": 8, "0": 8, "1": 4, "2": 3, "3": 2, "4": 1, "5": 1, "6": 1, "7": 1,
-    "00": 8, "01": 3, "02": 2, "03": 1, "04": 1, "05": 1, "06": 1, "07": 1, "10": 2, "11": 1, "20": 1, "30": 1,
-    "40": 1, "50": 1,
+    "00": 8, "01": 3, "02": 2, "03": 1, "04": 1, "05": 1, "06": 1, "07": 1, "10": 2, "11": 1, "20": 1,
+    "30": 1, "40": 1, "50": 1,
     "000": 5, "001": 2, "002": 1, "003": 1, "004": 1, "010": 1, "020": 1, "100": 1, "200": 1, "300": 1,
     "0000": 3, "0001": 1, "0002": 1, "0010": 1, "0100": 1, "1000": 1, "00000": 2, "00010": 1}
 
@@ -45,6 +45,11 @@ class Template:
         place = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
         return [-1] + [place[path[:-1]] for path in self.paths]
 
+    @cached_property
+    def ranks(self) -> list[int]:
+        """[N + 1] each node's rank among its parent's successors, the root first with -1."""
+        return [-1] + [path[-1] for path in self.paths]
+
     def levels(self, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Per depth: (nodes, their parents, their ranks), index tensors on `device`."""
         return _levels(self, device)
@@ -57,7 +62,7 @@ def _levels(template: Template, device: torch.device) -> list[tuple[Tensor, Tens
         nodes = [i for i, path in enumerate(template.paths) if len(path) == depth]
         out.append(tuple(torch.tensor(column, device=device) for column in (
             [i + 1 for i in nodes], [template.parents[i + 1] for i in nodes],
-            [template.paths[i][-1] for i in nodes])))
+            [template.ranks[i + 1] for i in nodes])))
     return out      # type: ignore[return-value]
 
 

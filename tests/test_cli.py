@@ -100,7 +100,7 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
     (["--method", "nope"], "Known: ar, pld"), (["--budget", 0], "budget is 0"), (["--temperature", -1], "must be 0"),
     (["--max-new-tokens", 0], "must be 1 or more"), (["--max-new-tokens", 600], "allows 512 positions"),
     (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
-    (["--replay", "absent"], "cannot be read"), (["--model", "absent/model"], "could not be loaded"),
+    (["--replay", "absent"], "cannot be read"), (["--model", "./absent/model"], "could not be loaded"),
     (["--drafter", "./absent"], "is not a folder"), (["--drafter", "none"], "needs an EAGLE-3 drafter"),
     (["--prompt-file", "absent"], "cannot be read"), (["--calibration", "absent"], "does not exist"),
     (["--prompt-ids", "ids.json"], "Give one prompt"), (["--top-p", 0], "must be in"),

@@ -43,7 +43,8 @@ class MatrixRetriever:
             return
         assert seen.topk is not None
         with self.clock.part("update"):
-            tokens, topk = seen.tree.tokens, seen.topk
+            # The pass reports the widest top-k that any of its listeners wants.
+            tokens, topk = seen.tree.tokens, seen.topk[:, :self.matrix.width]
             if not (seen.prompt or self.in_order):
                 order = _worst_first(seen)
                 tokens, topk = tokens[order], topk[order.to(topk.device)]
@@ -59,10 +60,7 @@ class MatrixRetriever:
             return ProposalTree.root_only(root)
         with self.clock.part("retrieve"):
             template = self.shape(slots)
-            device = self.matrix.rows.device
-            tokens = torch.full((len(template) + 1,), root, device=device)
-            for nodes, parents, ranks in template.levels(device):
-                tokens[nodes] = self.matrix.lookup(tokens[parents], ranks)
+            tokens = self.matrix.fill(template.levels(self.matrix.rows.device), root)
             return _live(tokens.tolist(), template.parents)
 
 
@@ -85,7 +83,7 @@ def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:
 
 
 def _worst_first(seen: Observation) -> Tensor:
-    """[n] node indices: rejected retrieved ones from the last, rejected drafted ones by score, then the path."""
+    """[n] nodes: rejected retrieved ones from the last, rejected drafted ones by score, then the path."""
     path = seen.path.tolist()
     kept = set(path)
     scores = seen.tree.scores.tolist()

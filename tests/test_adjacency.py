@@ -1,0 +1,170 @@
+"""The matrix: last occurrence wins, bit for bit; Token Recycling replayed; files refuse strangers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from longgraft.adjacency import AdjacencyMatrix, save_rows
+from longgraft.templates import chain, graft_templates, token_recycling
+
+VOCAB = 96
+IDENTITY = {"target": "toy", "tokenizer": "c0ffee", "vocab_size": str(VOCAB)}
+HOST = torch.device("cpu")
+
+
+def random_update(n: int, seed: int = 0, distinct: int = VOCAB) -> tuple[torch.Tensor, torch.Tensor]:
+    """tokens [n] with many duplicates, topk [n, 8]."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, distinct, (n,), generator=generator)
+    return tokens, torch.randint(0, VOCAB, (n, 8), generator=generator).int()
+
+
+def filled(seed: int = 0, n: int = 300) -> AdjacencyMatrix:
+    matrix = AdjacencyMatrix(VOCAB)
+    matrix.update(*random_update(n, seed))
+    return matrix
+
+
+@pytest.mark.parametrize("n, distinct", [(0, 5), (1, 1), (200, 1), (200, 12), (1024, 90)])
+def test_an_update_is_an_overwrite_in_order(n, distinct):
+    tokens, topk = random_update(n, distinct=distinct)
+    matrix, expected = AdjacencyMatrix(VOCAB), {}
+    matrix.update(tokens, topk)
+    for token, row in zip(tokens.tolist(), topk.tolist(), strict=True):
+        expected[token] = row
+    assert [matrix.rows[token].tolist() for token in expected] == list(expected.values())
+    assert matrix.touched() == len(expected)
+    assert (matrix.rows[[token for token in range(VOCAB) if token not in expected]] == -1).all()
+
+
+def test_two_runs_are_identical_and_leave_nothing_behind():
+    tokens, topk = random_update(500, distinct=20)
+    once, again = AdjacencyMatrix(VOCAB), AdjacencyMatrix(VOCAB)
+    once.update(tokens, topk)
+    for _ in range(3):      # a scratch that was not reset would let an old position win
+        again.update(tokens.flip(0), topk.flip(0))
+        again.update(tokens, topk)
+    assert torch.equal(once.rows, again.rows)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 300])
+def test_chunks_of_any_size_give_the_same_matrix(chunk):
+    tokens, topk = random_update(300, seed=3, distinct=40)
+    matrix = AdjacencyMatrix(VOCAB)
+    for part, rows in zip(tokens.split(chunk), topk.split(chunk), strict=True):
+        matrix.update(part, rows)
+    whole = AdjacencyMatrix(VOCAB)
+    whole.update(tokens, topk)
+    assert torch.equal(matrix.rows, whole.rows)
+
+
+@pytest.mark.parametrize("tokens, topk", [
+    ((3,), (4, 8)), ((3,), (3, 7)), ((3,), (24,)), ((3, 1), (3, 8)), ((), (1, 8))])
+def test_shapes_that_do_not_fit_are_refused(tokens, topk):
+    with pytest.raises(ValueError, match=r"are needed"):
+        AdjacencyMatrix(VOCAB).update(torch.zeros(tokens).long(), torch.zeros(topk).int())
+
+
+def test_a_vocabulary_smaller_than_the_width_narrows_it():
+    matrix = AdjacencyMatrix(5)
+    matrix.update(torch.tensor([4]), torch.tensor([[0, 1, 2, 3, 4]]))
+    assert matrix.width == 5 and matrix.rows.shape == (5, 5) and matrix.rows[4].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_filling_walks_the_template_and_what_is_below_the_unseen_is_unseen():
+    matrix = AdjacencyMatrix(VOCAB)
+    matrix.update(torch.tensor([1, 10]), torch.stack([torch.arange(10, 18), torch.arange(20, 28)]))
+    template = graft_templates()["full"]
+    tokens = matrix.fill(template.levels(HOST), 1).tolist()
+    for node, path in enumerate(template.paths, 1):
+        # Only 1 and 10 have rows: the root's children, and those of its rank-0 child.
+        expected = 10 + path[0] if len(path) == 1 else 20 + path[1] if len(path) == 2 and path[0] == 0 else -1
+        assert tokens[node] == expected
+    zeros = AdjacencyMatrix(VOCAB, unseen=0)
+    assert zeros.fill(template.levels(HOST), 7).tolist() == [7] + [0] * 80
+
+
+def test_a_markov_matrix_gives_the_greedy_chain():
+    follows = (torch.arange(VOCAB) * 5 + 1) % VOCAB
+    matrix = AdjacencyMatrix(VOCAB)
+    matrix.update(torch.arange(VOCAB), torch.stack([(follows + i) % VOCAB for i in range(8)], 1))
+    expected = [3]
+    for _ in range(9):
+        expected.append(int(follows[expected[-1]]))
+    assert matrix.fill(chain(9).levels(HOST), 3).tolist() == expected
+
+
+def test_a_snapshot_is_restored_whatever_came_after():
+    matrix = filled()
+    rows, snapshot = matrix.rows.clone(), matrix.snapshot()
+    matrix.update(*random_update(100, seed=9))
+    assert not torch.equal(matrix.rows, rows)
+    matrix.restore(snapshot)
+    assert torch.equal(matrix.rows, rows)
+    matrix.clear()
+    assert matrix.touched() == 0
+    with pytest.raises(ValueError, match="needs"):      # one column would be copied into all eight
+        matrix.restore(snapshot[:, :1])
+
+
+def test_a_row_that_begins_with_token_zero_counts_as_seen():
+    matrix = AdjacencyMatrix(VOCAB, unseen=0)
+    matrix.update(torch.tensor([5]), torch.arange(8)[None])
+    assert matrix.touched() == 1
+
+
+def test_bytes_are_those_of_the_matrix_and_its_scratch():
+    assert AdjacencyMatrix(1000).bytes() == 1001 * 8 * 4 + 1000 * 8
+
+
+@pytest.mark.parametrize("unseen", [-1, 0])
+def test_a_file_gives_the_rows_and_the_metadata_back(tmp_path, unseen):
+    matrix, path = AdjacencyMatrix(VOCAB, unseen=unseen), tmp_path / "seed.safetensors"
+    matrix.update(*random_update(60, distinct=30))
+    matrix.save(path, IDENTITY, {"thresholds": "[0.1]"})
+    other = AdjacencyMatrix(VOCAB, unseen=unseen)
+    other.update(*random_update(300, seed=5))           # what was there before goes
+    assert other.load(path, IDENTITY)["thresholds"] == "[0.1]"
+    assert torch.equal(other.rows, matrix.rows)
+    assert path.stat().st_size < 40 * 9 * 4 + 1000      # the seen rows only
+
+
+@pytest.mark.parametrize("field", list(IDENTITY))
+def test_a_file_of_another_identity_is_refused_by_name(tmp_path, field):
+    path, matrix = tmp_path / "seed.safetensors", filled()
+    matrix.save(path, {**IDENTITY, field: "another"})
+    with pytest.raises(ValueError, match=f"{field} 'another', and '{IDENTITY[field]}' is needed"):
+        matrix.load(path, IDENTITY)
+
+
+def test_a_file_of_another_format_or_with_foreign_ids_is_refused(tmp_path):
+    path, matrix = tmp_path / "seed.safetensors", filled()
+    save_rows(path, matrix.snapshot(), {"identity": json.dumps(IDENTITY), "version": "0"})
+    with pytest.raises(ValueError, match="format version '0'"):
+        matrix.load(path, IDENTITY)
+    filled().save(path, IDENTITY)
+    before = AdjacencyMatrix(20)
+    with pytest.raises(ValueError, match="the vocabulary has 20"):
+        before.load(path, IDENTITY)
+    assert before.touched() == 0
+
+
+@pytest.mark.parametrize("kind", ["rand", "aligned"])
+@pytest.mark.parametrize("prompt", [0, 1, 2])
+def test_official_token_recycling_is_replayed_exactly(golden, kind, prompt):
+    saved = np.load(golden / f"token_recycling/matrix_{kind}_p{prompt}.npz")
+    matrix = AdjacencyMatrix(512, unseen=0)
+    matrix.rows.copy_(torch.from_numpy(saved["matrix_start"]))
+    checked = 0
+    # The first twelve rounds are recorded, of 21 or more: matrix_end is out of reach.
+    for done, (tokens, rows) in enumerate(zip(saved["tree_tokens"], saved["verify_top8"], strict=True), 1):
+        assert matrix.fill(token_recycling().levels(HOST), int(tokens[0])).tolist() == tokens.tolist()
+        matrix.update(torch.from_numpy(tokens).long(), torch.from_numpy(rows))
+        if f"matrix_after_round{done}" in saved:
+            np.testing.assert_array_equal(matrix.rows.numpy(), saved[f"matrix_after_round{done}"])
+            checked += 1
+    assert (checked, done) == (2, 12)
