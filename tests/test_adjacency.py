@@ -77,11 +77,13 @@ def test_a_vocabulary_smaller_than_the_width_narrows_it():
 
 def test_filling_walks_the_template_and_what_is_below_the_unseen_is_unseen():
     matrix = AdjacencyMatrix(VOCAB)
-    matrix.update(torch.tensor([1, 10]), torch.stack([torch.arange(10, 18), torch.arange(20, 28)]))
+    # Token 0 has a row too: -1 must not find it, nor the last one.
+    rows = [list(range(first, first + 8)) for first in (10, 20, 40, 50)]
+    matrix.update(torch.tensor([1, 10, 0, VOCAB - 1]), torch.tensor(rows))
     template = graft_templates()["full"]
     tokens = matrix.fill(template.levels(HOST), 1).tolist()
     for node, path in enumerate(template.paths, 1):
-        # Only 1 and 10 have rows: the root's children, and those of its rank-0 child.
+        # Of what hangs below 1, only 1 and 10 have rows: the root's children, and those of its rank-0 child.
         expected = 10 + path[0] if len(path) == 1 else 20 + path[1] if len(path) == 2 and path[0] == 0 else -1
         assert tokens[node] == expected
     zeros = AdjacencyMatrix(VOCAB, unseen=0)
