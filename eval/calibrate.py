@@ -18,8 +18,9 @@ import torch
 from longgraft.calibration import Calibration, default_path
 from longgraft.drafters.eagle3 import LEVELS, Eagle3Drafter
 from longgraft.drafters.policies import KEPT_OF_60, kept_nodes
+from longgraft.eval.loops import loops
 from longgraft.loading import identity_of
-from longgraft.methods import BUDGET, Parts
+from longgraft.methods import Parts
 from longgraft.observation import Clock, Level, Observation, Verdict
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.session import Sampling, Session, Stats
@@ -100,21 +101,27 @@ def calibrate(session: Session, prompts: Sequence[str], max_new_tokens: int, tem
 
     clock = Clock()
     warmup = _Warmup(session, clock)
-    recorder = Session(session.target, session.tokenizer, warmup, clock, BUDGET, session.limits, session.chunk)
+    recorder = Session(session.target, session.tokenizer, warmup, clock, session.budget, session.limits, session.chunk)
     halves: tuple[list[_Step], list[_Step]] = ([], [])
+    looping = 0
     for index, prompt in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
         output = [t for new in recorder.tokens(recorder.encode(prompt), Stats(), max_new_tokens,
                                                Sampling(temperature, seed=index)) for t in new]
         _replay(warmup.steps, output)
-        halves[index % 2].extend(warmup.steps)
-    chosen, unseen = halves if halves[1] else (halves[0], halves[0])
+        # In a loop every guess is right, and every gate looks useless: such answers only fill the matrix.
+        looping += loops(output)
+        if not loops(output):
+            halves[index % 2].extend(warmup.steps)
+    chosen, unseen = halves if all(halves) else (halves[0] + halves[1],) * 2
     if not chosen:
-        raise ValueError("The warm-up drafted nothing: answers ended at once. Give longer prompts or more rounds.")
+        raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
+                         "themselves, the others ended at once. Give other prompts, or --temperature 1.")
     costs = _costs(session, warmup)
     thresholds, gain = choose(chosen, costs)
     split = max(SPLITS, key=lambda k: sum(step.accepted[f"split{k}"] for step in chosen + unseen))
-    about = {"prompts": str(len(prompts)), "steps": str(len(chosen)), "temperature": f"{temperature:g}",
+    about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
+             "budget": str(session.budget), "temperature": f"{temperature:g}",
              "date": time.strftime("%Y-%m-%d"), "draft_ms": f"{1e3 * costs[0]:.2f}",
              "verify_ms": f"{1e3 * costs[1]:.2f}", "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}"}
@@ -168,9 +175,10 @@ def _replay(steps: Sequence[_Step], output: Sequence[int]) -> None:
 
 
 def _costs(session: Session, warmup: _Warmup) -> tuple[float, float]:
-    """Median seconds of one draft forward and of one verification with 60 nodes, measured here and now."""
-    tree = ProposalTree.chain(torch.arange(BUDGET) % session.target.vocab_size)
-    cache = session.target.cache(BUDGET * 2)
+    """Median seconds of one draft forward and of one verification of a whole tree, measured here and now."""
+    budget = session.budget
+    tree = ProposalTree.chain(torch.arange(budget) % session.target.vocab_size)
+    cache = session.target.cache(budget * 2)
 
     def median(action: object, times: int = 7) -> float:
         seconds = []
@@ -183,5 +191,5 @@ def _costs(session: Session, warmup: _Warmup) -> tuple[float, float]:
         return float(np.median(seconds))
 
     verify = median(lambda: session.target.run(tree, cache, warmup.wants))
-    dense = median(lambda: warmup.drafter.propose(0, BUDGET))
+    dense = median(lambda: warmup.drafter.propose(0, budget))
     return dense / LEVELS, verify

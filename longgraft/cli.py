@@ -56,20 +56,23 @@ def generate(
     prompt = read_prompt(prompt_file, prompt_ids)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     recording = None if replay is None else _read(replay)
-    session = _load(model, drafter, quiet=as_json, method=method, budget=budget, draft_levels=draft_levels,
+    session = _load(model, drafter, quiet=True, method=method, budget=budget, draft_levels=draft_levels,
                     draft_top_k=draft_top_k, dtype=dtype, device=device, attention=attention, chunk=chunk,
                     calibration=_none(calibration))
     if recording is not None:
         sampling = Sampling(replay=_recorded(session, recording))
-    draw = vars(sampling)
+    draw, ids = vars(sampling), session.encode(prompt)
+    session.check(len(ids), min(max_new_tokens, len(sampling.replay or [0] * max_new_tokens)))
+    if not as_json:
+        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     if stream and not as_json:
-        return _stream(session, prompt, max_new_tokens, stop or (), draw)
-    answer = session.generate(prompt, max_new_tokens, stop or (), **draw)
+        return _stream(session, ids, max_new_tokens, stop or (), draw)
+    answer = session.generate(ids, max_new_tokens, stop or (), **draw)
     report: dict[str, Any] = {"text": answer.text, "token_ids": answer.token_ids, "stats": answer.stats.as_dict()}
     if compare:
         from longgraft.eval.losslessness import compare_with_plain
 
-        report["compare"] = compare_with_plain(session, session.encode(prompt), answer, sampling, max_new_tokens)
+        report["compare"] = compare_with_plain(session, ids, answer, sampling, max_new_tokens)
     if as_json:
         print(json.dumps(report))
     else:
@@ -137,7 +140,7 @@ def calibrate(
     prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column).")],
     model: Model = None, drafter: Drafter = "auto",
     rounds: Annotated[int, typer.Option(help="Warm-up prompts.")] = 5,
-    max_new_tokens: NewTokens = 256,
+    max_new_tokens: NewTokens = 256, budget: Budget = None,
     out: Annotated[Optional[Path], typer.Option(help="Default: where `load` looks.")] = None,  # noqa: UP045
     device: Device = None, dtype: Dtype = None,
     temperature: Annotated[float, typer.Option(help="Thresholds hold for this temperature.")] = 0.0,
@@ -148,7 +151,7 @@ def calibrate(
 
     _positive(rounds=rounds, max_new_tokens=max_new_tokens)
     texts = read_prompts(prompts, rounds)
-    session = _load(model, drafter, method="eagle3", device=device, dtype=dtype, calibration=None)
+    session = _load(model, drafter, method="eagle3", budget=budget, device=device, dtype=dtype, calibration=None)
     path = run(session, texts, max_new_tokens, temperature, out)
     print(path)
 

@@ -72,7 +72,7 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     if tokenizer is not None and len(tokenizer) > target.vocab_size:
         raise ValueError(f"The tokenizer has {len(tokenizer):,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    network, opts = _drafter(drafter, target, opts, tell)
+    network, opts, notes = _drafter(drafter, target, opts)
     method = find(opts.method)
     clock, calibration = Clock(), _calibration(target, tokenizer, opts)
     parts = Parts(target, network if method.needs_drafter else None, calibration.snapshot, calibration.thresholds,
@@ -81,10 +81,11 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     usual = method.budget if target.device.type != "cpu" else min(method.budget, CPU_BUDGET)
     budget = opts.budget or usual
     session = Session(target, tokenizer, build(opts.method, parts), clock, budget, limits, opts.chunk, parts)
+    gates = f", {calibration.describe()}" if method.needs_drafter else ""
+    session.about = [*notes, f"{target.name} on {target.device} in {str(target.dtype)[6:]}, attention "
+                             f"{target.attention}, method {opts.method}, budget {budget}{gates}"]
     if tell:
-        gates = f", {calibration.describe()}" if method.needs_drafter else ""
-        print(f"longgraft: {target.name} on {target.device} in {str(target.dtype)[6:]}, attention "
-              f"{target.attention}, method {opts.method}, budget {budget}{gates}", file=sys.stderr)
+        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session
 
 
@@ -167,30 +168,28 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -
     return dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
 
 
-def _drafter(drafter: str | Path | None, target: Target, opts: Options,
-             tell: bool) -> tuple[Eagle3Network | None, Options]:
-    """The network, and the options that its absence changes."""
+def _drafter(drafter: str | Path | None, target: Target,
+             opts: Options) -> tuple[Eagle3Network | None, Options, list[str]]:
+    """The network, the options that its absence changes, and what to tell about it."""
     if not find(opts.method).needs_drafter:
-        return None, opts
+        return None, opts, []
     path: str | Path | None = drafter
     if drafter == "auto":
         known = find_head(target.name)
         path = embedded("drafter") if target.name == EMBEDDED else known.head if known else None
         if path is None:
-            if opts.method != "graft":
+            if opts.method != Options.method:
                 raise ValueError(f"No EAGLE-3 head of {target.name} is known, and method {opts.method!r} needs one.\n"
                                  f"Pass --drafter; known targets: {', '.join(known_targets())}.")
-            if tell:
-                print(f"longgraft: no EAGLE-3 head of {target.name} is known; decoding by retrieval alone",
-                      file=sys.stderr)
-            return None, replace(opts, method=FALLBACK)
+            note = f"no EAGLE-3 head of {target.name} is known; decoding by retrieval alone"
+            return None, replace(opts, method=FALLBACK), [note]
     if path is None:
-        return None, opts
+        return None, opts, []
     shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
     network = load_head(path, shape, opts.head, dtype=target.dtype, device=target.device)
     if network.embed_tokens is None:
         network.share_embedding(target.model.get_input_embeddings())
-    return network.eval(), opts
+    return network.eval(), opts, []
 
 
 def _calibration(target: Target, tokenizer: Any, opts: Options) -> Calibration:

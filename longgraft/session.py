@@ -155,6 +155,7 @@ class Session:
                  parts: Any = None) -> None:
         self.target, self.tokenizer, self.proposer, self.clock = target, tokenizer, proposer, clock
         self.budget, self.chunk, self.parts = budget, chunk, parts      # parts: `methods.Parts`, to report on
+        self.about: list[str] = []      # what was chosen, for people
         self.limits = {target.name: target.max_positions} | (limits or {})     # name -> positions it allows
         self.eos = end_tokens(target.model, tokenizer)
         self.cache: KVCache = target.cache(0)

@@ -37,15 +37,22 @@ class Gates:
     thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
 
     def __call__(self, level: Level) -> Verdict:
-        threshold = self.thresholds.get(level.index, 0.0)
-        if threshold <= 0.0:
+        gate = self._gate(level)
+        threshold = 0.0 if gate is None else self.thresholds[gate]
+        if gate is None or threshold <= 0.0:
             return Verdict()
         confidence = math.exp(level.scores.max().item())     # the gate's sync
         if confidence > threshold:
             return Verdict()
-        # A tree too shallow for the paper's last checkpoint uses its nearest stage.
-        of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= level.index), default=0)]
-        return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False, stage=f"d{level.index}")
+        # A gate that is none of the paper's keeps what its nearest shallower stage keeps.
+        of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= gate), default=0)]
+        return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False, stage=f"d{gate}")
+
+    def _gate(self, level: Level) -> int | None:
+        """This level's checkpoint; the last level of a shallow tree stands for the deeper ones (METHODS.md A22)."""
+        if level.index in self.thresholds:
+            return level.index
+        return min((d for d in self.thresholds if d > level.index), default=None) if level.last else None
 
 
 @dataclass(frozen=True)
