@@ -126,7 +126,7 @@ def calibrate(session: Session, prompts: Sequence[str], max_new_tokens: int, tem
              "verify_ms": f"{1e3 * costs[1]:.2f}", "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}"}
     result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about)
-    identity = identity_of(session.target, session.tokenizer)
+    identity = identity_of(session.target, session.tokenizer, session.parts.network)
     path = out or default_path(identity)
     result.save(path, identity)
     print(f"longgraft: {result.describe()}, split {split}; " + ", ".join(f"{k} {v}" for k, v in about.items()),

@@ -22,7 +22,9 @@ def plain_session(session: Session) -> Session:
     """Plain decoding of the same target, in the same loop, on the same kernels."""
     from longgraft.observation import Clock
 
-    return Session(session.target, session.tokenizer, Plain(), Clock(), budget=1, chunk=session.chunk)
+    plain = Session(session.target, session.tokenizer, Plain(), Clock(), budget=1, chunk=session.chunk)
+    plain.cache = session.cache     # one after the other: two caches of a long prompt may not fit
+    return plain
 
 
 def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -34,10 +36,14 @@ def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def compare_with_plain(session: Session, ids: Sequence[int], answer: Generation, sampling: Sampling,
-                       max_new_tokens: int) -> dict[str, Any]:
-    """Plain decoding of the same prompt: speedup of decoding alone, and whether the ids are identical."""
+                       max_new_tokens: int, stopped: bool = False) -> dict[str, Any]:
+    """Plain decoding of the same prompt: speedup of decoding alone, and whether the ids are identical.
+
+    stopped: the answer may have ended at a stop string, which plain decoding does not look for.
+    """
     plain, stats = plain_session(session), Stats()
-    tokens = [t for new in plain.tokens(ids, stats, max_new_tokens, sampling) for t in new][:len(answer.token_ids)]
+    tokens = [t for new in plain.tokens(ids, stats, max_new_tokens, sampling) for t in new]
+    tokens = tokens[:len(answer.token_ids)] if stopped else tokens
     at = first_divergence(answer.token_ids, tokens)
     rate = answer.stats.decode_tokens_per_second
     return {"identical": at is None, "first_divergence": at,

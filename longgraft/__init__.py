@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from longgraft.loading import custom_generate, generate, load
-    from longgraft.session import Generation, Session
+    from longgraft.session import Generation, Sampling, Session
+    from longgraft.yarn_drafters.layouts import HeadOverrides
 
 __version__ = "0.1.0"
-__all__ = ["Generation", "Session", "custom_generate", "generate", "load"]
+__all__ = ["Generation", "HeadOverrides", "Sampling", "Session", "custom_generate", "generate", "load"]
 
 _HOME = {"generate": "longgraft.loading", "load": "longgraft.loading", "custom_generate": "longgraft.loading",
+         "HeadOverrides": "longgraft.yarn_drafters.layouts", "Sampling": "longgraft.session",
          "Session": "longgraft.session", "Generation": "longgraft.session"}
 
 

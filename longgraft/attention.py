@@ -193,11 +193,17 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
     return name
 
 
+def _flash_runs(q: Tensor) -> bool:
+    """torch's flash kernel: half precision, Ampere or later, head sizes in eights up to 256."""
+    return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
+            and torch.cuda.get_device_capability(q.device) >= (8, 0))
+
+
 def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """No mask.  q [1, Hkv, m, D], k and v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1, Hkv, m] float32."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, scale=scale)
-    if q.dtype in HALF:
+    if _flash_runs(q):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[:2]
     out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, scale=scale)[:2]
     return out, lse[:, :, :q.shape[2]]      # the kernel pads the rows of lse to a multiple of 32
@@ -218,7 +224,7 @@ def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)     # n columns only: cheap
-    if q.dtype in HALF:
+    if _flash_runs(q):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
     out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
         q, k, v, None, True, 0.0, True, scale=scale)[:2]

@@ -48,19 +48,20 @@ class Calibration:
         """ValueError where the file belongs to another target or tokenizer."""
         try:
             snapshot, meta = load_rows(path, int(identity["vocab_size"]), device)
-            found = json.loads(meta["identity"])
+            found = json.loads(meta["identity"]) | {"version": meta["version"]}
+            thresholds = {int(d): float(tau) for d, tau in json.loads(meta["thresholds"]).items()}
+            split, about = int(meta["split"]), json.loads(meta["about"])
         except Exception as error:      # a cut or foreign file raises half a dozen types
             raise ValueError(f"Calibration file {path} cannot be read ({type(error).__name__}: {error}). "
                              "Make it again with `longgraft calibrate`.") from error
-        for key, needed in identity.items():
+        for key, needed in {**identity, "version": VERSION}.items():
             if found.get(key) != needed:
                 raise ValueError(f"Calibration file {path} belongs to {key} {found.get(key)!r}, and {needed!r} is "
                                  "loaded. Calibrate this one, or pass --calibration none.")
-        thresholds = {int(d): float(tau) for d, tau in json.loads(meta["thresholds"]).items()}
-        return cls(thresholds, int(meta["split"]), snapshot, f"calibrated ({path.name})", json.loads(meta["about"]))
+        return cls(thresholds, split, snapshot, f"calibrated ({path.name})", about)
 
 
 def default_path(identity: Mapping[str, str]) -> Path:
-    """Where `longgraft calibrate` writes and `load` looks, per target and tokenizer."""
-    name = f"{identity['target']}-{identity['tokenizer']}.safetensors"
+    """Where `longgraft calibrate` writes and `load` looks, per target, tokenizer and drafter."""
+    name = "-".join(identity[key] for key in ("target", "tokenizer", "weights", "drafter")) + ".safetensors"
     return Path.home() / ".cache" / "longgraft" / name

@@ -52,6 +52,8 @@ def generate(
     from longgraft.session import Sampling
 
     # What is wrong with the request is said before a model is loaded for it.
+    if stream and (compare or as_json):
+        raise ValueError("--stream goes with neither --compare nor --json. Leave it out.")
     _positive(max_new_tokens=max_new_tokens)
     prompt = read_prompt(prompt_file, prompt_ids)
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
@@ -65,14 +67,14 @@ def generate(
     session.check(len(ids), min(max_new_tokens, len(sampling.replay or [0] * max_new_tokens)))
     if not as_json:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
-    if stream and not as_json:
+    if stream:
         return _stream(session, ids, max_new_tokens, stop or (), draw)
     answer = session.generate(ids, max_new_tokens, stop or (), **draw)
     report: dict[str, Any] = {"text": answer.text, "token_ids": answer.token_ids, "stats": answer.stats.as_dict()}
     if compare:
         from longgraft.eval.losslessness import compare_with_plain
 
-        report["compare"] = compare_with_plain(session, ids, answer, sampling, max_new_tokens)
+        report["compare"] = compare_with_plain(session, ids, answer, sampling, max_new_tokens, bool(stop))
     if as_json:
         print(json.dumps(report))
     else:

@@ -69,12 +69,13 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     """
     opts = Options(**options)
     target, tokenizer = _target(model, opts)
-    if tokenizer is not None and len(tokenizer) > target.vocab_size:
-        raise ValueError(f"The tokenizer has {len(tokenizer):,} tokens and {target.name} predicts "
+    # Without added tokens: some models ship a few that they never predict.
+    if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
+        raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
     network, opts, notes = _drafter(drafter, target, opts)
     method = find(opts.method)
-    clock, calibration = Clock(), _calibration(target, tokenizer, opts)
+    clock, calibration = Clock(), _calibration(target, tokenizer, network, opts)
     parts = Parts(target, network if method.needs_drafter else None, calibration.snapshot, calibration.thresholds,
                   calibration.split, opts.draft_levels, opts.draft_top_k, opts.persist, clock)
     limits = {} if parts.network is None else {f"{target.name}'s drafter": parts.network.config.max_positions}
@@ -103,7 +104,8 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     """For transformers: `model.generate(ids, custom_generate=longgraft.custom_generate, session=session)`.
 
     input_ids: [1, T]; returns [1, T + new].  Sampling comes from the generation config; what cannot be
-    honoured exactly (batches, padding, penalties) is refused.  Without a session the model decodes by retrieval.
+    honoured exactly (batches, padding, penalties, other criteria) is refused; a streamer is out of reach, since
+    transformers hides it from callables: use `Session.stream`.  Without a session the model decodes by retrieval.
     """
     if input_ids.shape[0] != 1:
         raise ValueError(f"{input_ids.shape[0]} prompts were given; longgraft decodes one at a time. Loop over them.")
@@ -113,7 +115,11 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     session = session or load((model, None), None, tell=False, method=FALLBACK)
     if session.target.model is not model:
         raise ValueError("The session was loaded for another model. Pass load((model, tokenizer), ...) of this one.")
-    _only_warpers(logits_processor)
+    _only_known(logits_processor, {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
+                                   "MinPLogitsWarper", "InfNanRemoveLogitsProcessor"})
+    _only_known(stopping_criteria, {"MaxLengthCriteria", "EosTokenCriteria"})
+    if generation_config.return_dict_in_generate:
+        raise ValueError("return_dict_in_generate is set; longgraft returns the ids alone. Switch it off.")
     c = generation_config
     sampling = Sampling()
     if c.do_sample:
@@ -129,12 +135,10 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     return torch.cat([input_ids, torch.tensor([new], device=input_ids.device, dtype=input_ids.dtype)], dim=1)
 
 
-def _only_warpers(processors: Any) -> None:
-    """transformers builds the sampling warpers from the config, as we do; anything else would be lost."""
-    known = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper",
-             "InfNanRemoveLogitsProcessor"}
-    if other := sorted({type(p).__name__ for p in processors or ()} - known):
-        raise ValueError(f"The generation config asks for {', '.join(other)}, which longgraft does not apply. "
+def _only_known(parts: Any, known: set[str]) -> None:
+    """transformers builds warpers and length criteria from the config, as we do; anything else would be lost."""
+    if other := sorted({type(part).__name__ for part in parts or ()} - known):
+        raise ValueError(f"generate was given {', '.join(other)}, which longgraft does not apply. "
                          "Switch it off or use plain generate.")
 
 
@@ -142,6 +146,11 @@ def _target(model: Any, opts: Options) -> tuple[Target, Any]:
     if isinstance(model, tuple):
         loaded, tokenizer = model
         name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
+        weight = loaded.get_input_embeddings().weight
+        wanted = None if opts.dtype is None else _dtype(opts.dtype, weight.device, loaded.config)
+        if wanted not in (None, weight.dtype) or opts.device not in (None, str(weight.device), weight.device.type):
+            raise ValueError(f"The model given is {weight.dtype} on {weight.device}, and {opts.dtype or 'any dtype'} on "
+                             f"{opts.device or 'any device'} was asked for. Move it with model.to(...) first.")
         return Target(loaded, name, opts.attention), tokenizer
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -192,12 +201,12 @@ def _drafter(drafter: str | Path | None, target: Target,
     return network.eval(), opts, []
 
 
-def _calibration(target: Target, tokenizer: Any, opts: Options) -> Calibration:
-    identity = identity_of(target, tokenizer)
+def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Options) -> Calibration:
+    identity = identity_of(target, tokenizer, network)
     if opts.calibration is None:
         return Calibration()
     if opts.calibration == "auto":
-        path = embedded("calibration.safetensors") if target.name == EMBEDDED else default_path(identity)
+        path = default_path(identity)
         return Calibration.load(path, identity, target.device) if path.exists() else Calibration()
     path = Path(opts.calibration)
     if not path.exists():
@@ -205,11 +214,17 @@ def _calibration(target: Target, tokenizer: Any, opts: Options) -> Calibration:
     return Calibration.load(path, identity, target.device)
 
 
-def identity_of(target: Target, tokenizer: Any) -> dict[str, str]:
-    """What a saved matrix belongs to: token ids mean nothing under another tokenizer or target."""
-    words = sorted(tokenizer.get_vocab().items()) if tokenizer is not None else []
-    digest = hashlib.sha256(repr(words).encode()).hexdigest()[:16] if words else "none"
-    return {"target": Path(target.name).name, "vocab_size": str(target.vocab_size), "tokenizer": digest}
+def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -> dict[str, str]:
+    """What a calibration belongs to: ids mean nothing under another tokenizer or target, thresholds under another
+    drafter.  Weights are told apart by a few of their values."""
+    words = sorted(tokenizer.get_vocab().items()) if tokenizer is not None else "none"
+    drafter = "none" if network is None else _digest([network.config, network.fc.weight[0].tolist()])
+    return {"target": Path(target.name).name, "vocab_size": str(target.vocab_size), "tokenizer": _digest(words),
+            "weights": _digest(target.head.weight[-1].tolist()), "drafter": drafter}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def embedded(part: str) -> Path:

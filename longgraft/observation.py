@@ -110,21 +110,24 @@ class PruningPolicy(Protocol):
 class Clock:
     """Seconds by part, exclusive: a part that runs inside another is not counted twice.
 
-    wait: called before each reading; a CUDA session passes torch.cuda.synchronize.
+    wait: called when the outermost part begins and ends; a CUDA session passes torch.cuda.synchronize, so that
+          whole steps are timed truly; inner parts then show when work was launched, unless `profile`
+    profile: wait at every part, for true inner times at the price of a sync each
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     wait: Callable[[], object] | None = None
+    profile: bool = False
     _stack: list[tuple[str, float]] = field(default_factory=list)
 
-    def _now(self) -> float:
-        if self.wait is not None:
+    def _now(self, outermost: bool) -> float:
+        if self.wait is not None and (self.profile or outermost):
             self.wait()
         return time.perf_counter()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        now = self._now()
+        now = self._now(not self._stack)
         if self._stack:
             outer, since = self._stack.pop()
             self.seconds[outer] += now - since
@@ -133,7 +136,7 @@ class Clock:
         try:
             yield
         finally:
-            now = self._now()
+            now = self._now(len(self._stack) == 1)
             name, since = self._stack.pop()
             self.seconds[name] += now - since
             if self._stack:

@@ -22,7 +22,7 @@ from longgraft.text import Detokenizer
 from longgraft.tree import DRAFT, RETRIEVED, ProposalTree
 from longgraft.verifier import Verifier
 
-Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k}; it must be 1 or more, 0 turns it off.")
         if not 0 <= self.min_p < 1:
             raise ValueError(f"min_p is {self.min_p}; it must be in [0, 1), 0 turns it off.")
+        if not 0 <= self.temperature < float("inf") or 0 < self.temperature < 1e-5:
+            raise ValueError(f"temperature is {self.temperature}; give 0 (greedy), or from 1e-5 up.")
         if self.replay is not None and not len(self.replay):
             raise ValueError("The recorded continuation is empty. Give at least one token to replay.")
 
@@ -155,6 +157,7 @@ class Session:
                  parts: Any = None) -> None:
         self.target, self.tokenizer, self.proposer, self.clock = target, tokenizer, proposer, clock
         self.budget, self.chunk, self.parts = budget, chunk, parts      # parts: `methods.Parts`, to report on
+        self._request = 0               # of several streams only the newest may go on
         self.about: list[str] = []      # what was chosen, for people
         self.limits = {target.name: target.max_positions} | (limits or {})     # name -> positions it allows
         self.eos = end_tokens(target.model, tokenizer)
@@ -164,6 +167,8 @@ class Session:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text, chat messages or token ids -> token ids."""
+        if isinstance(prompt, torch.Tensor):
+            prompt = prompt.flatten().tolist()
         if isinstance(prompt, str):
             ids = self._tokenizer("text")(prompt)["input_ids"]
         elif prompt and isinstance(prompt[0], dict):
@@ -173,10 +178,14 @@ class Session:
             ids = [int(token) for token in prompt]     # type: ignore[arg-type]
         if not ids:
             raise ValueError("The prompt is empty. Give at least one token.")
-        if not 0 <= min(ids) <= max(ids) < self.target.vocab_size:
-            raise ValueError(f"The prompt has token ids from {min(ids)} to {max(ids)}, and {self.target.name} knows "
-                             f"0 to {self.target.vocab_size - 1}. Encode it with this model's tokenizer.")
+        self._known(ids, "prompt")
         return ids
+
+    def _known(self, ids: Sequence[int], what: str) -> None:
+        """ValueError for ids outside the vocabulary: on a GPU they would end the process."""
+        if not 0 <= min(ids) <= max(ids) < self.target.vocab_size:
+            raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.target.name} knows "
+                             f"0 to {self.target.vocab_size - 1}. Encode it with this model's tokenizer.")
 
     def _tokenizer(self, what: str) -> Any:
         if self.tokenizer is None:
@@ -203,7 +212,10 @@ class Session:
         if sampling.replay is not None:
             max_new_tokens = min(max_new_tokens, len(sampling.replay))
             eos = ()        # a recording ends where it ends
+            self._known(sampling.replay, "recorded continuation")
         self.check(len(ids), max_new_tokens)
+        self._request += 1
+        mine = self._request
         capacity = len(ids) + max_new_tokens + self.budget
         self.cache.reserve(capacity)
         self.proposer.reset(capacity)
@@ -220,6 +232,9 @@ class Session:
         steps = decode(verifier, self.proposer, root, max_new_tokens, self.budget, stats,
                        self.eos if eos is None else eos)
         while True:
+            if mine != self._request:
+                raise RuntimeError("Another request was started on this session; it serves one at a time. "
+                                   "Finish a stream before the next request, or load another session.")
             with self.clock.part("host"):       # what no part claims: the loop itself
                 new = next(steps, None)
             stats.decode_seconds = sum(self.clock.seconds.values())
@@ -229,7 +244,7 @@ class Session:
                 return
             yield new
 
-    def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: Sequence[str] = (),
+    def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
                progress: bool | None = None, **sampling: Any) -> Iterator[str]:
         """Pieces of text as they are certain; together they are `generate`'s text.  sampling: as there."""
         draw = Sampling(**sampling)
@@ -237,7 +252,7 @@ class Session:
             if piece:
                 yield piece
 
-    def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: Sequence[str] = (),
+    def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] = (),
                  progress: bool | None = None, **sampling: Any) -> Generation:
         """The whole answer: exactly what plain decoding of the target would say (in float32, token for token).
 
@@ -250,8 +265,9 @@ class Session:
         return Generation(text, ids, stats)
 
     def _pieces(self, ids: Sequence[int], stats: Stats, max_new_tokens: int, sampling: Sampling,
-                stop: Sequence[str], progress: bool | None) -> Iterator[tuple[str, list[int]]]:
+                stop: str | Sequence[str], progress: bool | None) -> Iterator[tuple[str, list[int]]]:
         """(text, tokens) per step; tokens end where a stop string is complete."""
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if stop:
             self._tokenizer("checked for stop strings")
         detokenizer = Detokenizer(self.tokenizer, stop) if self.tokenizer is not None else None

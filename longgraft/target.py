@@ -24,6 +24,8 @@ from longgraft.tree import ProposalTree
 NAME = "longgraft"
 TOPK_ROWS = 256     # rows of prompt logits that exist at once (RUNTIME.md 4: 256 to 1,024 cost the same)
 
+UNKNOWN = ("s_aux", "sinks", "position_bias", "head_mask")
+
 _CHUNKED = "attention is cut into chunks that a tree may cross"
 _STATE = "it keeps a recurrent state, and a tree of guesses has no single one"
 
@@ -42,11 +44,20 @@ _RUNNING: ContextVar[_Run | None] = ContextVar("longgraft_run", default=None)
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-               **_: Any) -> tuple[Tensor, None]:
-    """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D]."""
+               **more: Any) -> tuple[Tensor, None]:
+    """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D].
+
+    Whatever a model passes beyond what the kernels compute would be lost without a word, so it is an error.
+    """
     run = _RUNNING.get()
     assert run is not None, "the longgraft attention ran outside of Target.run"
     run.calls += 1
+    if lost := [name for name in UNKNOWN if more.get(name) is not None]:
+        raise ValueError(f"{type(module).__name__} passes {', '.join(lost)} to its attention, which longgraft does "
+                         "not compute (attention sinks, biases). This model cannot be used.")
+    if attention_mask is None or attention_mask.numel() != 1:
+        raise ValueError(f"{type(module).__name__} makes an attention mask of its own, which a tree would break. "
+                         "This model cannot be used.")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if softcap is not None:
         # No fused kernel caps logits and returns what `split` needs; the reference does it, at any device.
@@ -122,6 +133,9 @@ class Target:
         if self.model.training:
             raise ValueError(f"{self.name} is in training mode, where dropout makes it say something else each "
                              "time. Call model.eval() first.")
+        if len(devices := {p.device for p in self.model.parameters()}) > 1:
+            raise ValueError(f"{self.name} is spread over {', '.join(sorted(map(str, devices)))}; longgraft needs it "
+                             "on one device. Load it without device_map, or in a smaller dtype.")
         self.attention = choose(self.attention, self.device, self.dtype)
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
@@ -168,7 +182,8 @@ class Target:
         """Keys and values of one token in all layers."""
         c = self.config
         size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        return 2 * c.num_hidden_layers * c.num_key_value_heads * size * self.dtype.itemsize
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+        return 2 * c.num_hidden_layers * heads * size * self.dtype.itemsize
 
     @torch.no_grad()
     def run(self, tree: ProposalTree, cache: KVCache, wants: Wants, rows: str = "all") -> Forward:
@@ -245,9 +260,9 @@ class Target:
 
     @contextmanager
     def _last_hidden(self) -> Iterator[dict[str, Tensor]]:
-        """The base model's output [n, H], after its final norm."""
+        """The decoder's output [n, H], after its final norm."""
         taken: dict[str, Tensor] = {}
-        handle = self.model.base_model.register_forward_hook(
+        handle = self.model.get_decoder().register_forward_hook(
             lambda _, __, out: taken.__setitem__("hidden", out[0][0]))
         try:
             yield taken

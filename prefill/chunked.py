@@ -27,8 +27,9 @@ def chunk_size(target: Target, wants: Wants) -> int:
     if free is None:
         return LARGEST
     config, item = target.config, target.dtype.itemsize
+    wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     # Per token: residual, q, k, v, and the MLP's two wide activations, in work at once in one layer.
-    row = item * (8 * config.hidden_size + 3 * config.intermediate_size + len(wants.features) * config.hidden_size)
+    row = item * (8 * config.hidden_size + 3 * wide + len(wants.features) * config.hidden_size)
     room = free // 4 - TOPK_ROWS * target.vocab_size * 4 * bool(wants.topk)
     size = LARGEST
     while size > 16 and size * row > room:

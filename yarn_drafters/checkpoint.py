@@ -14,6 +14,7 @@ from torch import Tensor
 
 from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape, head_config, our_name, plain_name
 from longgraft.yarn_drafters.network import Eagle3Network
+from longgraft.yarn_drafters.rope import Rope
 
 FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
 NO_OVERRIDES = HeadOverrides()
@@ -27,7 +28,11 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
     """
     folder = _folder(path)
     config = _config(folder)
-    tensors = {plain_name(name): tensor for name, tensor in _tensors(folder).items()}
+    found = _tensors(folder)
+    tensors = {plain_name(name): tensor for name, tensor in found.items()}
+    if len(tensors) < len(found):
+        raise ValueError(f"Drafter {path}: some tensors are there twice, with and without a prefix such as model. "
+                         "Keep one of each.")
     try:
         shape = head_config(config, {name: tensor.shape for name, tensor in tensors.items()}, target, overrides)
         tensors = {our_name(name, shape.layout): tensor for name, tensor in tensors.items()}
@@ -66,8 +71,10 @@ def save_head(network: Eagle3Network, folder: str | Path) -> None:
     if c.rope.kind == "yarn":
         config["rope_scaling"] = {"type": "yarn", "rope_type": "yarn", "factor": float(c.rope.factor),
                                   "original_max_position_embeddings": c.rope.original}
-    elif c.rope.kind != "default":
-        raise ValueError(f"A head with rope type {c.rope.kind!r} has no official EAGLE-3 form; use default or yarn.")
+    if c.rope != Rope(10000.0, c.rope.kind, c.rope.factor, c.rope.original) or c.rope.kind not in ("default", "yarn"):
+        raise ValueError(f"A head with {c.rope} has no official EAGLE-3 form: readers take base 10000, and of YaRN "
+                         "only factor and original length. Train it so.")
+    config |= {flag: True for flag in ("norm_before_fc", "fc_norm") if getattr(c, flag)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
@@ -92,11 +99,14 @@ def _folder(path: str | Path) -> Path:
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"Drafter {folder} has no config.json.") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"Drafter {folder}: config.json is not JSON ({error}).") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"Drafter {folder}: config.json holds a {type(config).__name__}; an object is needed.")
+    return config
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -106,13 +116,17 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     if not files and not binary.exists():
         raise ValueError(f"Drafter {folder} has neither *.safetensors nor pytorch_model.bin.")
     try:
-        if not files:
-            return torch.load(binary, map_location="cpu", weights_only=True)
-        from safetensors.torch import load_file
+        if files:
+            from safetensors.torch import load_file
 
-        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+            return {name: tensor for file in files for name, tensor in load_file(file).items()}
+        tensors = torch.load(binary, map_location="cpu", weights_only=True)
     except Exception as error:      # cut files raise half a dozen types
         raise ValueError(f"Drafter {folder}: the weights cannot be read ({error}). Download them again.") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ValueError(f"Drafter {folder}: pytorch_model.bin holds something else than named tensors; a plain state "
+                         "dict is needed.")
+    return tensors
 
 
 def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:

@@ -6,6 +6,7 @@ producers use the same names with different meanings, and wrong guesses only sho
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ class HeadOverrides:
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without the wrappers' prefixes, and with vLLM's first layer called midlayer."""
+    """A tensor's name without the wrappers' prefixes."""
     while any(name.startswith(prefix) for prefix in PREFIXES):
         name = name.split(".", 1)[1]
     return name
@@ -69,12 +70,16 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
     if "num_nextn_predict_layers" in config or any(name.startswith(("mtp.", "mtp_layers.")) for name in shapes):
         raise ValueError("This is a multi-token-prediction head; an EAGLE-3 head is needed.")
     if "midlayer.self_attn.q_proj.weight" in shapes:
-        scaling = config.get("rope_scaling") or {}
-        if scaling.get("type") == "yarn" and "mscale" not in scaling:
+        scaling = _scaling(config)
+        # SpecPV's fork once wrote rope_type alone, beside its own key "finetuned" (3.3).
+        if "mscale" not in scaling and (scaling.get("type") == "yarn" or "finetuned" in scaling):
             return "specpv"
         if "Eagle3LlamaForCausalLM" in architectures:
             return "angelslim"
-        return "specforge" if "eagle_config" in config else "eagle3"
+        # Mainline SpecForge alone trains with llama3 or mscale, and since before either it honours rope_theta (2.2).
+        if "eagle_config" in config or scaling["rope_type"] == "llama3" or "mscale" in scaling:
+            return "specforge"
+        return "eagle3"
     if "layers.0.hidden_norm.weight" in shapes:
         return "speculators"
     if "layers.0.self_attn.q_proj.weight" in shapes and "fc.weight" in shapes:
@@ -95,6 +100,8 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         if name not in named:
             raise ValueError(f"The head has no {name}; every EAGLE-3 head needs one. The file is cut or of another "
                              f"kind (found: {', '.join(sorted(shapes)[:6])} ...).")
+        if len(named[name]) != 2:
+            raise ValueError(f"{name} has shape {named[name]}; a matrix is needed. The file is damaged.")
     hidden, wide = named["fc.weight"]
     q_rows, q_width = named["midlayer.self_attn.q_proj.weight"]
     if q_width != 2 * hidden:
@@ -102,6 +109,12 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
     if wide % target.hidden:
         raise ValueError(f"fc takes {wide} inputs, which is no multiple of the target's hidden size "
                          f"{target.hidden:,}: this head belongs to another target.")
+    if inner.get("num_attention_heads") is None:
+        raise ValueError("config.json has no num_attention_heads, which no tensor tells.")
+    if layout == "speculators" and _slides(inner):
+        raise ValueError("This head was trained with a sliding window over its own cache, which is not supported yet: "
+                         "with full attention it would collapse on long prompts.")
+    _refuse_unread(config, inner, named)
     heads = int(inner["num_attention_heads"])
     head_dim = q_rows // heads      # configs' head_dim is wrong in several uploads (FORMATS.md 2.1)
     features = _feature_layers(config, layout, wide // target.hidden, target, overrides)
@@ -113,10 +126,11 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         max_positions=int(inner.get("max_position_embeddings") or 2048), rope=_rope(inner, layout),
         layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
         rms_eps=float(inner.get("rms_norm_eps", 1e-5)),
-        # Only speculators' files mean these (2.6): elsewhere the same words stand for something else.
-        norm_before_residual=bool(config.get("norm_before_residual", layout == "speculators"
-                                             and "speculators_model_type" not in config)),
-        norm_output=layout == "speculators" and bool(config.get("norm_output", False)),
+        # Only speculators' files mean these (2.6): elsewhere the same words stand for something else.  Where the
+        # first is missing, vLLM takes true in a speculators config and false in a raw one (2.4).
+        norm_before_residual=layout == "speculators" and bool(
+            config.get("norm_before_residual", "speculators_model_type" in config)),
+        norm_output="speculators_model_type" in config and bool(config.get("norm_output", False)),
         norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
         qk_norm="midlayer.self_attn.q_norm.weight" in named,
         attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named, layout=layout)
@@ -124,6 +138,26 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         raise ValueError(f"The head was made for a vocabulary of {stated:,} and the target has {target.vocab:,}: "
                          "it belongs to another target.")
     return _overridden(result, overrides)
+
+
+def _refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Shapes) -> None:
+    """ValueError for what a config says and this network would silently not do."""
+    nested = config.get("eagle_config") or {}
+    for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
+        if (config.get(flag) or nested.get(flag)) and tensor not in named:
+            raise ValueError(f"config.json says {flag}, and there is no {tensor}. The file is cut: download it again.")
+    for key, known in (("hidden_act", "silu"), ("logit_scale", 1)):
+        if inner.get(key, known) not in (known, None):
+            raise ValueError(f"The head's {key} is {inner[key]!r}; only {known!r} is supported.")
+    if nested.get("use_aux_hidden_state") is False:
+        raise ValueError("This head reads the target's last hidden state alone (use_aux_hidden_state is false); "
+                         "a head over several layers is needed.")
+
+
+def _slides(config: Mapping[str, Any]) -> bool:
+    kinds = config.get("layer_types")
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window", True) and (
+        kinds is None or "sliding_attention" in kinds)
 
 
 def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: TargetShape,
@@ -137,14 +171,22 @@ def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: 
     layers = tuple(int(i) for i in found)
     if len(layers) != count or len(set(layers)) != count or not all(0 <= i < n for i in layers):
         raise ValueError(f"The head's fc joins {count} features, and the layers {layers} of {n} were found for them. "
-                         f"Give {count} different indices below {n} as feature_layers.")
+                         f"Give {count} different indices below {n}: "
+                         "load(..., head=HeadOverrides(feature_layers=...)).")
     return layers
 
 
 def _rope(config: Mapping[str, Any], layout: str) -> Rope:
-    """EAGLE, AngelSlim and SpecPV were trained at base 10000 whatever the config says (1.7, 2.1, 3.1)."""
-    given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    kind = given.get("rope_type") or given.get("type") or "default"
+    """The base by layout: EAGLE (1.7), AngelSlim (2.1) and SpecPV (3.1) were trained at 10000 whatever the config says;
+    SpecForge since 2025-10-30 (2.2) and speculators (2.5) at the config's, 10000 where it has none.  SpecForge heads
+    of an earlier date look the same and need HeadOverrides(rope_base=10000.0)."""
+    given = _scaling(config)
+    kind = given["rope_type"]
+    needed = {"linear": ("factor",), "yarn": ("factor", "original_max_position_embeddings"),
+              "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")}
+    if missing := [key for key in needed.get(kind, ()) if given.get(key) is None]:
+        raise ValueError(f"The head's {kind} rope has no {', '.join(missing)}. Add what it was trained with to "
+                         "rope_scaling in config.json.")
     base = float(config.get("rope_theta") or given.get("rope_theta") or 10000.0)
     if layout in ("eagle3", "angelslim", "specpv"):
         base = 10000.0
@@ -162,13 +204,18 @@ def _rope(config: Mapping[str, Any], layout: str) -> Rope:
     raise ValueError(f"The head's rope type is {kind!r}. Known: default, linear, llama3, yarn.")
 
 
+def _scaling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_scaling, or rope_parameters of transformers v5, with a rope_type in any case."""
+    given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    return given | {"rope_type": given.get("rope_type") or given.get("type") or "default"}
+
+
 def _attention_factor(given: Mapping[str, Any]) -> float | None:
     """SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's own (3.2)."""
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
     if given.get("mscale") is None or given.get("mscale_all_dim") is None:
         return None
-    import math
 
     def scaled(mscale: float) -> float:
         return 0.1 * mscale * math.log(float(given["factor"])) + 1.0
