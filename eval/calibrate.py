@@ -1,6 +1,6 @@
 """Warm-up: dense drafting on a few prompts fills the matrix and logs what every gate would have seen.
 
-Knows sessions and proposers.  Procedure: METHODS.md 5; the paper's warm-up: arXiv 2605.20104, section 3.3.
+Knows sessions and proposers.  The paper's warm-up: arXiv 2605.20104, section 3.3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.session import Sampling, Session, Stats
 from longgraft.tree import ProposalTree
 
-SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split: 10, 20 or 36 retrieved (METHODS.md 3.3)
+SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split: 10, 20 or 36 retrieved
 QUANTILES = 12              # candidate thresholds per gate
 
 
@@ -152,7 +152,7 @@ def stage_of(step: _Step, thresholds: Mapping[int, float]) -> str:
 
 
 def _gain(steps: Sequence[_Step], thresholds: Mapping[int, float], costs: tuple[float, float]) -> float:
-    """Tokens per second under the thresholds over tokens per second of the dense tree (METHODS.md 5.4)."""
+    """Tokens per second under the thresholds over tokens per second of the dense tree."""
     draft, verify = costs
 
     def speed(stages: list[str]) -> float:

@@ -8,7 +8,7 @@ GRAM = 8
 
 
 def loops(tokens: Sequence[int], gram: int = GRAM) -> bool:
-    """Whether one n-gram covers over half of the continuation (DESIGN.md 4)."""
+    """Whether one n-gram covers over half of the continuation."""
     counts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - gram + 1):
         counts.setdefault(tuple(tokens[start:start + gram]), []).append(start)

@@ -1,6 +1,6 @@
 """Whether a method says what plain decoding says, and how near the tie was where it does not.
 
-Knows sessions; knows no method.  Levels: DESIGN.md 4 and RUNTIME.md 6.
+Knows sessions; knows no method.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from longgraft.observation import Wants
 from longgraft.session import Generation, Sampling, Session, Stats
 from longgraft.tree import ProposalTree
 
-EPSILON = 0.1       # logits; near ties of half precision stay below (METHODS.md 8.3)
+EPSILON = 0.1       # logits; near ties of half precision stay below
 
 
 def plain_session(session: Session) -> Session:

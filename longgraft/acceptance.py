@@ -1,7 +1,7 @@
 """Draw, then walk: one target draw per node, then down the tree as long as a child carries the drawn token.
 
 Knows logits, positions and trees; knows no model, no cache and no proposer.  Exact for every proposer that is
-deterministic given the past (METHODS.md 1.3): the law of the walk is the target's own.
+deterministic given the past: the law of the walk is the target's own.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded continuation takes the place of the draw; all forwards and costs stay real (DESIGN.md 4).
+    """A recorded continuation takes the place of the draw; all forwards and costs stay real.
 
     tokens: the recording, whose first token stands at absolute position `start`.
     """

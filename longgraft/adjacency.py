@@ -14,7 +14,7 @@ from torch import Tensor
 
 UNSEEN = -1
 VERSION = "1"   # of the file that `AdjacencyMatrix.save` writes
-WIDTH = 8       # Token Recycling's; the templates' largest rank is 7 (METHODS.md A7)
+WIDTH = 8       # Token Recycling's; the templates' largest rank is 7
 
 
 class AdjacencyMatrix:
@@ -38,7 +38,7 @@ class AdjacencyMatrix:
         tokens [n] int64, topk [n, K], ids below V: the target's own tokens and top-k, so in range by
         construction (a check of the values would be a host sync).  Writing one row twice is undefined on a
         GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are bit-identical
-        (METHODS.md A9).
+       .
         """
         if tokens.ndim != 1 or topk.shape != (tokens.numel(), self.width):
             raise ValueError(f"tokens are {tuple(tokens.shape)} and topk is {tuple(topk.shape)}; "

@@ -51,7 +51,7 @@ class Graft:
 class TailGraft:
     """The TAIL placement of the paper's Figure 2: chains behind the drafted tree's best leaves.
 
-    leaves, length: 4 chains of 5 (METHODS.md A15); a smaller tree has shorter chains.
+    leaves, length: 4 chains of 5; a smaller tree has shorter chains.
     """
 
     def __init__(self, drafter: Proposer, retriever: Retriever, leaves: int = 4, length: int = 5,

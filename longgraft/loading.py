@@ -149,7 +149,7 @@ def _target(model: Any, opts: Options) -> tuple[Target, Any]:
         weight = loaded.get_input_embeddings().weight
         wanted = None if opts.dtype is None else _dtype(opts.dtype, weight.device, loaded.config)
         if wanted not in (None, weight.dtype) or opts.device not in (None, str(weight.device), weight.device.type):
-            raise ValueError(f"The model given is {weight.dtype} on {weight.device}, and {opts.dtype or 'any dtype'} on "
+            raise ValueError(f"The model given is {weight.dtype} on {weight.device}; {opts.dtype or 'any dtype'} on "
                              f"{opts.device or 'any device'} was asked for. Move it with model.to(...) first.")
         return Target(loaded, name, opts.attention), tokenizer
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

@@ -21,7 +21,7 @@ from longgraft.target import Target
 from longgraft.templates import chain, token_recycling
 from longgraft.yarn_drafters.network import Eagle3Network
 
-BUDGET = 60     # nodes per verification, root included; the paper's K_max (METHODS.md A1)
+BUDGET = 60     # nodes per verification, root included; the paper's K_max
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Method:
-    """A registry entry.  budget: the method's own, where it is not the common one (METHODS.md 0.1)."""
+    """A registry entry.  budget: the method's own, where it is not the common one."""
 
     name: str
     clause: str

@@ -77,7 +77,7 @@ class Retriever(Proposer, Protocol):
 class Level:
     """One drafted level, as a policy sees it.
 
-    index:  expansion forwards done so far: 0 after the root's own draft step (METHODS.md A3)
+    index:  expansion forwards done so far: 0 after the root's own draft step
     scores: [c] float32 path log-probabilities of this level's candidates, on the device
     last:   whether no further level will be drafted anyway
     budget: nodes of the verified tree, root included

@@ -61,7 +61,7 @@ class Sampling:
 
 @dataclass
 class Stats:
-    """What a generation cost and what its proposals were worth.  mat: without the bonus token (DESIGN.md 4)."""
+    """What a generation cost and what its proposals were worth.  mat: without the bonus token."""
 
     prompt_tokens: int = 0
     new_tokens: int = 0

@@ -22,7 +22,7 @@ from longgraft.observation import Wants
 from longgraft.tree import ProposalTree
 
 NAME = "longgraft"
-TOPK_ROWS = 256     # rows of prompt logits that exist at once (RUNTIME.md 4: 256 to 1,024 cost the same)
+TOPK_ROWS = 256     # rows of prompt logits that exist at once
 
 UNKNOWN = ("s_aux", "sinks", "position_bias", "head_mask")
 

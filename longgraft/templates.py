@@ -1,7 +1,7 @@
 """Static shapes of retrieved trees: a path `r1 r2 ..` is the r1-th successor of the root, then its r2-th, ...
 
-Knows ranks; knows no token and no matrix.  Sources: METHODS.md App. A (Graft, Table 7's counts) and App. B
-(Token Recycling).
+Knows ranks; knows no token and no matrix.  Sources: Graft (arXiv 2605.20104), Table 7's counts; Token
+Recycling (arXiv 2408.08696), its published tree.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class ProposalTree:
         """`other`'s nodes, in their order, under node `at`, as a trie, until `budget` nodes stand.
 
         A node that is here already takes no slot: it gets the other's origin bits, and children below it.
-        METHODS.md 3.2 and A5 (trie merge with refilling, Graft, arXiv 2605.20104, Eq. 11).
+        Trie merge with refilling: Graft, arXiv 2605.20104, Eq. 11.
         """
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
         scores, origin = self.scores.tolist(), self.origin.tolist()

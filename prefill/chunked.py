@@ -17,7 +17,7 @@ from longgraft.observation import Clock, Observation, Proposer, Wants
 from longgraft.target import TOPK_ROWS, Target
 from longgraft.tree import ROOT, ProposalTree
 
-LARGEST = 1024      # SpecPV's chunk; larger ones gained nothing where it was measured (RUNTIME.md 5)
+LARGEST = 1024      # SpecPV's chunk; larger ones gained nothing where it was measured
 BAR_FROM = 8192     # tokens from which a progress bar is worth its lines
 
 

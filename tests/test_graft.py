@@ -119,7 +119,7 @@ def test_merging_shares_nodes_and_refills():
 
 def test_stage_budgets_scale_with_the_tree():
     assert [kept_nodes(60, k) for k in (8, 24, 40)] == [8, 24, 40]
-    assert [kept_nodes(8, k) for k in (8, 24, 40)] == [2, 3, 5]        # METHODS.md A22
+    assert [kept_nodes(8, k) for k in (8, 24, 40)] == [2, 3, 5]
     assert kept_nodes(1, 8) == 1
 
 

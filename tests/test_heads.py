@@ -63,7 +63,7 @@ def test_specforge_s_ids_are_layer_outputs_and_prefixes_are_stripped(tmp_path):
     tensors = {f"draft_model.{name}": tensor for name, tensor in network().state_dict().items()}
     loaded = load_head(write(tmp_path, config, tensors), TARGET)
     assert loaded.config.feature_layers == (2, 6, 9) and loaded.config.rope.base == 1e6
-    assert not loaded.config.norm_output        # the word means something else there (FORMATS.md 2.6)
+    assert not loaded.config.norm_output        # the word means something else there
 
 
 def test_specpv_s_yarn_is_read_and_its_base_is_10000(tmp_path):

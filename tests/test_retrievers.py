@@ -112,7 +112,7 @@ def learned(in_order: bool) -> list[int]:
 
 
 def test_the_worst_node_is_learned_first_and_the_accepted_path_last():
-    assert learned(in_order=False) == [5, 4, 2, 1, 0, 3]        # METHODS.md A9
+    assert learned(in_order=False) == [5, 4, 2, 1, 0, 3]
     assert learned(in_order=True) == [0, 1, 2, 3, 4, 5]         # Token Recycling: rows as they stand
 
 
@@ -164,7 +164,7 @@ def test_time_is_booked_under_retrieve_and_update():
 
 
 def official(history: list[int], max_ngram: int, length: int) -> list[int]:
-    """The rule in plain words (METHODS.md 2.3)."""
+    """The rule in plain words."""
     for n in range(max_ngram, 0, -1):
         for j in range(len(history) - n):
             followers = history[j + n:j + n + length]

@@ -130,7 +130,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
-    """Check and complete d2t (offsets) and t2d in place (FORMATS.md 2.8)."""
+    """Check and complete d2t (offsets) and t2d in place."""
     if "d2t" not in tensors:
         if draft != target:
             raise ValueError(f"The head has {draft:,} output rows, no d2t, and the target {target:,} tokens: there is "

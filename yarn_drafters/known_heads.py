@@ -1,4 +1,4 @@
-"""Public EAGLE-3 heads and their targets.  Names only: nothing is loaded.  Sources: METHODS.md 3.1, FORMATS.md."""
+"""Public EAGLE-3 heads and their targets.  Names only: nothing is loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which public EAGLE-3 layout a checkpoint has, and what its config means in it.
 
-Knows config.json and tensor names and shapes; reads no file.  The sources of every rule are in FORMATS.md 1-3:
-producers use the same names with different meanings, and wrong guesses only show as low acceptance.
+Knows config.json and tensor names and shapes; reads no file.  Every rule was read off its producer's training or
+serving code: they use the same names with different meanings, and wrong guesses only show as low acceptance.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
         raise ValueError("This is a multi-token-prediction head; an EAGLE-3 head is needed.")
     if "midlayer.self_attn.q_proj.weight" in shapes:
         scaling = _scaling(config)
-        # SpecPV's fork once wrote rope_type alone, beside its own key "finetuned" (3.3).
+        # SpecPV's fork once wrote rope_type alone, beside its own key "finetuned".
         if "mscale" not in scaling and (scaling.get("type") == "yarn" or "finetuned" in scaling):
             return "specpv"
         if "Eagle3LlamaForCausalLM" in architectures:
             return "angelslim"
-        # Mainline SpecForge alone trains with llama3 or mscale, and since before either it honours rope_theta (2.2).
+        # Mainline SpecForge alone trains with llama3 or mscale, and since before either it honours rope_theta.
         if "eagle_config" in config or scaling["rope_type"] == "llama3" or "mscale" in scaling:
             return "specforge"
         return "eagle3"
@@ -116,7 +116,7 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
                          "with full attention it would collapse on long prompts.")
     _refuse_unread(config, inner, named)
     heads = int(inner["num_attention_heads"])
-    head_dim = q_rows // heads      # configs' head_dim is wrong in several uploads (FORMATS.md 2.1)
+    head_dim = q_rows // heads      # configs' head_dim is wrong in several uploads
     features = _feature_layers(config, layout, wide // target.hidden, target, overrides)
     result = HeadConfig(
         hidden_size=hidden, target_hidden_size=target.hidden,
@@ -126,8 +126,8 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         max_positions=int(inner.get("max_position_embeddings") or 2048), rope=_rope(inner, layout),
         layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
         rms_eps=float(inner.get("rms_norm_eps", 1e-5)),
-        # Only speculators' files mean these (2.6): elsewhere the same words stand for something else.  Where the
-        # first is missing, vLLM takes true in a speculators config and false in a raw one (2.4).
+        # Only speculators' files mean these: elsewhere the same words stand for something else.  Where the
+        # first is missing, vLLM takes true in a speculators config and false in a raw one.
         norm_before_residual=layout == "speculators" and bool(
             config.get("norm_before_residual", "speculators_model_type" in config)),
         norm_output="speculators_model_type" in config and bool(config.get("norm_output", False)),
@@ -162,7 +162,7 @@ def _slides(config: Mapping[str, Any]) -> bool:
 
 def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: TargetShape,
                     overrides: HeadOverrides) -> tuple[int, ...]:
-    """Indices into transformers' hidden_states: layer inputs (FORMATS.md 2.7)."""
+    """Indices into transformers' hidden_states: layer inputs."""
     n = target.layers
     nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     outputs = config.get("aux_hidden_states_layer_ids") or nested     # AngelSlim, SpecForge: layer outputs
@@ -177,8 +177,8 @@ def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: 
 
 
 def _rope(config: Mapping[str, Any], layout: str) -> Rope:
-    """The base by layout: EAGLE (1.7), AngelSlim (2.1) and SpecPV (3.1) were trained at 10000 whatever the config says;
-    SpecForge since 2025-10-30 (2.2) and speculators (2.5) at the config's, 10000 where it has none.  SpecForge heads
+    """The base by layout: EAGLE, AngelSlim and SpecPV were trained at 10000 whatever the config says;
+    SpecForge since 2025-10-30 and speculators at the config's, 10000 where it has none.  SpecForge heads
     of an earlier date look the same and need HeadOverrides(rope_base=10000.0)."""
     given = _scaling(config)
     kind = given["rope_type"]
@@ -211,7 +211,7 @@ def _scaling(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention_factor(given: Mapping[str, Any]) -> float | None:
-    """SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's own (3.2)."""
+    """SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's own."""
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
     if given.get("mscale") is None or given.get("mscale_all_dim") is None:

@@ -94,7 +94,7 @@ class MLP(nn.Module):
 
 
 class FirstLayer(nn.Module):
-    """Attention over cat(norm(embedding), norm(feature)), embedding first, then the MLP (FORMATS.md 1.4)."""
+    """Attention over cat(norm(embedding), norm(feature)), embedding first, then the MLP."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()

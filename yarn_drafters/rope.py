@@ -1,8 +1,7 @@
 """Rotary frequencies of drafters: default, linear, Llama 3 and YaRN (arXiv 2309.00071).
 
 Knows numbers only.  Angles are computed in float32 from integer positions at every use: no table exists, so none
-can be cast to half precision or rebuilt from cast buffers, which silently breaks peers beyond 2,048 tokens
-(FORMATS.md 1.8).
+can be cast to half precision or rebuilt from cast buffers, which silently breaks peers beyond 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 class Rope:
     """How positions become angles.  kind: "default", "linear", "llama3" or "yarn"; original: training length."""
 
-    base: float = 10000.0       # EAGLE's training code always uses it, whatever the config says (FORMATS.md 1.7)
+    base: float = 10000.0       # EAGLE's training code always uses it, whatever the config says
     kind: str = "default"
     factor: float = 1.0
     original: int = 2048

@@ -16,7 +16,7 @@ from longgraft.observation import Clock, Level, Observation, PruningPolicy, Verd
 from longgraft.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network
 
-LEVELS = 9      # EAGLE's depth 8, the paper's setting (METHODS.md A2)
+LEVELS = 9      # EAGLE's depth 8, the paper's setting
 TOP_K = 10      # EAGLE-3's released setting
 
 
@@ -133,7 +133,7 @@ class Eagle3Drafter:
         """The best candidates of all levels, parents before children.
 
         A stable sort of float32 scores puts a parent before its child even where they tie, so the kept set is
-        closed; EAGLE's half-precision sums are not (FORMATS.md 1.10).
+        closed; EAGLE's half-precision sums are not.
         """
         slots = budget - 1 if verdict.slots is None else min(budget - 1, verdict.slots)
         tokens, scores, parents = pool

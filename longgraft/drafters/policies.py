@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from longgraft.observation import Level, Verdict
 
-# Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7; METHODS.md A1).
+# Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7).
 KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
 # Qwen3-8B's, rounded over its five suites (Graft, Table 11); other drafters want `longgraft calibrate`.
 DEFAULT_THRESHOLDS: Mapping[int, float] = {0: 0.14, 1: 0.14, 5: 0.49}
@@ -49,7 +49,7 @@ class Gates:
         return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False, stage=f"d{gate}")
 
     def _gate(self, level: Level) -> int | None:
-        """This level's checkpoint; the last level of a shallow tree stands for the deeper ones (METHODS.md A22)."""
+        """This level's checkpoint; the last level of a shallow tree stands for the deeper ones."""
         if level.index in self.thresholds:
             return level.index
         return min((d for d in self.thresholds if d > level.index), default=None) if level.last else None

@@ -1,7 +1,7 @@
 """EAGLE-3's training-time test: the drafter is trained on its own states, as it will be used.
 
 Knows the drafter network and tensors; knows no corpus, no optimizer and no target model.
-Source: EAGLE-3 (arXiv 2503.01840) section 3; FORMATS.md 4.1 and 4.2.
+Source: EAGLE-3 (arXiv 2503.01840) section 3.
 
 Letters: B batch, S slots, H heads, d head size, K steps.
 """
