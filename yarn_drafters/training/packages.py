@@ -1,0 +1,134 @@
+"""Training text from packages of the registries: wheels and source archives, where the licence permits.
+
+Knows archives, package metadata and text; knows no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import random
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from email import message_from_string
+from pathlib import Path, PurePosixPath
+
+KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
+PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)
+RESTRICTED = re.compile(r"GPL|MPL|Mozilla|EPL|Commercial|Proprietary", re.I)
+# How the text of a licence begins or what it must contain, for archives without metadata.
+LICENCE_TEXTS = {"Apache-2.0": "Apache License", "MIT": "Permission is hereby granted, free of charge",
+                 "BSD": "Redistribution and use in source and binary forms"}
+VENDORED = re.compile(r"vendor|/_?extern|third_party|/debian/|/gen/")
+SHORTEST, LONGEST = 500, 60_000     # characters: below is boilerplate, above are tables and generated code
+SHINGLE = 20                        # words
+
+
+def licence_of(metadata: str) -> str | None:
+    """The permissive licence that a wheel's METADATA states, or None."""
+    fields = message_from_string(metadata)
+    stated = [fields.get("License-Expression"), *(c for c in fields.get_all("Classifier") or () if "License ::" in c)]
+    text = "; ".join(s for s in stated if s) or (fields.get("License") or "")[:80]
+    return text if PERMISSIVE.search(text) and not RESTRICTED.search(text) else None
+
+
+def is_handwritten(text: str) -> bool:
+    """Whether this reads like source that someone wrote: no tables of data, nothing generated or minified."""
+    if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated", text[:2000]):
+        return False
+    digits = sum(c.isdigit() for c in text)
+    return digits < 0.12 * len(text) and max(map(len, text.splitlines())) < 400
+
+
+def shingles(text: str) -> set[int]:
+    """Hashes of all runs of 20 words."""
+    words = text.split()
+    return {hash(" ".join(words[i:i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}
+
+
+def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
+    """The permissive licence of a wheel or a source archive, None if it states no such, and its sources by name."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            metadata = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+            licence = licence_of(wheel.read(metadata[0]).decode("utf-8", "replace")) if metadata else None
+            return licence, {n: wheel.read(n).decode("utf-8", "replace") for n in wheel.namelist()
+                             if PurePosixPath(n).suffix in KINDS and not VENDORED.search(n)}
+    licence, sources = None, {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            name = PurePosixPath(member.name)
+            at_top = len(name.parts) <= 2 and re.match(r"(LICEN[SC]E|COPYING)", name.name)
+            wanted = name.suffix in KINDS and not VENDORED.search(member.name)
+            if not (member.isfile() and (at_top or wanted)):
+                continue
+            text = archive.extractfile(member).read().decode("utf-8", "replace")    # type: ignore[union-attr]
+            if wanted:
+                sources[member.name] = text
+            else:
+                licence = next((known for known, words in LICENCE_TEXTS.items() if words in text), licence)
+    return licence, sources
+
+
+def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str]]:
+    """{text, type, source, license} of an archive's own files in a random order, up to `most` characters."""
+    licence, sources = read_archive(path)
+    if licence is None:
+        return
+    package = re.split(r"[-_]\d", path.name)[0]
+    names = sorted(sources)
+    random.Random(f"{seed} {package}").shuffle(names)
+    size = 0
+    for name in names:
+        text = sources[name].replace("\r\n", "\n")
+        if size < most and is_handwritten(text):
+            size += len(text)
+            yield {"text": text, "type": KINDS[PurePosixPath(name).suffix], "source": f"{package}@{path.name}:{name}",
+                   "license": licence}
+
+
+def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> Iterator[dict[str, str]]:
+    """Rows of all archives, each text once, and none that repeats evaluation text.
+
+    A file is dropped if a tenth of its 20-word shingles are in an evaluation row (JSONL with context and input).
+    """
+    known: set[int] = set()
+    for path in evaluation:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            known |= shingles(f"{row.get('context', '')} {row.get('input', '')}")
+    seen: set[str] = set()
+    for archive in sorted(archives):
+        for row in package_rows(archive, most):
+            digest = hashlib.sha256(row["text"].encode()).hexdigest()
+            own = shingles(row["text"])
+            if digest not in seen and len(own & known) <= 0.1 * len(own):
+                seen.add(digest)
+                yield row
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out F.jsonl.gz`"""
+    parser = argparse.ArgumentParser(description="Collect permissively licensed sources from packages, e.g. of "
+                                                 "pip download --no-deps --only-binary=:all: NAME ...")
+    parser.add_argument("archives", type=Path, nargs="+", help="*.whl, *.tar.gz, *.tar.xz")
+    parser.add_argument("--evaluation", type=Path, nargs="*", default=[], help="JSONL rows that must not be repeated")
+    parser.add_argument("--most", type=int, default=900_000,
+                        help="characters of one package: many authors teach more than many files of one")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL.gz to write")
+    options = parser.parse_args(argv)
+    packages, size, count = set(), 0, 0
+    with gzip.open(options.out, "wt", encoding="utf-8") as out:
+        for row in collect(options.archives, options.evaluation, options.most):
+            out.write(json.dumps(row) + "\n")
+            packages.add(row["source"].split("@")[0])
+            size, count = size + len(row["text"]), count + 1
+    print(f"{count:,} files of {len(packages)} packages, {size:,} characters: {options.out}")
+
+
+if __name__ == "__main__":
+    main()
