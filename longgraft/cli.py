@@ -9,10 +9,12 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from longgraft.cli_training import heads, train
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")
-train = typer.Typer(no_args_is_help=True, help="Train the embedded target or an EAGLE-3 drafter; run again to resume.")
 app.add_typer(train, name="train")
+app.add_typer(heads, name="heads")
 
 Model = Annotated[Optional[str], typer.Option(help="Hub id or folder; default: the embedded model.")]  # noqa: UP045
 Drafter = Annotated[str, typer.Option(help="EAGLE-3 head (hub id or folder), 'auto' or 'none'.")]
@@ -23,6 +25,7 @@ Attention = Annotated[str, typer.Option(help="auto, sdpa, split or flash.")]
 Budget = Annotated[Optional[int], typer.Option(help="Nodes per verification, root included; default 60, on a CPU 16.")]  # noqa: UP045
 Levels = Annotated[int, typer.Option(help="Draft forwards per step at most (EAGLE's depth + 1).")]
 TopK = Annotated[int, typer.Option("--draft-top-k", help="Beam width and branching of the drafter.")]
+Window = Annotated[Optional[int], typer.Option("--draft-window", help="Tokens of its past that the drafter sees.")]  # noqa: UP045
 Chunk = Annotated[Optional[int], typer.Option(help="Prompt tokens per prefill pass; default: by memory.")]  # noqa: UP045
 CalibrationFile = Annotated[str, typer.Option(help="File of `longgraft calibrate`, 'auto' or 'none'.")]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Exactly this many, or up to the end token.")]
@@ -33,7 +36,8 @@ def generate(
     prompt_file: Annotated[Optional[Path], typer.Option(help="Text file.")] = None,  # noqa: UP045
     prompt_ids: Annotated[Optional[Path], typer.Option(help="JSON list of token ids.")] = None,  # noqa: UP045
     model: Model = None, drafter: Drafter = "auto", method: MethodName = "graft", max_new_tokens: NewTokens = 256,
-    budget: Budget = None, draft_levels: Levels = 9, draft_top_k: TopK = 10, dtype: Dtype = None,
+    budget: Budget = None, draft_levels: Levels = 9, draft_top_k: TopK = 10,
+    draft_window: Window = None, dtype: Dtype = None,
     device: Device = None, attention: Attention = "auto", chunk: Chunk = None,
     calibration: CalibrationFile = "auto",
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
@@ -59,7 +63,8 @@ def generate(
     sampling = Sampling(temperature, top_p, top_k, min_p, seed)
     recording = None if replay is None else _read(replay)
     session = _load(model, drafter, quiet=True, method=method, budget=budget, draft_levels=draft_levels,
-                    draft_top_k=draft_top_k, dtype=dtype, device=device, attention=attention, chunk=chunk,
+                    draft_top_k=draft_top_k, draft_window=draft_window,
+                    dtype=dtype, device=device, attention=attention, chunk=chunk,
                     calibration=_none(calibration))
     if recording is not None:
         sampling = Sampling(replay=_recorded(session, recording))
@@ -89,15 +94,6 @@ def methods() -> None:
     for method in METHODS.values():
         print(f"{method.name:<20} {method.clause}\n{'':<20} {method.paper}; needs {method.needs}; "
               f"budget {method.budget}")
-
-
-@app.command(epilog="Example: longgraft heads")
-def heads() -> None:
-    """List the known EAGLE-3 heads and their targets."""
-    from longgraft.yarn_drafters.known_heads import KNOWN_HEADS
-
-    for head in KNOWN_HEADS:
-        print(f"{head.target:<44} {head.head:<48} {head.trained_length:>6,} tokens")
 
 
 @app.command(epilog="Example: longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128")
@@ -156,31 +152,6 @@ def calibrate(
     session = _load(model, drafter, method="eagle3", budget=budget, device=device, dtype=dtype, calibration=None)
     path = run(session, texts, max_new_tokens, temperature, out)
     print(path)
-
-
-@train.command("target")
-def train_target(train_files: Annotated[list[Path], typer.Option("--train")],
-                 valid_files: Annotated[list[Path], typer.Option("--valid")],
-                 out: Annotated[Path, typer.Option()],
-                 recipe: Annotated[Optional[Path], typer.Option(help="JSON or TOML.")] = None) -> None:  # noqa: UP045
-    """A small Qwen3 target from JSONL text."""
-    from longgraft.yarn_drafters.training.target import TargetRecipe
-    from longgraft.yarn_drafters.training.target import train_target as run
-
-    print(run(TargetRecipe.load(recipe) if recipe else TargetRecipe(), train_files, valid_files, out))
-
-
-@train.command("drafter")
-def train_drafter(target: Annotated[Path, typer.Option(help="The target's folder.")],
-                  train_files: Annotated[list[Path], typer.Option("--train")],
-                  valid_files: Annotated[list[Path], typer.Option("--valid")],
-                  out: Annotated[Path, typer.Option()],
-                  recipe: Annotated[Optional[Path], typer.Option(help="JSON.")] = None) -> None:  # noqa: UP045
-    """An EAGLE-3 drafter for a target, by training-time test."""
-    from longgraft.yarn_drafters.training.drafter import DrafterRecipe
-    from longgraft.yarn_drafters.training.drafter import train_drafter as run
-
-    print(run(DrafterRecipe.load(recipe) if recipe else DrafterRecipe(), target, train_files, valid_files, out))
 
 
 def read_prompt(text: Path | None, ids: Path | None) -> str | list[int]:

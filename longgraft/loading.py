@@ -42,6 +42,7 @@ class Options:
     budget: int | None = None           # nodes per verification, root included; None: the method's, on a CPU 16
     draft_levels: int = LEVELS          # draft forwards at most: EAGLE's depth + 1
     draft_top_k: int = TOP_K
+    draft_window: int | None = None     # tokens of its past that the drafter sees; None: what the head was made for
     device: str | None = None
     dtype: str | torch.dtype | None = None
     attention: str = "auto"
@@ -51,7 +52,7 @@ class Options:
     head: HeadOverrides = HeadOverrides()
 
     def __post_init__(self) -> None:
-        for name in ("budget", "draft_levels", "draft_top_k", "chunk"):
+        for name in ("budget", "draft_levels", "draft_top_k", "draft_window", "chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be 1 or more.")
@@ -77,8 +78,10 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     method = find(opts.method)
     clock, calibration = Clock(), _calibration(target, tokenizer, network, opts)
     parts = Parts(target, network if method.needs_drafter else None, calibration.snapshot, calibration.thresholds,
-                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.persist, clock)
-    limits = {} if parts.network is None else {f"{target.name}'s drafter": parts.network.config.max_positions}
+                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.draft_window, opts.persist, clock)
+    limits = {}
+    if parts.network is not None and not (method.windowed or opts.draft_window or parts.network.config.window):
+        limits[f"{target.name}'s drafter"] = parts.network.config.max_positions
     usual = method.budget if target.device.type != "cpu" else min(method.budget, CPU_BUDGET)
     budget = opts.budget or usual
     session = Session(target, tokenizer, build(opts.method, parts), clock, budget, limits, opts.chunk, parts)

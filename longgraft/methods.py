@@ -22,6 +22,7 @@ from longgraft.templates import chain, token_recycling
 from longgraft.yarn_drafters.network import Eagle3Network
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
+WINDOW = 2048   # tokens that a windowed drafter sees: what most heads are trained on
 
 
 @dataclass
@@ -38,12 +39,14 @@ class Parts:
     split: int = 40             # nodes kept of 60 where nothing is pruned, root included (A15)
     levels: int = LEVELS
     top_k: int = TOP_K
+    window: int | None = None   # tokens of its past that the drafter sees; None: what its checkpoint says
     persist: bool = False
     clock: Clock = field(default_factory=Clock)
 
-    def drafter(self, policy: PruningPolicy) -> Eagle3Drafter:
+    def drafter(self, policy: PruningPolicy, window: int | None = None) -> Eagle3Drafter:
+        """window: the method's own, where the settings leave it open."""
         assert self.network is not None
-        return Eagle3Drafter(self.network, policy, self.levels, self.top_k, self.clock)
+        return Eagle3Drafter(self.network, policy, self.levels, self.top_k, self.clock, self.window or window)
 
     def gates(self) -> Gates:
         return Gates(self.thresholds)
@@ -58,7 +61,8 @@ class Parts:
 
 @dataclass(frozen=True)
 class Method:
-    """A registry entry.  budget: the method's own, where it is not the common one."""
+    """A registry entry.  budget: the method's own, where it is not the common one; windowed: its drafter has no
+    length limit."""
 
     name: str
     clause: str
@@ -66,6 +70,7 @@ class Method:
     build: Callable[[Parts], Proposer]
     needs_drafter: bool = False
     needs_matrix: bool = False
+    windowed: bool = False
     budget: int = BUDGET
     lossless: bool = True
 
@@ -91,6 +96,8 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            lambda p: p.retriever(), needs_matrix=True),
     Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()),
            needs_drafter=True),
+    Method("eagle3-window", "eagle3 with a drafter that sees only its last 2,048 tokens",
+           EAGLE3 + "; vLLM, SGLang", lambda p: p.drafter(Dense(), window=WINDOW), needs_drafter=True, windowed=True),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT,
            lambda p: Graft(p.drafter(p.gates()), p.retriever(), p.clock),
            needs_drafter=True, needs_matrix=True),

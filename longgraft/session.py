@@ -202,7 +202,7 @@ class Session:
                 raise ValueError(
                     f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to follow, but {name} "
                     f"allows {limit:,} positions. Shorten the prompt"
-                    f"{'' if name == self.target.name else ' or use a method without a drafter (pld)'}.")
+                    f"{'' if name == self.target.name else ', give the drafter a window (draft_window) or use pld'}.")
 
     def tokens(self, ids: Sequence[int], stats: Stats, max_new_tokens: int = 256,
                sampling: Sampling | None = None, eos: Sequence[int] | None = None,

@@ -216,8 +216,15 @@ class Target:
         topk = None
         if wants.topk:
             topk = self._topk(last["hidden"], wants.topk) if chain else _best(logits, wants.topk)
-        joined = torch.cat([features[k] for k in wants.features], dim=-1) if wants.features else None
+        joined = torch.cat([features[k][0] for k in wants.features], dim=-1) if wants.features else None
         return Forward(logits, joined, topk)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final hidden states [.., Ht] -> the model's logits [.., V], soft-capped or scaled as its family does."""
+        logits, c = self.head(hidden), self.config
+        if cap := getattr(c, "final_logit_softcapping", None):      # Gemma
+            logits = cap * torch.tanh(logits / cap)
+        return logits * getattr(c, "logit_scale", 1.0) / getattr(c, "logits_scaling", 1.0)     # Cohere, Granite
 
     def _topk(self, hidden: Tensor, k: int) -> Tensor:
         """hidden [n, H] -> [n, K] int32."""
@@ -240,13 +247,13 @@ class Target:
 
     @contextmanager
     def inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
-        """Hidden states [n, H] that enter these layers: transformers' hidden_states[index]."""
+        """Hidden states [B, n, H] that enter these layers: transformers' hidden_states[index]."""
         taken: dict[int, Tensor] = {}
         handles = []
 
         def take(index: int) -> Any:
             def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
-                taken[index] = (args[0] if args else kwargs["hidden_states"])[0]
+                taken[index] = args[0] if args else kwargs["hidden_states"]
             return hook
 
         try:

@@ -16,16 +16,17 @@ from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokeniz
 from longgraft.yarn_drafters.training.drafter import (
     DrafterRecipe,
     DrafterTrainer,
+    build_network,
     draft_vocabulary,
     train_drafter,
 )
+from longgraft.yarn_drafters.training.loop import Stage
 from longgraft.yarn_drafters.training.objective import (
     _joint_flash,
     _Memory,
     joint_attention,
     training_time_test,
 )
-from longgraft.yarn_drafters.training.target import HeldOut, Stage
 
 STEPS = 3
 RECIPE = DrafterRecipe(
@@ -54,7 +55,8 @@ def corpus() -> EncodedCorpus:
 
 
 def trainer(corpus: EncodedCorpus, out: Path, recipe: DrafterRecipe = RECIPE, family: str = "qwen3") -> DrafterTrainer:
-    return DrafterTrainer(recipe, toy_target(family), [0], corpus, out)
+    target = toy_target(family)
+    return DrafterTrainer(recipe, target, build_network(recipe, target, corpus, [0]), corpus, out)
 
 
 def random_inputs(heads: int, kv_heads: int, steps: int) -> list[torch.Tensor]:
@@ -181,9 +183,9 @@ def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(corpus, tmp_
     for step in range(12):                                  # through both stages
         if step == 4:
             whole.save()
-        losses.append(whole.step().losses)
+        losses.append(whole.step()["losses"])
     resumed = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, grad_clip=0.5))
-    assert resumed.resume() and [resumed.step().losses for _ in range(8)] == losses[4:]
+    assert resumed.resume() and [resumed.step()["losses"] for _ in range(8)] == losses[4:]
     slower = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, muon_lr=1e-4))
     assert slower.resume() and slower.optimizers[0].param_groups[0]["peak"] == 1e-4
 
@@ -196,15 +198,15 @@ def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_pa
     figures = [run.step() for _ in range(60)]
     says = run.target.model(torch.arange(1, 17).repeat(4)[None]).logits.log_softmax(-1)
     entropy = -(says.exp() * says).sum(-1).mean().item()        # soft cross-entropy cannot fall below it
-    assert min(figures[0].losses) > entropy + 0.2 and max(figures[-1].losses) < entropy + 0.02
-    assert max(figures[0].agreements) < 0.2 and min(figures[-1].agreements) > 0.7
+    assert min(figures[0]["losses"]) > entropy + 0.2 and max(figures[-1]["losses"]) < entropy + 0.02
+    assert max(figures[0]["agreements"]) < 0.2 and min(figures[-1]["agreements"]) > 0.7
 
 
 def test_measuring_changes_nothing(corpus, tmp_path):
     run = trainer(corpus, tmp_path)
     before = [p.clone() for p in run.network.parameters()]
-    held_out = HeldOut({"code": torch.arange(1, 67).view(2, 33)}, torch.ones(VOCAB))
-    assert run.measure(held_out) == run.measure(held_out) and len(run.measure(held_out)["code_losses"]) == STEPS
+    run.unseen = {"code": np.arange(1, 67).reshape(2, 33)}
+    assert run.measure() == run.measure() and len(run.measure()["code_losses"]) == STEPS
     assert all(torch.equal(a, b) for a, b in zip(before, run.network.parameters(), strict=True))
 
 

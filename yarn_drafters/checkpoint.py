@@ -6,13 +6,21 @@ Knows files and tensors; what a layout means is `layouts`' affair.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape, head_config, our_name, plain_name
+from longgraft.yarn_drafters.layouts import (
+    HeadOverrides,
+    TargetShape,
+    head_config,
+    our_name,
+    plain_name,
+    speculators_name,
+)
 from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
 
@@ -21,10 +29,11 @@ NO_OVERRIDES = HeadOverrides()
 
 
 def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = NO_OVERRIDES,
-              dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Eagle3Network:
+              dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu") -> Eagle3Network:
     """The network of a folder or hub id.  ValueError says what was found, what was needed and what to do.
 
-    Its embedding is missing (None) where the file ships none; the caller shares the target's.
+    Its embedding is missing (None) where the file ships none; the caller shares the target's.  dtype: None keeps the
+    file's.
     """
     folder = _folder(path)
     config = _config(folder)
@@ -46,8 +55,8 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         _strictly(network, tensors)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
-    network.load_state_dict({name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()},
-                            strict=True, assign=True)
+    kept = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+    network.load_state_dict(kept, strict=True, assign=True)
     return network.to(device).eval().requires_grad_(False)
 
 
@@ -56,8 +65,7 @@ def save_head(network: Eagle3Network, folder: str | Path) -> None:
     from safetensors.torch import save_file
 
     c, folder = network.config, Path(folder)
-    plain = not (c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1)
-    if not plain:
+    if c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": c.vocab_size,
@@ -78,6 +86,52 @@ def save_head(network: Eagle3Network, folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
+              folder / "model.safetensors", {"format": "pt"})
+
+
+def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
+                     architectures: Sequence[str] = ()) -> None:
+    """The layout of speculators 0.3 and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
+
+    verifier, architectures: the target's hub id and model class, which a server loads beside the head.
+    """
+    from safetensors.torch import save_file
+
+    c, folder = network.config, Path(folder)
+    if c.attention_bias or c.fc_bias:
+        raise ValueError("A head with biases has no speculators form.")
+    rope: dict[str, Any] = {"rope_type": c.rope.kind, "rope_theta": c.rope.base}
+    if c.rope.kind != "default":
+        rope["factor"] = float(c.rope.factor)
+    if c.rope.kind in ("yarn", "llama3"):
+        rope["original_max_position_embeddings"] = c.rope.original
+    if c.rope.kind == "yarn":
+        rope |= {"beta_fast": c.rope.beta_fast, "beta_slow": c.rope.beta_slow, "attention_factor": c.rope.magnitude}
+    if c.rope.kind == "llama3":
+        rope |= {"low_freq_factor": c.rope.low_freq_factor, "high_freq_factor": c.rope.high_freq_factor}
+    dtype = str(network.fc.weight.dtype).removeprefix("torch.")
+    layer = {
+        "model_type": "qwen3" if c.qk_norm else "llama", "vocab_size": c.vocab_size, "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size, "num_hidden_layers": c.layers, "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "max_position_embeddings": c.max_positions,
+        "rms_norm_eps": c.rms_eps, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+        "rope_parameters": rope, "torch_dtype": dtype}
+    if c.window:
+        layer |= {"sliding_window": c.window, "use_sliding_window": True,
+                  "layer_types": ["sliding_attention"] * c.layers}
+    config = {
+        "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "torch_dtype": dtype,
+        "transformer_layer_config": layer, "draft_vocab_size": c.draft_vocab_size,
+        "target_hidden_size": c.target_hidden_size, "eagle_aux_hidden_state_layer_ids": list(c.feature_layers),
+        "norm_before_residual": c.norm_before_residual, "norm_output": c.norm_output,
+        "norm_before_fc": c.norm_before_fc, "fc_norm": c.fc_norm, "embed_requires_grad": False,
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
+            "verifier": {"name_or_path": verifier, "architectures": list(architectures)}}}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({speculators_name(name): tensor.contiguous() for name, tensor in network.state_dict().items()},
               folder / "model.safetensors", {"format": "pt"})
 
 

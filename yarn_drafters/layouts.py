@@ -27,16 +27,23 @@ class TargetShape:
     hidden: int
     vocab: int
 
+    @classmethod
+    def of(cls, config: Any) -> TargetShape:
+        """Of a transformers configuration."""
+        text = config.get_text_config(decoder=True)
+        return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
+
 
 @dataclass(frozen=True)
 class HeadOverrides:
     """What a user knows better than the config.  yarn: (factor, original length); feature_layers: indices into
-    transformers' hidden_states."""
+    transformers' hidden_states; window: tokens of its own past that the head sees."""
 
     rope_base: float | None = None
     yarn: tuple[float, int] | None = None
     feature_layers: tuple[int, ...] | None = None
     max_positions: int | None = None
+    window: int | None = None
 
 
 def plain_name(name: str) -> str:
@@ -53,6 +60,12 @@ def our_name(name: str, layout: str) -> str:
     if name.startswith("layers.0."):
         return "midlayer." + name.removeprefix("layers.0.")
     return re.sub(r"^layers\.(\d+)\.", lambda m: f"layers.{int(m[1]) - 1}.", name)
+
+
+def speculators_name(name: str) -> str:
+    """`our_name`, turned round."""
+    name = re.sub(r"^layers\.(\d+)\.", lambda m: f"layers.{int(m[1]) + 1}.", name)
+    return re.sub(r"^midlayer\.", "layers.0.", name)
 
 
 def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
@@ -111,9 +124,6 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
                          f"{target.hidden:,}: this head belongs to another target.")
     if inner.get("num_attention_heads") is None:
         raise ValueError("config.json has no num_attention_heads, which no tensor tells.")
-    if layout == "speculators" and _slides(inner):
-        raise ValueError("This head was trained with a sliding window over its own cache, which is not supported yet: "
-                         "with full attention it would collapse on long prompts.")
     _refuse_unread(config, inner, named)
     heads = int(inner["num_attention_heads"])
     head_dim = q_rows // heads      # configs' head_dim is wrong in several uploads
@@ -133,7 +143,8 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         norm_output="speculators_model_type" in config and bool(config.get("norm_output", False)),
         norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
         qk_norm="midlayer.self_attn.q_norm.weight" in named,
-        attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named, layout=layout)
+        attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named,
+        window=_window(inner) if layout == "speculators" else None, layout=layout)
     if (stated := inner.get("vocab_size")) not in (None, target.vocab) and result.draft_vocab_size != target.vocab:
         raise ValueError(f"The head was made for a vocabulary of {stated:,} and the target has {target.vocab:,}: "
                          "it belongs to another target.")
@@ -154,10 +165,15 @@ def _refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: S
                          "a head over several layers is needed.")
 
 
-def _slides(config: Mapping[str, Any]) -> bool:
-    kinds = config.get("layer_types")
-    return bool(config.get("sliding_window")) and config.get("use_sliding_window", True) and (
-        kinds is None or "sliding_attention" in kinds)
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Of a head that was trained with a window over its own cache: with full attention it would collapse."""
+    kinds = set(config.get("layer_types") or ["sliding_attention"])
+    if not config.get("sliding_window") or not config.get("use_sliding_window", True) or kinds == {"full_attention"}:
+        return None
+    if kinds != {"sliding_attention"}:
+        raise ValueError(f"The head's layers are of several kinds ({', '.join(sorted(kinds))}); one window for all is "
+                         "supported.")
+    return int(config["sliding_window"])
 
 
 def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: TargetShape,
@@ -231,4 +247,5 @@ def _overridden(config: HeadConfig, overrides: HeadOverrides) -> HeadConfig:
         config = replace(config, max_positions=max(config.max_positions, int(factor * original)))
     if overrides.rope_base is not None:
         rope = replace(rope, base=overrides.rope_base)
-    return replace(config, rope=rope, max_positions=overrides.max_positions or config.max_positions)
+    return replace(config, rope=rope, max_positions=overrides.max_positions or config.max_positions,
+                   window=overrides.window or config.window)

@@ -43,6 +43,7 @@ class HeadConfig:
     qk_norm: bool = False               # Qwen3-style layers (speculators)
     attention_bias: bool = False
     fc_bias: bool = False
+    window: int | None = None           # tokens that a slot sees, itself included; None: all
     layout: str = "eagle3"
 
 

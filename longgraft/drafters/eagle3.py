@@ -33,11 +33,14 @@ class Eagle3Drafter:
     """Proposes trees of at most 1 + levels levels; its cache holds the committed tokens' pairs.
 
     Slot t pairs feature t with token t + 1 at position t, so the root's pair is the last one observed.
+    window: tokens of its own past that each slot sees, itself included; None: the network's own choice.  Rotary
+    embeddings only know differences, so a window needs no other positions: none above it is ever met.
     """
 
     def __init__(self, network: Eagle3Network, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
-                 clock: Clock | None = None) -> None:
+                 clock: Clock | None = None, window: int | None = None) -> None:
         self.network, self.policy, self.levels = network, policy, levels
+        self.window = window or network.config.window
         self.top_k = min(top_k, network.config.draft_vocab_size)
         self.clock = clock or Clock()
         self.wants = Wants(features=network.config.feature_layers)
@@ -110,7 +113,7 @@ class Eagle3Drafter:
         mask[:, :beam.ancestors.shape[1]] = beam.ancestors
         mask[:, before:] = torch.eye(b, dtype=torch.bool, device=self.device)
         layout = Layout(committed, torch.full((b,), depth), mask, self.device,
-                        column_depths=torch.zeros(before + b, dtype=torch.int64))
+                        column_depths=torch.arange(depth + 1).repeat_interleave(b))
         states = self._forward(beam.hidden, tokens, torch.full((b,), committed + depth), layout)
         self.cache.length += b
         return states, mask
@@ -120,7 +123,7 @@ class Eagle3Drafter:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.cache.update(k, v, layer)
-            return self.backend(q, keys, values, layout, scale, None)
+            return self.backend(q, keys, values, layout, scale, self.window)
 
         return self.network(hidden, tokens[None], positions[None].to(self.device), attend)
 

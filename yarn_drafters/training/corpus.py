@@ -1,6 +1,7 @@
 """Training text: documents, the tokenizer learnt from them, endless deterministic token streams.
 
-Knows files, bytes and token ids; knows no model, no optimizer and no learning rate.
+Knows files, bytes and token ids; knows no model, no optimizer and no learning rate.  A token that is context only
+(a chat's question) is stored as ~id, so that packing, shuffling and resuming need not know of it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,11 +39,13 @@ PIECES = "|".join((
 
 @dataclass(frozen=True)
 class Document:
-    """One file or text of the corpus.  source: its origin, `owner/name@commit:path` for code."""
+    """One file, text or chat of the corpus.  source: its origin, `owner/name@commit:path` for code; turns: of a chat,
+    {role, content} each."""
 
     text: str
-    type: str
-    source: str
+    type: str = "text"
+    source: str = ""
+    turns: Sequence[Mapping[str, str]] = ()
 
     @property
     def group(self) -> str:
@@ -50,13 +54,37 @@ class Document:
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """The documents of JSONL(.gz) files of {text, type, source, ...}."""
+    """The documents of JSONL(.gz) files, of other text files (one each), and of folders of either.
+
+    A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}); `type` and
+    `source` where known.
+    """
     for path in map(Path, paths):
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                yield Document(row["text"], row["type"], row.get("source", ""))
+        if path.is_dir():
+            yield from read_documents(sorted(p for p in path.rglob("*") if p.is_file() and p.name[0] != "."))
+        elif path.name.endswith((".jsonl", ".jsonl.gz")):
+            opened = gzip.open if path.suffix == ".gz" else open
+            with opened(path, "rt", encoding="utf-8") as lines:
+                for number, line in enumerate(lines, 1):
+                    yield _document(json.loads(line), f"{path}, line {number}")
+        else:
+            try:
+                yield Document(path.read_text(encoding="utf-8"), source=str(path))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path} is no UTF-8 text ({error}). Leave it out.") from error
+
+
+def _document(row: Mapping[str, Any], place: str) -> Document:
+    kind, source = row.get("type", "text"), row.get("source", "")
+    if "text" in row:
+        return Document(row["text"], kind, source)
+    if "messages" in row:
+        return Document("", "chat", source, tuple(row["messages"]))
+    if "conversations" in row:
+        roles = {"human": "user", "gpt": "assistant"}
+        turns = ({"role": roles.get(t["from"], t["from"]), "content": t["value"]} for t in row["conversations"])
+        return Document("", "chat", source, tuple(turns))
+    raise ValueError(f"{place} has {', '.join(row) or 'nothing'}; text, messages or conversations is needed.")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
@@ -86,7 +114,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """tokens: [N] uint16, END after each document; starts: [documents + 1] int64, in tokens."""
+    """tokens: [N] int32, the end token after each document, ~id where context only; starts: [documents + 1] int64."""
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -97,7 +125,7 @@ class EncodedCorpus:
         return np.diff(self.starts)
 
     def gather(self, documents: np.ndarray) -> np.ndarray:
-        """The tokens of these documents one after the other, [sum of lengths] uint16."""
+        """The tokens of these documents one after the other, [sum of lengths] int32."""
         return np.concatenate([self.tokens[self.starts[d]:self.starts[d + 1]] for d in documents])
 
 
@@ -105,9 +133,10 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
                   cache: Path) -> EncodedCorpus:
     """The files' documents as ids, read from `cache` (.npz) if files and tokenizer are the same."""
     paths = [Path(path) for path in paths]
-    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
-    for path in paths:
-        digest.update(path.read_bytes())
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
+    digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
+    for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()):
+        digest.update(file.read_bytes())
     if cache.exists():
         with np.load(cache) as saved:
             if str(saved["digest"]) == digest.hexdigest():
@@ -122,20 +151,62 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
 
 
 def _encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
-    backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token_id
-    if len(tokenizer) > 2 ** 16:
-        raise ValueError(f"Ids are kept as uint16; the vocabulary has {len(tokenizer):,} tokens.\n"
-                         "Train a tokenizer of at most 65,536.")
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces, types, sources = [], [], []
     documents = iter(documents)
     while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
-        encodings = backend.encode_batch([d.text for d in batch])
-        for document, encoding in zip(batch, encodings, strict=True):
-            pieces.append(np.array([*encoding.ids, end], dtype=np.uint16))
+        plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""], add_special_tokens=False)["input_ids"])
+        for document in batch:
+            ids = _chat_ids(document, tokenizer) if document.turns else [*next(plain), *end]
+            pieces.append(np.array(ids, dtype=np.int32))
             types.append(document.type)
             sources.append(document.source)
+    if not pieces:
+        raise ValueError("The training files hold no document.")
     starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
     return EncodedCorpus(np.concatenate(pieces), starts, tuple(types), tuple(sources))
+
+
+def _chat_ids(document: Document, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """A chat in the tokenizer's own template, ~id for all that the assistant does not say."""
+    if not tokenizer.chat_template:
+        raise ValueError("The data holds chats, and the tokenizer has no chat template. Give plain text, or the "
+                         "tokenizer of an instruct model.")
+
+    def ids(turns: Sequence[Mapping[str, str]], ask: bool) -> list[int]:
+        found: Any = tokenizer.apply_chat_template(list(turns), add_generation_prompt=ask, return_dict=True)
+        return list(found["input_ids"])
+
+    coded: list[int] = []
+    for i, turn in enumerate(document.turns):
+        if turn["role"] == "assistant":
+            asked, answered = ids(document.turns[:i], True), ids(document.turns[:i + 1], False)
+            if answered[:len(asked)] != asked or len(asked) < len(coded):
+                continue        # templates that rewrite the past (dropped thoughts) leave nothing to be sure of
+            coded += [~token for token in asked[len(coded):]] + answered[len(asked):]
+    return coded
+
+
+def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coded ids -> (ids, whether each is to be learnt)."""
+    return np.where(rows < 0, ~rows, rows), rows >= 0
+
+
+def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[str, np.ndarray]:
+    """A fixed sample by kind of text, [r, length + 1] coded: `rows` of code, half as many of prose, or of anything."""
+    kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE}
+    if not any(known(t) for t in set(corpus.types) for known in kinds.values()):
+        kinds = {"text": lambda _: True}
+    sample = {}
+    for kind, known in kinds.items():
+        chosen = [d for d, t in enumerate(corpus.types) if known(t)]
+        if chosen:
+            def order(_: EncodedCorpus, rng: np.random.Generator, chosen: list[int] = chosen) -> np.ndarray:
+                return rng.permutation(chosen)
+
+            count = rows if kind != "prose" else math.ceil(rows / 2)
+            sample[kind] = TokenStream(corpus, 0, order).rows(0, count, length)
+    return sample
 
 
 def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
@@ -187,7 +258,7 @@ class TokenStream:
         self._held: dict[int, np.ndarray] = {}
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """[count] int64: the tokens at positions start .. start + count - 1."""
+        """[count] int64, coded: the tokens at positions start .. start + count - 1."""
         parts = []
         while count > 0:
             epoch = self._epoch_at(start)
@@ -197,7 +268,7 @@ class TokenStream:
         return np.concatenate(parts).astype(np.int64)
 
     def rows(self, start: int, rows: int, length: int) -> np.ndarray:
-        """[rows, length + 1] int64: the rows whose turn comes at `start`, and one token further.
+        """[rows, length + 1] int64, coded: the rows whose turn comes at `start`, and one token further.
 
         Neighbouring rows share one token: in an epoch each is an input once and a target once.
         `start` is a multiple of `length`.

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from longgraft.yarn_drafters.network import Eagle3Network
 
 BLOCK = 1024        # slots whose [block, D] logits exist at once
+QUERIES = 1024      # slots whose attention weights exist at once
 DECAY = 0.8         # weight of step k is 0.8^k (EAGLE-3's training code)
 
 
@@ -46,14 +47,27 @@ class _Memory:
 def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
     """One softmax over the causal keys of step 0 and the own slot's keys of the later steps: the reference.
 
-    q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Memory S x S.
+    q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Works on any device in QUERIES x S memory:
+    the weights of a block of queries are computed again in the backward pass.
     """
-    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    blocks = []
+    for start in range(0, q.shape[2], QUERIES):
+        rows, end = slice(start, start + QUERIES), min(start + QUERIES, q.shape[2])
+        block = (q[:, :, rows], k[:, :, :end], v[:, :, :end], own_k[:, :, :, rows], own_v[:, :, :, rows], scale)
+        blocks.append(_joint_block(*block) if end == q.shape[2] and start == 0 else
+                      checkpoint(_joint_block, *block, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(blocks, dim=2)
+
+
+def _joint_block(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
+    """The last rows of the attention: q and own_* of n slots, k and v of all slots up to them."""
+    n, seen = q.shape[2], k.shape[2]
+    hidden = torch.ones(n, seen, dtype=torch.bool, device=q.device).triu(1 + seen - n)
     far = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
-    own = (q[None] * own_k).sum(-1).movedim(0, -1) * scale              # [B, H, S, m]
+    own = (q[None] * own_k).sum(-1).movedim(0, -1) * scale              # [B, H, n, m]
     weights = torch.cat([far, own], dim=-1).float().softmax(-1).to(q.dtype)
-    near = weights[..., k.shape[2]:].movedim(-1, 0)[..., None] * own_v
-    return weights[..., :k.shape[2]] @ v + near.sum(0)
+    near = weights[..., seen:].movedim(-1, 0)[..., None] * own_v
+    return weights[..., :seen] @ v + near.sum(0)
 
 
 class _JointFlash(torch.autograd.Function):
@@ -102,16 +116,18 @@ class StepFigures:
 
 
 def training_time_test(network: Eagle3Network, features: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor,
-                       target_head: Callable[[Tensor], Tensor], steps: int) -> tuple[Tensor, StepFigures]:
+                       target_head: Callable[[Tensor], Tensor], steps: int,
+                       learnt: Tensor | None = None) -> tuple[Tensor, StepFigures]:
     """(the weighted loss, figures).
 
     features: [B, S, A * Ht], the target's; tokens, positions: [B, S]; hidden: [B, S, Ht], what `target_head` turns
-    into logits [.., V].  At step k slot t is fed token t + 1 + k and its own last state, stands at position t + k,
+    into logits [.., V]; learnt: [B, S] bool, whether the token after each slot is to be learnt (a chat's answers),
+    None for all.  At step k slot t is fed token t + 1 + k and its own last state, stands at position t + k,
     and predicts token t + 2 + k, whose distribution the target gave at t + 1 + k.
     """
     length = tokens.shape[1]
     memory = _Memory(network.config.head_dim ** -0.5)
-    wanted = _Wanted.read(network, hidden, target_head)
+    wanted = _Wanted.read(network, hidden, target_head, learnt)
     state = network.fuse(features)
     total, losses, agreements = torch.zeros((), device=tokens.device), [], []
     for k in range(steps):
@@ -128,24 +144,27 @@ def training_time_test(network: Eagle3Network, features: Tensor, tokens: Tensor,
 class _Wanted:
     """What the target says at each slot, read once for all steps.
 
-    shares: [B, S, D], its probabilities on the draft vocabulary; choice: [B, S], its first token; inside: whether
-    the draft vocabulary has that token.
+    shares: [B, S, D], its probabilities on the draft vocabulary; choice: [B, S], its first token; learnt: [B, S],
+    whether the slot counts; inside: whether it counts and the draft vocabulary has its first token.
     """
 
     shares: Tensor
     choice: Tensor
+    learnt: Tensor
     inside: Tensor
 
     @classmethod
     @torch.no_grad()
-    def read(cls, network: Eagle3Network, hidden: Tensor, target_head: Callable[[Tensor], Tensor]) -> _Wanted:
+    def read(cls, network: Eagle3Network, hidden: Tensor, target_head: Callable[[Tensor], Tensor],
+             learnt: Tensor | None) -> _Wanted:
         kept, shares, choices = network.t2d.nonzero().flatten(), [], []
         for block in hidden.flatten(0, 1).split(BLOCK):
             logits = target_head(block)
             choices.append(logits.argmax(-1))
             shares.append(logits[:, kept].float().softmax(-1))
         choice = torch.cat(choices).view(hidden.shape[:2])
-        return cls(torch.cat(shares).view(*hidden.shape[:2], -1), choice, network.t2d[choice])
+        learnt = torch.ones_like(choice, dtype=torch.bool) if learnt is None else learnt
+        return cls(torch.cat(shares).view(*hidden.shape[:2], -1), choice, learnt, learnt & network.t2d[choice])
 
 
 def _loss(network: Eagle3Network, states: Tensor, wanted: _Wanted, shift: int) -> tuple[Tensor, float]:
@@ -154,15 +173,15 @@ def _loss(network: Eagle3Network, states: Tensor, wanted: _Wanted, shift: int) -
     Deviates from EAGLE's code: divided by the number of those slots, which are the predicted token's own.
     """
     total, hits = torch.zeros((), device=states.device), 0
-    shares, choices, insides = (t[:, shift:].flatten(0, 1).split(BLOCK)
-                                for t in (wanted.shares, wanted.choice, wanted.inside))
-    for ours, share, choice, inside in zip(states.flatten(0, 1).split(BLOCK), shares, choices, insides, strict=True):
+    parts = (t[:, shift:].flatten(0, 1).split(BLOCK)
+             for t in (wanted.shares, wanted.choice, wanted.learnt, wanted.inside))
+    for ours, share, choice, learnt, inside in zip(states.flatten(0, 1).split(BLOCK), *parts, strict=True):
         # The block's logits are computed again in the backward pass: kept, they would be K times [S, D].
         nats, guess = checkpoint(_nats, network, ours, share, use_reentrant=False, preserve_rng_state=False)
         total = total + nats[inside].sum()
-        hits += int((network.target_ids(guess) == choice).sum())
+        hits += int(((network.target_ids(guess) == choice) & learnt).sum())
     count = int(wanted.inside[:, shift:].sum())
-    return total / max(1, count), hits / max(1, wanted.choice[:, shift:].numel())
+    return total / max(1, count), hits / max(1, int(wanted.learnt[:, shift:].sum()))
 
 
 def _nats(network: Eagle3Network, states: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

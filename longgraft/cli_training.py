@@ -1,0 +1,147 @@
+"""The commands that make drafters: `longgraft train ...` and `longgraft heads ...`.  Knows options and printing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
+                                               "The same command again resumes; several GPUs: torchrun --no-python.")
+heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
+
+Data = Annotated[list[Path], typer.Option(
+    help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.")]
+Valid = Annotated[Optional[list[Path]], typer.Option(help="Unseen text to measure on; repeatable.")]  # noqa: UP045
+Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
+RecipeFile = Annotated[Optional[Path], typer.Option(help="JSON or TOML; see yarn_drafters/recipes.")]  # noqa: UP045
+Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
+Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
+Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
+    help="The frozen target's: float32, bfloat16 or float16; default: bfloat16 on a GPU.")]
+Rate = Annotated[Optional[float], typer.Option(help="Peak, of AdamW; Muon takes ten times that.")]  # noqa: UP045
+Model = Annotated[Optional[str], typer.Option(help="The target: hub id or folder; default: the embedded.")]  # noqa: UP045
+
+
+@train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run "
+                                "--recipe yarn_drafters/recipes/embedded_target.toml")
+def train_target(data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
+                 device: Device = None) -> None:
+    """Train a small Qwen3 target on text, with a tokenizer of its own."""
+    from longgraft.yarn_drafters.training.target import TargetRecipe
+    from longgraft.yarn_drafters.training.target import train_target as run
+
+    made = TargetRecipe.load(recipe, total_tokens=_number(tokens), device=device)
+    print(run(made, _found(data), _found(valid or []), out))
+
+
+@train.command("drafter", epilog="Example: longgraft train drafter --model Qwen/Qwen3-8B --data chats.jsonl --out run")
+def train_drafter(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
+                  tokens: Tokens = None, learning_rate: Rate = None, device: Device = None,
+                  dtype: Dtype = None) -> None:
+    """Train an EAGLE-3 drafter for any supported target, by training-time test."""
+    from longgraft.yarn_drafters.training.drafter import DrafterRecipe
+    from longgraft.yarn_drafters.training.drafter import train_drafter as run
+
+    made = DrafterRecipe.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
+    print(run(made, _model(model), _found(data), _found(valid or []), out, dtype=_dtype(dtype, device)))
+
+
+@train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head --to 64k "
+                                "--data books.jsonl --out longer")
+def train_extend(
+    drafter: Annotated[Path, typer.Option(help="The head to extend.")], data: Data, out: Out,
+    to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k", model: Model = None,
+    original: Annotated[Optional[str], typer.Option(  # noqa: UP045
+        help="Length the head was trained at; default: what its config says.")] = None,
+    valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None, learning_rate: Rate = None,
+    device: Device = None, dtype: Dtype = None,
+) -> None:
+    """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
+    from transformers import AutoConfig
+
+    from longgraft.yarn_drafters.layouts import TargetShape
+    from longgraft.yarn_drafters.training.drafter import extension_recipe
+    from longgraft.yarn_drafters.training.drafter import train_drafter as run
+
+    target, length = _model(model), _number(to)
+    assert length is not None
+    shape = TargetShape.of(AutoConfig.from_pretrained(target))
+    made = extension_recipe(drafter, shape, length, _number(original), recipe, total_tokens=_number(tokens),
+                            device=device, **_rates(learning_rate))
+    print(run(made, target, _found(data), _found(valid or []), out, start=drafter, dtype=_dtype(dtype, device)))
+
+
+@heads.callback(epilog="Example: longgraft heads")
+def list_heads(context: typer.Context) -> None:
+    """List the known EAGLE-3 heads and their targets."""
+    from longgraft.yarn_drafters.known_heads import KNOWN_HEADS
+
+    if context.invoked_subcommand is None:
+        for head in KNOWN_HEADS:
+            print(f"{head.target:<44} {head.head:<48} {head.trained_length:>6,} tokens")
+
+
+@heads.command("export", epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head "
+                                "--layout speculators")
+def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
+           out: Annotated[Path, typer.Option(help="New folder.")], model: Model = None,
+           layout: Annotated[str, typer.Option(help="eagle3 (EAGLE, SGLang) or speculators (vLLM).")] = "speculators",
+           ) -> None:
+    """Write a head in another public layout."""
+    from transformers import AutoConfig
+
+    from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
+    from longgraft.yarn_drafters.layouts import TargetShape
+
+    savers: dict[str, Any] = {"eagle3": save_head, "speculators": save_speculators}
+    if layout not in savers:
+        raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
+    target = _model(model)
+    config = AutoConfig.from_pretrained(target)
+    network = load_head(drafter, TargetShape.of(config), dtype=None)
+    if layout == "speculators":
+        save_speculators(network, out, verifier=target, architectures=config.architectures or [])
+    else:
+        save_head(network, out)
+    print(out)
+
+
+def _model(name: str | None) -> str:
+    import importlib.resources
+
+    return name or str(importlib.resources.files("longgraft.yarn_drafters") / "embedded" / "target")
+
+
+def _found(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"File {path} does not exist. Give a JSONL or text file, or a folder.")
+    return paths
+
+
+def _number(text: str | None) -> int | None:
+    """64k is 65,536; 100m is 100 million."""
+    if text is None:
+        return None
+    sizes = {"k": 1024, "m": 1_000_000, "b": 1_000_000_000}
+    try:
+        return int(float(text.lower().rstrip("kmb")) * sizes.get(text[-1].lower(), 1))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no number such as 65536, 64k or 100m.") from error
+
+
+def _rates(rate: float | None) -> dict[str, float]:
+    return {} if rate is None else {"adam_lr": rate, "muon_lr": 10 * rate}
+
+
+def _dtype(name: str | None, device: str | None) -> Any:
+    import torch
+
+    on_gpu = torch.cuda.is_available() and not (device or "cuda").startswith("cpu")
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    chosen = name or ("bfloat16" if on_gpu else "float32")
+    if chosen not in known:
+        raise ValueError(f"dtype {chosen!r} is unknown. Known: {', '.join(known)}.")
+    return known[chosen]
