@@ -1,0 +1,116 @@
+"""How well a target predicts real text, and whether longer prompts help it: what drafting has to be worth.
+
+Knows targets and rows; knows no method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longgraft.eval.loops import loops
+from longgraft.eval.rows import Row, read_suite
+from longgraft.eval.statistics import bootstrap
+from longgraft.loading import load
+from longgraft.observation import Wants
+from longgraft.prefill.chunked import chunk_size
+from longgraft.session import Session
+from longgraft.target import Target
+from longgraft.tree import ROOT, ProposalTree
+
+
+def continuation_logits(target: Target, prompt: Sequence[int], continuation: Sequence[int]) -> torch.Tensor:
+    """[m, V]: what the target says at each token of a recorded continuation, given all before it."""
+    cache, ids = target.cache(len(prompt) + len(continuation)), torch.tensor([*prompt, *continuation])
+    start, end, size = 0, len(prompt) - 1, chunk_size(target, Wants())
+    while start < end:
+        chain = ProposalTree.chain(ids[start:min(start + size, end)], origin=ROOT)
+        target.run(chain, cache, Wants(), rows="none")
+        cache.keep(torch.arange(len(chain)))
+        start += len(chain)
+    return target.run(ProposalTree.chain(ids[end:-1], origin=ROOT), cache, Wants()).logits.float()
+
+
+def accuracies(session: Session, row: Row, lengths: Sequence[int], most: int) -> dict[int, dict[str, float]]:
+    """Top-1 and top-10 accuracy and nats per token of one row's continuation after prompts of these lengths; empty
+    where the row is shorter than the longest."""
+    found = {}
+    answer = session.tokenizer(row.continuation, add_special_tokens=False)["input_ids"][:most]
+    for length in sorted(lengths, reverse=True):
+        prompt = row.fit(session.encode, length)
+        if prompt is None or not answer:
+            return {}
+        logits, wanted = continuation_logits(session.target, prompt, answer), torch.tensor(answer)
+        best = logits.topk(10).indices.cpu()
+        nats = torch.nn.functional.cross_entropy(logits.cpu(), wanted)
+        found[length] = {"top1": (best[:, 0] == wanted).float().mean().item(),
+                         "top10": (best == wanted[:, None]).any(1).float().mean().item(), "nats": nats.item()}
+    return found
+
+
+def bits_per_byte(session: Session, texts: Sequence[str], length: int = 2048) -> float:
+    """Of unseen texts, each cut to `length` tokens; the first token of a text is given, not predicted."""
+    nats, size = 0.0, 0
+    for text in texts:
+        ids = session.tokenizer(text, add_special_tokens=False)["input_ids"][:length]
+        if len(ids) > 1:
+            logits = continuation_logits(session.target, ids[:1], ids[1:])
+            nats += torch.nn.functional.cross_entropy(logits.cpu(), torch.tensor(ids[1:]), reduction="sum").item()
+            size += len(session.tokenizer.decode(ids[1:]).encode())
+    return nats / math.log(2) / size
+
+
+def greedy_answers(session: Session, rows: Sequence[Row], length: int, new: int) -> Iterator[dict[str, Any]]:
+    """Greedy continuations of real prompts, and whether they loop."""
+    for row in rows:
+        prompt = row.fit(session.encode, length)
+        if prompt is not None:
+            answer = session.generate(prompt, new)
+            yield {"suite": row.suite, "id": row.id, "loop": loops(answer.token_ids),
+                   "prompt_end": session.tokenizer.decode(prompt[-60:]), "text": answer.text}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`python -m longgraft.eval.quality --data DIR --held-out F.jsonl --out DIR`"""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of LongBench-schema rows")
+    parser.add_argument("--held-out", type=Path, required=True, help="JSONL of {text, type}")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--suites", default="repobench-p,lcc,qmsum,gov_report")
+    parser.add_argument("--lengths", default="2048,8192,32768")
+    parser.add_argument("--prompts", type=int, default=5, help="per suite")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--model")
+    options = parser.parse_args(argv)
+    session = load(options.model, None, method="retrieval", tell=False)
+    lengths = [int(n) for n in options.lengths.split(",")]
+    report: dict[str, Any] = {"bits_per_byte": {}, "accuracy": {}, "greedy": []}
+    texts: dict[str, list[str]] = {}
+    for line in options.held_out.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        texts.setdefault(row["type"], []).append(row["text"])
+    report["bits_per_byte"] = {kind: round(bits_per_byte(session, some[:20]), 3) for kind, some in texts.items()}
+    for suite in options.suites.split(","):
+        rows = read_suite(options.data, suite)
+        measured = []
+        for row in rows:
+            if len(measured) < options.prompts and (found := accuracies(session, row, lengths, options.max_new_tokens)):
+                measured.append(found)
+        report["accuracy"][suite] = {
+            length: {name: [round(x, 3) for x in bootstrap([m[length][name] for m in measured])]
+                     for name in ("top1", "top10", "nats")} for length in lengths if measured}
+        report["greedy"] += greedy_answers(session, rows[:options.prompts], lengths[0], options.max_new_tokens)
+    report["loops"] = sum(g["loop"] for g in report["greedy"]) / max(1, len(report["greedy"]))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "quality.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({name: report[name] for name in ("bits_per_byte", "accuracy", "loops")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

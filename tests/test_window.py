@@ -1,0 +1,76 @@
+"""A drafter with a window over its own past: forgets what is farther back, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import VOCAB, toy_network
+
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.policies import Dense
+from longgraft.methods import WINDOW, Parts, build
+from longgraft.observation import Observation
+from longgraft.tree import ROOT, ProposalTree
+
+
+def proposed(tokens: torch.Tensor, features: torch.Tensor, window: int | None, chunk: int = 64, levels: int = 9):
+    """The tree after a prompt, whose pairs are observed `chunk` at a time."""
+    drafter = Eagle3Drafter(toy_network(), Dense(), levels=levels, window=window)
+    drafter.reset(len(tokens) + 100)
+    for start in range(0, len(tokens) - 1, chunk):
+        end = min(start + chunk, len(tokens) - 1)
+        chain = ProposalTree.chain(tokens[start:end], origin=ROOT)
+        drafter.observe(Observation(chain, torch.arange(end - start), int(tokens[end]), None, features[start:end], True))
+    return drafter.propose(int(tokens[-1]), 60)
+
+
+def text(length: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    return torch.randint(1, VOCAB, (length,)), torch.randn(length, 96)
+
+
+def same(a: ProposalTree, b: ProposalTree) -> bool:
+    return torch.equal(a.tokens, b.tokens) and torch.equal(a.parents, b.parents)
+
+
+def test_a_window_over_the_whole_text_changes_nothing():
+    assert same(proposed(*text(), 1000), proposed(*text(), None))
+    assert not same(proposed(*text(), 4), proposed(*text(), None))
+
+
+@pytest.mark.parametrize("window", [3, 6, 12])      # narrower than the tree is deep, and wider
+def test_what_lies_before_the_window_has_no_effect(window):
+    tokens, features = text()
+    other, others = tokens.clone(), features.clone()
+    far = len(tokens) - 1 - window          # slot t sees slots t - window + 1 .. t; the newest is len - 2
+    other[1:far], others[:far - 1] = 1, 0.0
+    assert same(proposed(tokens, features, window), proposed(other, others, window))
+    other[far], others[far - 1] = 1 + other[far] % (VOCAB - 2), 9.0
+    assert not same(proposed(tokens, features, window + 1), proposed(other, others, window + 1))
+
+
+@pytest.mark.parametrize("window", [3, 12])
+def test_the_prompt_s_chunks_do_not_matter(window):
+    assert same(proposed(*text(), window, chunk=1), proposed(*text(), window, chunk=64))
+
+
+def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkeypatch):
+    """The same window of text, once at the beginning and once 40,000 positions later."""
+    tokens, features = text(14)
+    far = Eagle3Drafter._forward
+
+    def shifted(self, hidden, fed, positions, layout):
+        return far(self, hidden, fed, positions + 40_000, layout)
+
+    near = proposed(tokens, features, 13)
+    monkeypatch.setattr(Eagle3Drafter, "_forward", shifted)
+    assert same(near, proposed(tokens, features, 13))
+
+
+def test_methods_and_settings_choose_the_window():
+    from conftest import toy_target
+
+    parts = Parts(toy_target(), toy_network())
+    assert build("eagle3", parts).window is None and build("eagle3-window", parts).window == WINDOW
+    wide = Parts(toy_target(), toy_network(), window=512)
+    assert build("eagle3", wide).window == build("eagle3-window", wide).window == 512
