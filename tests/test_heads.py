@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from longgraft.yarn_drafters.checkpoint import load_head, save_head
+from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -176,3 +176,35 @@ def test_the_longest_trained_head_of_a_target_is_found():
     assert find_head("meta-llama/Llama-3.1-8B-Instruct").trained_length == 65536
     assert find_head("models/Qwen3-8B/").head == "TanBaby/EAGLE3-Qwen3-8B-YARN-64K"
     assert find_head("someone/else") is None and "Qwen/Qwen3-32B" in known_targets()
+
+
+@pytest.mark.parametrize("more", [{}, {"norm_before_fc": True, "window": 512}, {"norm_output": True, "layers": 2},
+                                  {"rope": Rope(kind="yarn", factor=8.0, original=256)}, {"qk_norm": True}])
+def test_an_exported_speculators_head_says_the_same(tmp_path, more):
+    made = network(True, **more).eval()
+    save_speculators(made, tmp_path, "Qwen/Qwen3-8B", ["Qwen3ForCausalLM"])
+    loaded = load_head(tmp_path, TARGET)
+    hidden, tokens = torch.randn(1, 5, 96), torch.arange(5)[None]
+    outs = [head.logits(head(head.fuse(hidden), tokens, tokens, lambda _, q, k, v: q)) for head in (made, loaded)]
+    torch.testing.assert_close(*outs)
+    assert loaded.config.layout == "speculators" and loaded.config.window == made.config.window
+    assert loaded.config.feature_layers == made.config.feature_layers
+    assert any(name.startswith("layers.0.") for name in load_file(tmp_path / "model.safetensors"))
+
+
+def test_windows_of_some_layers_only_are_refused(tmp_path):
+    save_speculators(network(True, window=512, layers=2), tmp_path, "x/y")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["transformer_layer_config"]["layer_types"][1] = "full_attention"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="several kinds"):
+        load_head(tmp_path, TARGET)
+
+
+def test_what_a_missing_norm_before_residual_means(tmp_path):
+    """vLLM: true in a speculators config, false in a raw one."""
+    made = network(True)
+    tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in made.state_dict().items()}
+    speculators = {"speculators_model_type": "eagle3", "transformer_layer_config": BASE}
+    assert load_head(write(tmp_path / "a", speculators, tensors), TARGET).config.norm_before_residual
+    assert not load_head(write(tmp_path / "b", BASE, tensors), TARGET).config.norm_before_residual

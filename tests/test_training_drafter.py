@@ -11,13 +11,22 @@ import pytest
 import torch
 from conftest import VOCAB, toy_network, toy_target
 
+from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokenizer
+from longgraft.yarn_drafters.training.corpus import (
+    EncodedCorpus,
+    encode_corpus,
+    read_documents,
+    split_coded,
+    train_tokenizer,
+)
 from longgraft.yarn_drafters.training.drafter import (
     DrafterRecipe,
     DrafterTrainer,
     build_network,
     draft_vocabulary,
+    extension_recipe,
     train_drafter,
 )
 from longgraft.yarn_drafters.training.loop import Stage
@@ -50,7 +59,7 @@ def corpus() -> EncodedCorpus:
     rng = np.random.default_rng(0)
     pieces = [np.append(1 + (rng.integers(95) + np.arange(80 + 7 * i)) % 40, 0) for i in range(20)]
     starts = np.cumsum([0, *map(len, pieces)])
-    return EncodedCorpus(np.concatenate(pieces).astype(np.uint16), starts, ("code-python",) * 20,
+    return EncodedCorpus(np.concatenate(pieces).astype(np.int32), starts, ("code-python",) * 20,
                          tuple(f"owner/repo{i % 3}@abc:file{i}.py" for i in range(20)))
 
 
@@ -191,7 +200,7 @@ def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(corpus, tmp_
 
 
 def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_path):
-    cycle = np.tile(np.arange(1, 17), 256).astype(np.uint16)
+    cycle = np.tile(np.arange(1, 17), 256).astype(np.int32)
     corpus = EncodedCorpus(cycle, np.array([0, len(cycle)]), ("code-python",), ("owner/repo@abc:file.py",))
     run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, total_tokens=128 * 60, stages=(Stage(64, 1.0),),
                                                         draft_vocab=VOCAB, muon_lr=3e-2, adam_lr=3e-2))
@@ -211,15 +220,7 @@ def test_measuring_changes_nothing(corpus, tmp_path):
 
 
 def test_training_leaves_a_head_that_the_loader_takes(tmp_path):
-    from longgraft.yarn_drafters.checkpoint import load_head
-    from longgraft.yarn_drafters.layouts import TargetShape
-
-    rows = [{"text": f"def f{i}(x):\n    return x + {i}\n" * 9, "type": "code-python", "source": f"a/b@c:{i}.py"}
-            for i in range(12)]
-    text = tmp_path / "text.jsonl"
-    text.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    target = tmp_path / "target"
-    tiny_target(target, [row["text"] for row in rows])
+    target, text = files_of_a_toy_run(tmp_path)
     recipe = dataclasses.replace(RECIPE, total_tokens=256, valid_rows=1, draft_vocab=200)
     head = load_head(train_drafter(recipe, target, [text], [], tmp_path / "out"), TargetShape(4, 32, 300))
     assert head.config.rope == recipe.rope and head.config.feature_layers == recipe.feature_layers
@@ -249,3 +250,148 @@ def test_an_unknown_setting_is_named(tmp_path):
 def test_a_saved_recipe_is_read_back(tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(dataclasses.asdict(RECIPE)))
     assert DrafterRecipe.load(tmp_path / "recipe.json") == RECIPE
+
+
+def test_attention_in_blocks_is_attention_at_once(monkeypatch):
+    found = []
+    for queries in (16, 64):
+        monkeypatch.setattr("longgraft.yarn_drafters.training.objective.QUERIES", queries)
+        inputs = random_inputs(4, 4, STEPS)
+        q, k, own_k, v, own_v = inputs[0], inputs[3], inputs[4], inputs[6], inputs[7]
+        out = joint_attention(q, k, v, own_k[None], own_v[None], 0.35)
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        found.append([out, *(tensor.grad for tensor in (q, k, own_k, v, own_v))])
+    for blocks, whole in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, whole, atol=1e-5, rtol=1e-4)
+
+
+def test_only_what_is_to_be_learnt_counts_and_it_is_the_predicted_token():
+    tokens, features, positions = toy_text()
+    network, head = toy_network(), torch.nn.Linear(32, VOCAB, bias=False)
+    hidden = features[..., :32]
+
+    def losses(learnt):
+        return training_time_test(network, features, tokens, positions, hidden, head, STEPS, learnt)[1].losses
+
+    after = 7       # learnt[t]: the token after slot t, number t + 1
+    with torch.no_grad():
+        head.weight[::2] *= 9.0     # what the draft vocabulary has comes first, mostly
+    states, says = taught_states(tokens, features, positions), head(hidden)[0, after]
+    assert network.t2d[says.argmax()]
+    for k, found in enumerate(losses(torch.arange(12)[None] == after)):
+        # Step k of slot t predicts token t + 2 + k, which is after + 1 where t = after - 1 - k.
+        ours = network.logits(states[k][0, after - 1 - k]).log_softmax(-1)
+        assert found == pytest.approx(-(says[network.t2d].softmax(-1) * ours).sum().item(), rel=1e-4)
+    assert losses(torch.zeros(1, 12, dtype=torch.bool)) == [0.0] * STEPS
+
+
+CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}")
+
+
+@pytest.mark.parametrize("form", ["messages", "conversations"])
+def test_of_a_chat_only_the_answers_are_learnt(form, tmp_path):
+    tokenizer = train_tokenizer(["<user>What is two plus two?\n<assistant>Four, I think.\n"] * 9, 280)
+    tokenizer.chat_template = CHAT
+    turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
+    if form == "messages":
+        row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    else:
+        names = {"user": "human", "assistant": "gpt"}
+        row = {"conversations": [{"from": names[role], "value": text} for role, text in turns]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(row) + "\n")
+    coded = encode_corpus([tmp_path / "chats.jsonl"], tokenizer, tmp_path / "c.npz").tokens
+    ids, learnt = split_coded(coded)
+    assert tokenizer.decode(ids) == "".join(f"<{role}>{text}\n" for role, text in turns)
+    assert tokenizer.decode(ids[learnt]) == "Four.\nYes, I think.\n"
+    counts = np.bincount(ids[learnt], minlength=280)
+    d2t, _ = draft_vocabulary(EncodedCorpus(coded, np.array([0, len(coded)]), ("chat",), ("",)), 280, 5, [])
+    assert counts[d2t + torch.arange(5)].min() >= np.sort(counts)[-5]
+
+
+def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(ValueError, match="prompt; text, messages or conversations"):
+        list(read_documents([tmp_path / "rows.jsonl"]))
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    with pytest.raises(ValueError, match="no chat template"):
+        encode_corpus([tmp_path / "chat.jsonl"], train_tokenizer(["x"], 260), tmp_path / "c.npz")
+
+
+def test_text_files_and_folders_are_read(tmp_path):
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("one")
+    (tmp_path / "books" / "b.jsonl").write_text('{"text": "two"}\n')
+    assert [d.text for d in read_documents([tmp_path / "books"])] == ["one", "two"]
+
+
+def files_of_a_toy_run(tmp_path: Path) -> tuple[Path, Path]:
+    """(target, text) on disk."""
+    rows = [{"text": f"def f{i}(x):\n    return x + {i}\n" * 9, "type": "code-python", "source": f"a/b@c:{i}.py"}
+            for i in range(12)]
+    text = tmp_path / "text.jsonl"
+    text.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    tiny_target(tmp_path / "target", [row["text"] for row in rows])
+    return tmp_path / "target", text
+
+
+def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
+    target, text = files_of_a_toy_run(tmp_path)
+    short = dataclasses.replace(RECIPE, total_tokens=256, draft_vocab=200, rope=Rope(), max_positions=64,
+                                stages=(Stage(32),))
+    head = train_drafter(short, target, [text], [], tmp_path / "short")
+    shape = TargetShape(4, 32, 300)
+    with pytest.raises(ValueError, match="already reaches 64"):
+        extension_recipe(head, shape, 64)
+    recipe = extension_recipe(head, shape, 512, stages=(Stage(64, skip=0.5),), total_tokens=256, tokens_per_step=128,
+                              bf16=False)
+    assert recipe.muon_lr == 2e-5 and recipe.ttt_steps == 4
+    longer = load_head(train_drafter(recipe, target, [text], [], tmp_path / "long", start=head), shape)
+    assert longer.config.rope == Rope(kind="yarn", factor=8.0, original=64) and longer.config.max_positions == 512
+    before, after = load_head(head, shape).state_dict(), longer.state_dict()
+    assert all(torch.allclose(before[n], after[n], atol=1e-2) for n in before)
+    assert torch.equal(before["d2t"], after["d2t"])
+    assert any(not torch.equal(before[n], after[n]) for n in before)        # it did learn
+
+
+def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
+    run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, mat_prompts=2, mat_tokens=8))
+    run.unseen = {"code": np.stack([corpus.tokens[:33], corpus.tokens[40:73]])}
+    assert 0.0 <= run.measure()["code_mat"] <= 8.0
+
+
+def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, monkeypatch):
+    target = toy_target("gemma2")           # soft-capped logits: known
+    network = build_network(dataclasses.replace(RECIPE, heads=4), target, corpus, [0])
+    DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
+    monkeypatch.setattr("longgraft.target.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
+    with pytest.raises(ValueError, match="a way of its own"):
+        DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
+
+
+def two_processes(rank: int, out: str, port: int) -> None:
+    import os
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    folder = Path(out)
+    recipe = dataclasses.replace(RECIPE, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),))
+    train_drafter(recipe, folder / "target", [folder / "text.jsonl"], [], folder / "two")
+
+
+def test_two_processes_learn_what_one_does(tmp_path):
+    import socket
+
+    files_of_a_toy_run(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(two_processes, (str(tmp_path), port), nprocs=2)
+    recipe = dataclasses.replace(RECIPE, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),),
+                                 micro_tokens=64)
+    train_drafter(recipe, tmp_path / "target", [tmp_path / "text.jsonl"], [], tmp_path / "one")
+    one, two = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two"))
+    assert one["state"]["tokens"] == two["state"]["tokens"] == 512
+    for name in one["module"]:
+        torch.testing.assert_close(one["module"][name], two["module"][name], atol=1e-5, rtol=1e-4)

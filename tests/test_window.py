@@ -20,7 +20,7 @@ def proposed(tokens: torch.Tensor, features: torch.Tensor, window: int | None, c
     for start in range(0, len(tokens) - 1, chunk):
         end = min(start + chunk, len(tokens) - 1)
         chain = ProposalTree.chain(tokens[start:end], origin=ROOT)
-        drafter.observe(Observation(chain, torch.arange(end - start), int(tokens[end]), None, features[start:end], True))
+        drafter.observe(Observation(chain, torch.arange(end - start), int(tokens[end]), None, features[start:end]))
     return drafter.propose(int(tokens[-1]), 60)
 
 
