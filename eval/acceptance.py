@@ -26,7 +26,7 @@ from longgraft.eval.rows import Row, read_suite
 from longgraft.eval.statistics import bootstrap
 from longgraft.loading import load
 from longgraft.methods import METHODS, Parts, build
-from longgraft.observation import Clock, PruningPolicy
+from longgraft.observation import Clock, Proposer, PruningPolicy
 from longgraft.prefill.chunked import prefill
 from longgraft.session import Sampling, Session, Stats, decode
 from longgraft.verifier import Verifier
@@ -84,10 +84,11 @@ def measure(session: Session, heads: dict[str, Parts], ids: Sequence[int], varia
         build(variant.method, prefilled[variant.head])      # registers the drafters that will be needed
     retriever = next(iter(prefilled.values())).retriever()
     drafters = [drafter for parts in prefilled.values() for drafter in parts.seen.values()]
-    for observer in (*drafters, retriever):
+    observers: list[Proposer] = [*drafters, retriever]
+    for observer in observers:
         observer.reset(capacity)
     cache = target.cache(capacity)
-    prefill(target, cache, torch.tensor(ids), [*drafters, retriever], Greedy(), clock)
+    prefill(target, cache, torch.tensor(ids), observers, Greedy(), clock)
     rows = retriever.matrix.snapshot()
     for mode, sampling in modes.items():
         rule = sampling.rule(len(ids))

@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report["bits_per_byte"] = {kind: round(bits_per_byte(session, some[:20]), 3) for kind, some in texts.items()}
     for suite in options.suites.split(","):
         rows = read_suite(options.data, suite)
-        measured = []
+        measured: list[dict[int, dict[str, float]]] = []
         for row in rows:
             if len(measured) < options.prompts and (found := accuracies(session, row, lengths, options.max_new_tokens)):
                 measured.append(found)

@@ -132,7 +132,7 @@ def _number(text: str | None) -> int | None:
         raise ValueError(f"{text!r} is no number such as 65536, 64k or 100m.") from error
 
 
-def _rates(rate: float | None) -> dict[str, float]:
+def _rates(rate: float | None) -> dict[str, Any]:
     return {} if rate is None else {"adam_lr": rate, "muon_lr": 10 * rate}
 
 

@@ -110,7 +110,7 @@ def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
     if c.rope.kind == "llama3":
         rope |= {"low_freq_factor": c.rope.low_freq_factor, "high_freq_factor": c.rope.high_freq_factor}
     dtype = str(network.fc.weight.dtype).removeprefix("torch.")
-    layer = {
+    layer: dict[str, Any] = {
         "model_type": "qwen3" if c.qk_norm else "llama", "vocab_size": c.vocab_size, "hidden_size": c.hidden_size,
         "intermediate_size": c.intermediate_size, "num_hidden_layers": c.layers, "num_attention_heads": c.heads,
         "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "max_position_embeddings": c.max_positions,

@@ -174,7 +174,7 @@ def _chat_ids(document: Document, tokenizer: PreTrainedTokenizerFast) -> list[in
                          "tokenizer of an instruct model.")
 
     def ids(turns: Sequence[Mapping[str, str]], ask: bool) -> list[int]:
-        found: Any = tokenizer.apply_chat_template(list(turns), add_generation_prompt=ask, return_dict=True)
+        found: Any = tokenizer.apply_chat_template([dict(turn) for turn in turns], add_generation_prompt=ask, return_dict=True)
         return list(found["input_ids"])
 
     coded: list[int] = []

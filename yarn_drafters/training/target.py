@@ -94,7 +94,8 @@ class TargetTrainer(Trainer):
 
     def __init__(self, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerFast, corpus: EncodedCorpus, out: Path,
                  unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
-        self.model = build_model(recipe, tokenizer.eos_token_id).to(world.device(recipe.device))
+        model: Any = build_model(recipe, tokenizer.eos_token_id)     # transformers types `to` too narrowly
+        self.model: Qwen3ForCausalLM = model.to(world.device(recipe.device))
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         norms = [p for p in self.model.parameters() if p.ndim == 1]
         embeddings = [p for name, p in self.model.named_parameters() if "embed_tokens" in name or "lm_head" in name]
