@@ -9,12 +9,14 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from longgraft.cli_eval import measuring
 from longgraft.cli_training import heads, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")
 app.add_typer(train, name="train")
 app.add_typer(heads, name="heads")
+app.registered_commands += measuring.registered_commands
 
 Model = Annotated[Optional[str], typer.Option(help="Hub id or folder; default: the embedded model.")]  # noqa: UP045
 Drafter = Annotated[str, typer.Option(help="EAGLE-3 head (hub id or folder), 'auto' or 'none'.")]

@@ -18,7 +18,7 @@ from longgraft.observation import Clock, Proposer, PruningPolicy
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup
 from longgraft.target import Target
-from longgraft.templates import chain, token_recycling
+from longgraft.templates import Template, chain, envelope, token_recycling
 from longgraft.yarn_drafters.network import Eagle3Network
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
@@ -54,9 +54,10 @@ class Parts:
     def matrix(self) -> AdjacencyMatrix:
         return AdjacencyMatrix(self.target.vocab_size, device=self.target.device)
 
-    def retriever(self) -> MatrixRetriever:
+    def retriever(self, shape: Callable[[int], Template] = envelope) -> MatrixRetriever:
         """Graft's: seeded by the prompt, refilled in the envelope's order."""
-        return MatrixRetriever(self.matrix(), snapshot=self.snapshot, persist=self.persist, clock=self.clock)
+        return MatrixRetriever(self.matrix(), snapshot=self.snapshot, shape=shape, persist=self.persist,
+                               clock=self.clock)
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            lambda p: Graft(p.drafter(Split()), p.retriever(), p.clock),
            needs_drafter=True, needs_matrix=True),
     Method("graft-tail", "never stops; four retrieved chains of five behind the best leaves", GRAFT + ", Figure 2",
-           lambda p: TailGraft(p.drafter(Split()),
-                               MatrixRetriever(p.matrix(), snapshot=p.snapshot, shape=chain, persist=p.persist,
-                                               clock=p.clock), clock=p.clock),
+           lambda p: TailGraft(p.drafter(Split()), p.retriever(chain), clock=p.clock),
            needs_drafter=True, needs_matrix=True),
     Method("graft-no-retrieval", "stops when unsure and leaves the freed slots empty", GRAFT + ", Figure 5",
            lambda p: p.drafter(p.gates()), needs_drafter=True),

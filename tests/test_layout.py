@@ -13,7 +13,7 @@ MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.pref
 FLOORS = [
     ["tree"], ["observation"], ["acceptance", "adjacency", "templates", "kv", "attention", "text"], ["target"],
     ["verifier", "yarn_drafters"], ["prefill"], ["drafters", "retrievers", "compose"], ["session"],
-    ["calibration", "methods", "loading"], ["eval"], ["cli_training"], ["cli", "__init__"]]
+    ["calibration", "methods", "loading"], ["eval"], ["cli_training", "cli_eval"], ["cli", "__init__"]]
 
 
 def floor(module: str) -> int:

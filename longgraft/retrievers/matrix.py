@@ -39,8 +39,8 @@ class MatrixRetriever:
         self._fresh = False
 
     def observe(self, seen: Observation) -> None:
-        if seen.prompt and not self.prompt:
-            return
+        if seen.prompt and (not self.prompt or seen.topk is None):
+            return      # a prompt without top-k is one that these rows know already
         assert seen.topk is not None
         with self.clock.part("update"):
             # The pass reports the widest top-k that any of its listeners wants.

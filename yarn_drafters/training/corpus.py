@@ -174,7 +174,8 @@ def _chat_ids(document: Document, tokenizer: PreTrainedTokenizerFast) -> list[in
                          "tokenizer of an instruct model.")
 
     def ids(turns: Sequence[Mapping[str, str]], ask: bool) -> list[int]:
-        found: Any = tokenizer.apply_chat_template([dict(turn) for turn in turns], add_generation_prompt=ask, return_dict=True)
+        plain = [dict(turn) for turn in turns]
+        found: Any = tokenizer.apply_chat_template(plain, add_generation_prompt=ask, return_dict=True)
         return list(found["input_ids"])
 
     coded: list[int] = []

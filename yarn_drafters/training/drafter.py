@@ -116,7 +116,8 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
 
 def _feature_layers(recipe: DrafterRecipe, target: Target) -> tuple[int, ...]:
     n = target.config.num_hidden_layers
-    layers = recipe.feature_layers or (2, n // 2, n - 3)
+    usual = (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)     # EAGLE's; in a shallow target two would be one
+    layers = recipe.feature_layers or usual
     if len(set(layers)) < len(layers) or not all(0 <= layer < n for layer in layers):
         raise ValueError(f"Features of layers {layers} were asked of {target.name}, which has {n}. Set feature_layers "
                          f"in the recipe to different numbers below {n}.")

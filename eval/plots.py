@@ -1,0 +1,151 @@
+"""Figures of a sweep's rows.  Needs matplotlib (the extra `plot`); knows rows, no model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from longgraft.eval.measure import PLAIN
+from longgraft.eval.report import ALL, PARTS, Cell, acceptance_by_depth, cells
+
+# Okabe and Ito's palette: told apart by colour-blind readers and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKERS = "osD^vPX*"
+
+
+def draw(rows: Sequence[Mapping[str, Any]], out: Path, labels: Mapping[str, str] | None = None,
+         suffix: str = ".svg") -> list[Path]:
+    """All figures of these rows into folder `out`; labels: method -> legend, methods without one are left out."""
+    plt = _pyplot()
+    good = [row for row in rows if "error" not in row]
+    shown = labels or {row["method"]: row["method"] for row in good}
+    modes = list(dict.fromkeys(row["mode"] for row in good))
+    found = [cell for cell in cells(good) if cell.suite == (ALL if len({r["suite"] for r in good}) > 1 else cell.suite)]
+    out.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "mat_by_length": _by_length(plt, found, shown, modes, "mat", "MAT: accepted tokens per step"),
+        "speedup_by_length": _by_length(plt, found, shown, modes, "speedup", "decoding speedup"),
+        "frontier": _frontier(plt, found, shown, modes),
+        "time_by_part": _time_by_part(plt, good, shown),
+        "acceptance_by_depth": _by_depth(plt, good, shown, modes)}
+    paths = []
+    for name, figure in figures.items():
+        figure.tight_layout()
+        figure.savefig(out / f"{name}{suffix}", metadata={"Date": None} if suffix == ".svg" else None, dpi=150)
+        plt.close(figure)
+        paths.append(out / f"{name}{suffix}")
+    return paths
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib. Install it: pip install 'longgraft[plot]'.") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "axes.spines.top": False,
+                     "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4,
+                     "legend.frameon": False}
+    return plt
+
+
+def _panels(plt: Any, titles: Sequence[str], height: float = 3.8) -> tuple[Any, list[Any]]:
+    figure, axes = plt.subplots(1, len(titles), figsize=(5.2 * len(titles), height), sharey=True, squeeze=False)
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title)
+    return figure, list(axes[0])
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "markersize": 5}
+
+
+def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
+               label: str) -> Any:
+    """Mean over prompts and its 95 % interval against prompt length, one panel per mode."""
+    figure, panels = _panels(plt, modes)
+    for panel, mode in zip(panels, modes, strict=True):
+        for index, (method, name) in enumerate(shown.items()):
+            points = {c.bucket: getattr(c, what) for c in found
+                      if c.mode == mode and c.method == method and getattr(c, what)}
+            if method == PLAIN or not points:
+                continue
+            style = _style(index)
+            panel.plot(list(points), [mean for mean, _, _ in points.values()], label=name, **style)
+            panel.fill_between(list(points), [low for _, low, _ in points.values()],
+                               [high for _, _, high in points.values()], color=style["color"], alpha=0.12, linewidth=0)
+        ticks = sorted({c.bucket for c in found})
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ticks, [f"{n // 1024}K" if n >= 1024 else str(n) for n in ticks])
+        panel.minorticks_off()
+        panel.set_xlabel("prompt tokens")
+        if what == "speedup":
+            panel.axhline(1.0, color="#000000", linewidth=0.8, linestyle=":")
+    panels[0].set_ylabel(label)
+    panels[0].set_ylim(bottom=0)
+    _legend(panels)
+    return figure
+
+
+def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
+    """Speed against MAT, a point per method, averaged over lengths (the paper's Figure 1)."""
+    figure, panels = _panels(plt, modes)
+    for panel, mode in zip(panels, modes, strict=True):
+        for index, (method, name) in enumerate(shown.items()):
+            mine = [c for c in found if c.mode == mode and c.method == method and c.mat and c.rate]
+            if mine:
+                mats, rates = [c.mat[0] for c in mine if c.mat], [c.rate[1] for c in mine if c.rate]
+                panel.plot(sum(mats) / len(mats), sum(rates) / len(rates), linestyle="none", label=name,
+                           **(_style(index) | {"markersize": 8}))
+        panel.set_xlabel("MAT: accepted tokens per step")
+    panels[0].set_ylabel("tokens per second")
+    panels[0].set_ylim(bottom=0)
+    _legend(panels)
+    return figure
+
+
+def _time_by_part(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[str, str]) -> Any:
+    """Milliseconds of a step by what they were spent on, stacked, one bar per method, over all rows."""
+    figure, (panel,) = _panels(plt, ["time of a step"], height=0.5 * len(shown) + 1.6)
+    bottoms = dict.fromkeys(shown, 0.0)
+    for index, part in enumerate(PARTS):
+        widths = []
+        for method in shown:
+            mine = [r for r in rows if r["method"] == method]
+            steps = max(1, sum(r["steps"] for r in mine))
+            widths.append(1e3 * sum(r["seconds_by_part"].get(part, 0.0) for r in mine) / steps)
+        panel.barh(list(shown.values()), widths, left=list(bottoms.values()), color=COLOURS[index], label=part)
+        bottoms = {method: left + width for (method, left), width in zip(bottoms.items(), widths, strict=True)}
+    panel.invert_yaxis()
+    panel.grid(axis="y", visible=False)
+    panel.set_xlabel("milliseconds per verification step")
+    panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def _by_depth(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
+    """Share of the steps that reached a depth and accepted there."""
+    figure, panels = _panels(plt, modes)
+    for panel, mode in zip(panels, modes, strict=True):
+        for index, (method, name) in enumerate(shown.items()):
+            mine = [r for r in rows if r["mode"] == mode and r["method"] == method]
+            shares = acceptance_by_depth(mine) if method != PLAIN else []
+            counts = Counter(a for r in mine for a in r["accepted_per_step"])
+            # Below thirty steps a share says little.
+            shares = [s for d, s in enumerate(shares) if sum(n for a, n in counts.items() if a >= d) >= 30]
+            if shares:
+                panel.plot(range(1, len(shares) + 1), shares, label=name, **_style(index))
+        panel.set_xlabel("depth in the tree")
+    panels[0].set_ylabel("accepted, of those that came so far")
+    panels[0].set_ylim(0, 1)
+    _legend(panels)
+    return figure
+
+
+def _legend(panels: Sequence[Any]) -> None:
+    if panels[-1].get_legend_handles_labels()[0]:
+        panels[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

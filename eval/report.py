@@ -1,0 +1,250 @@
+"""Tables of a sweep's rows: markdown for people, CSV for programs.
+
+Knows rows; knows no model.  A row with an error counts as a failure and enters no figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from longgraft.eval.losslessness import EPSILON
+from longgraft.eval.measure import PLAIN
+from longgraft.eval.statistics import bootstrap
+
+Row = Mapping[str, Any]
+ALL = "all"
+COLUMNS = ("mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high",
+           "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low",
+           "speedup_high", "prefill_seconds", "lossless")
+PARTS = ("draft", "retrieve", "merge", "verify", "accept", "update", "host")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one suite and length in one mode.
+
+    prompts: measured; loops: of them; failures: rows that hold an error.  mat, speedup: mean over prompts and its
+    95 % bootstrap interval, speedup paired with plain decoding on the same prompt and repeat.  rate: tokens a second,
+    (first quartile, median, third quartile) over prompts.
+    """
+
+    mode: str
+    suite: str
+    bucket: int
+    method: str
+    prompts: int
+    loops: int
+    failures: int
+    mat: tuple[float, float, float] | None
+    rate: tuple[float, float, float] | None
+    speedup: tuple[float, float, float] | None
+    prefill_seconds: float | None
+    lossless: str
+
+
+def cells(rows: Sequence[Row], with_loops: bool = True) -> list[Cell]:
+    """Every mode x suite (and all together) x length x method, in the order of the rows."""
+    suites = [*dict.fromkeys(row["suite"] for row in rows)]
+    found = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        for suite in suites + ([ALL] if len(suites) > 1 else []):
+            here = [r for r in rows if r["mode"] == mode and suite in (r["suite"], ALL)]
+            for bucket in sorted({r["bucket"] for r in rows}):
+                for method in dict.fromkeys(r["method"] for r in rows):
+                    mine = [r for r in here if r["bucket"] == bucket]
+                    found.append(_cell((mode, suite, bucket, method), mine, with_loops))
+    return found
+
+
+def _cell(about: tuple[str, str, int, str], rows: Sequence[Row], with_loops: bool) -> Cell:
+    method = about[3]
+    failures = sum("error" in r for r in rows if r["method"] == method)
+    good = [r for r in rows if "error" not in r]
+    plain = {(r["suite"], r["prompt_id"], r["repeat"]): r for r in good if r["method"] == PLAIN}
+    by_prompt: dict[tuple, list[Row]] = {}
+    for row in good:
+        if row["method"] == method:
+            by_prompt.setdefault((row["suite"], row["prompt_id"]), []).append(row)
+    looping = {prompt for prompt, own in by_prompt.items() if own[0]["loop"]}
+    kept = [own for prompt, own in by_prompt.items() if with_loops or prompt not in looping]
+    if not kept:
+        return Cell(*about, 0, len(looping), failures, None, None, None, None, "-")
+    speedups = []
+    for own in kept:
+        ratios = [r["decode_tokens_per_second"] / p["decode_tokens_per_second"] for r in own
+                  if (p := plain.get((r["suite"], r["prompt_id"], r["repeat"])))
+                  and p["decode_tokens_per_second"] > 0]
+        if ratios:
+            speedups.append(median(ratios))
+    rates = [median(r["decode_tokens_per_second"] for r in own) for own in kept]
+    quartiles = tuple(float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
+    return Cell(*about, len(kept), len(looping), failures, bootstrap([own[0]["mat"] for own in kept]),
+                quartiles, bootstrap(speedups) if speedups else None,       # type: ignore[arg-type]
+                median(own[0]["prefill_seconds"] for own in kept), lossless_level([own[0] for own in kept]))
+
+
+def lossless_level(rows: Sequence[Row]) -> str:
+    """What plain decoding's tokens say of this method's, in a few words."""
+    checks = [row["lossless"] for row in rows if row.get("lossless")]
+    if not checks:
+        return "-"
+    parted = [check for check in checks if check["first_divergence"] is not None]
+    if not parted:
+        return f"identical ({len(checks)}/{len(checks)})"
+    widest = max(check["margin"] for check in parted)
+    near = f"margins below {EPSILON}" if widest < EPSILON else f"margin up to {widest:.2f}"
+    return f"{len(parted)}/{len(checks)} differ, {near}"
+
+
+def summary(rows: Sequence[Row], config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """summary.md: tables by length, time by part, acceptance by depth and origin, losslessness, failures."""
+    out = ["# Sweep\n", _provenance(config, environment), DEFINITIONS]
+    found = cells(rows)
+    for mode in dict.fromkeys(cell.mode for cell in found):
+        out.append(f"\n## Mode: {mode}\n\n{MODE_NOTES.get(mode, '')}")
+        for suite in dict.fromkeys(cell.suite for cell in found):
+            out.append(_length_table(mode, suite, [c for c in found if c.mode == mode and c.suite == suite]))
+        if any(cell.loops for cell in found if cell.mode == mode):
+            without = [c for c in cells(rows, with_loops=False) if c.mode == mode]
+            last = without[-1].suite
+            out.append("\nWithout answers that loop:\n" + _length_table(mode, last, [c for c in without
+                                                                                   if c.suite == last]))
+        out.append(_work_table([r for r in rows if r["mode"] == mode and "error" not in r]))
+    if scored := [r for r in rows if r.get("score")]:
+        out.append(_score_table(scored))
+    if failed := [r for r in rows if "error" in r]:
+        out.append("\n## Failures\n\n" + "\n".join(
+            f"- {r['suite']} {_k(r['bucket'])} {r['prompt_id']}, {r['method']}, {r['mode']}: {r['error']}"
+            for r in failed))
+    return "\n".join(out) + "\n"
+
+
+DEFINITIONS = """
+MAT: accepted draft tokens per verification step, without the bonus token; tokens per step = MAT + 1. Speedup: decoding
+alone, tokens per second over plain decoding's on the same prompt and repeat, after one shared prefill. Values are means
+over prompts with a 95 % bootstrap interval; tok/s are medians over prompts (quartiles)."""
+
+MODE_NOTES = {
+    "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
+              "Losslessness is checked by sampling beside it.",
+    "sampled": "The target's own draws.",
+    "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the loops column."}
+
+
+def _provenance(config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    changed = ", with uncommitted changes" if environment.get("changed") else ""
+    e, c = environment, config
+    return (f"{e['target']}, {e['dtype']}, attention {e['attention']}, on {e['device']} with {e['threads']} threads; "
+            f"torch {e['torch']}, transformers {e['transformers']}; git {e['git'][:12]}{changed}. "
+            f"{c['max_new_tokens']} new tokens, {c['repeats']} repeats, seed {c['seed']}, temperature "
+            f"{c['temperature']} where sampled.")
+
+
+def _length_table(mode: str, suite: str, here: Sequence[Cell]) -> str:
+    """Methods down, lengths across: MAT, tokens a second, speedup (the paper's Table 3)."""
+    buckets = sorted({cell.bucket for cell in here})
+    head = " | ".join(f"{_k(b)} MAT | tok/s | speedup" for b in buckets)
+    lines = [f"\n### {suite}, {mode}\n", f"| method | {head} | mean speedup | lossless | prompts (loops, failures) |",
+             "|---|" + "---|" * (3 * len(buckets) + 3)]
+    for method in dict.fromkeys(cell.method for cell in here):
+        row = {cell.bucket: cell for cell in here if cell.method == method}
+        parts, means = [], []
+        for bucket in buckets:
+            cell = row[bucket]
+            if cell.mat is None or cell.rate is None:
+                parts.append("- | - | -")
+                continue
+            speedup = "-" if cell.speedup is None else "{:.2f} ({:.2f}-{:.2f})".format(*cell.speedup)
+            if cell.speedup is not None:
+                means.append(cell.speedup[0])
+            rate = f"{cell.rate[1]:.1f} ({cell.rate[0]:.0f}-{cell.rate[2]:.0f})"
+            parts.append("{:.2f} ({:.2f}-{:.2f})".format(*cell.mat) + f" | {rate} | {speedup}")
+        mean = f"{sum(means) / len(means):.2f}" if means else "-"
+        levels = "; ".join(dict.fromkeys(cell.lossless for cell in row.values() if cell.lossless != "-")) or "-"
+        counts = ", ".join(f"{c.prompts} ({c.loops}, {c.failures})" for c in row.values())
+        lines.append(f"| {method} | {' | '.join(parts)} | {mean} | {levels} | {counts} |")
+    return "\n".join(lines)
+
+
+def _work_table(rows: Sequence[Row]) -> str:
+    """Where steps and milliseconds went, per length and method over all suites."""
+    names = " | ".join(PARTS)
+    lines = ["\n### Where time and acceptance come from\n",
+             f"| length | method | ms per step: {names} | accepted: draft / retrieved / both | acceptance by depth | "
+             "stages |", "|---|---|" + "---|" * (len(PARTS) + 3)]
+    for bucket, method in dict.fromkeys((r["bucket"], r["method"]) for r in sorted(rows, key=lambda r: r["bucket"])):
+        mine = [r for r in rows if (r["bucket"], r["method"]) == (bucket, method)]
+        steps = max(1, sum(r["steps"] for r in mine))
+        seconds, origin, stages = Counter[str](), Counter[str](), Counter[str]()
+        for row in mine:
+            seconds.update(row["seconds_by_part"])
+            origin.update(row["accepted_by_origin"])
+            stages.update(row["stages"])
+        ms = " | ".join(f"{1e3 * seconds[part] / steps:.1f}" for part in PARTS)
+        depths = " ".join(f"{share:.2f}" for share in acceptance_by_depth(mine))
+        shares = ", ".join(f"{name} {count / sum(stages.values()):.0%}" for name, count in sorted(stages.items()))
+        lines.append(f"| {_k(bucket)} | {method} | {ms} | {origin['draft']} / {origin['retrieved']} / {origin['both']} "
+                     f"| {depths} | {shares or '-'} |")
+    return "\n".join(lines)
+
+
+def acceptance_by_depth(rows: Sequence[Row], deepest: int = 8) -> list[float]:
+    """Share of the steps that came to depth d - 1 which accepted a token at depth d, d = 1, 2, ..."""
+    counts = Counter(accepted for row in rows for accepted in row["accepted_per_step"])
+    shares = []
+    for depth in range(1, deepest + 1):
+        came = sum(n for accepted, n in counts.items() if accepted >= depth - 1)
+        if not came:
+            break
+        shares.append(sum(n for accepted, n in counts.items() if accepted >= depth) / came)
+    return shares
+
+
+def _score_table(rows: Sequence[Row]) -> str:
+    """LongBench's scores per method: those of a lossless method are plain decoding's."""
+    lines = ["\n## Quality of the answers\n", "| mode | suite | length | metric | method | mean | prompts |",
+             "|---|---|---|---|---|---|---|"]
+    keys = dict.fromkeys((r["mode"], r["suite"], r["bucket"], r["score"][0], r["method"]) for r in rows)
+    for mode, suite, bucket, metric, method in keys:
+        values = [r["score"][1] for r in rows
+                  if (r["mode"], r["suite"], r["bucket"], r["method"]) == (mode, suite, bucket, method)]
+        lines.append(f"| {mode} | {suite} | {_k(bucket)} | {metric} | {method} | {sum(values) / len(values):.3f} | "
+                     f"{len(values)} |")
+    return "\n".join(lines)
+
+
+def write(out: Path) -> None:
+    """summary.md and summary.csv of a sweep's folder."""
+    rows = list(read_rows(out))
+    config, environment = (json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+                           for name in ("config", "environment"))
+    (out / "summary.md").write_text(summary(rows, config, environment), encoding="utf-8")
+    with open(out / "summary.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for c in cells(rows):
+            blank = (None, None, None)
+            writer.writerow([c.mode, c.suite, c.bucket, c.method, c.prompts, c.loops, c.failures, *(c.mat or blank),
+                             *(c.rate or blank), *(c.speedup or blank), c.prefill_seconds, c.lossless])
+
+
+def read_rows(out: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a sweep's folder; ValueError where there are none."""
+    path = out / "per_prompt.jsonl"
+    if not path.exists():
+        raise ValueError(f"{out} holds no per_prompt.jsonl. Give the --out folder of a sweep.")
+    for line in path.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def _k(length: int) -> str:
+    return f"{length // 1024}K" if length % 1024 == 0 and length else str(length)
