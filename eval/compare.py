@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from longgraft.eval.report import key
 from longgraft.eval.statistics import bootstrap
-from longgraft.eval.sweep import key
 
 COUNTS = ("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
 
 
 def lines(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> list[str]:
     """For people: rows in common, rows whose tokens or counts differ, and per method the paired ratios second/first."""
-    ours, theirs = ({key(dict(r)): r for r in rows if "error" not in r} for rows in (first, second))
+    ours, theirs = ({key(r): r for r in rows if "error" not in r} for rows in (first, second))
     common = [k for k in ours if k in theirs]
     differ = [k for k in common if any(ours[k][name] != theirs[k][name] for name in COUNTS)]
     out = [f"{len(common)} rows in common; only in the first {len(ours) - len(common)}, only in the second "

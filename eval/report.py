@@ -237,6 +237,11 @@ def write(out: Path) -> None:
                              *(c.rate or blank), *(c.speedup or blank), c.prefill_seconds, c.lossless])
 
 
+def key(row: Row) -> tuple:
+    """What a row is about."""
+    return tuple(row[name] for name in ("suite", "bucket", "prompt_id", "mode", "method", "repeat"))
+
+
 def read_rows(out: Path) -> Iterator[dict[str, Any]]:
     """The rows of a sweep's folder; ValueError where there are none."""
     path = out / "per_prompt.jsonl"

@@ -23,6 +23,7 @@ from longgraft.eval.buckets import Fitted, plan
 from longgraft.eval.loops import loops
 from longgraft.eval.losslessness import first_divergence, margin
 from longgraft.eval.measure import PLAIN, TRANSFORMERS, Prefilled, Variant
+from longgraft.eval.report import key
 from longgraft.eval.scores import score
 from longgraft.eval.suites import load_suite
 from longgraft.loading import load
@@ -237,11 +238,6 @@ class RowLog:
     def done(self) -> set[tuple]:
         """(suite, bucket, prompt, mode, method, repeat) of what is there, failures included."""
         return {key(row) for row in self.rows}
-
-
-def key(row: dict[str, Any]) -> tuple:
-    """What a row is about."""
-    return tuple(row[name] for name in ("suite", "bucket", "prompt_id", "mode", "method", "repeat"))
 
 
 def run_prompt(config: SweepConfig, bench: Bench, suite: str, length: int, fitted: Fitted,

@@ -83,6 +83,16 @@ def compare(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
     print("\n".join(lines(list(read_rows(first)), list(read_rows(second)))))
 
 
+@measuring.command("project", epilog="Example: longgraft project run --costs llama8b-h100.json")
+def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
+            costs: Annotated[Path, typer.Option(help="JSON of costs per prompt length, measured or given.")]) -> None:
+    """Project measured acceptance onto another model's or machine's costs (Graft, Equation 1)."""
+    from longgraft.eval.projection import CostTable, table
+    from longgraft.eval.report import read_rows
+
+    print(table(list(read_rows(folder)), CostTable.load(costs)), end="")
+
+
 def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
