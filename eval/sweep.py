@@ -26,6 +26,7 @@ from longgraft.eval.measure import PLAIN, TRANSFORMERS, Prefilled, Variant
 from longgraft.eval.report import key
 from longgraft.eval.scores import score
 from longgraft.eval.suites import load_suite
+from longgraft.eval.workers import Job, spread
 from longgraft.loading import load
 from longgraft.methods import Parts
 from longgraft.session import Sampling, Session
@@ -240,28 +241,44 @@ class RowLog:
         return {key(row) for row in self.rows}
 
 
+def _missing(config: SweepConfig, suite: str, length: int, fitted: Fitted,
+             done: set[tuple]) -> set[tuple[str, str, int]]:
+    """(mode, method, repeat) of a prompt that no row has yet."""
+    example = fitted.example
+    return {(mode, variant.name, repeat) for mode in config.modes for variant in config.variants
+            for repeat in range(config.repeats)
+            if (mode != "replay" or example.continuations)
+            and (mode != "sampled" or variant.method != TRANSFORMERS)     # its random numbers are others
+            and (suite, length, example.id, mode, variant.name, repeat) not in done}
+
+
+def _about(suite: str, length: int, fitted: Fitted) -> dict[str, Any]:
+    return {"suite": suite, "bucket": length, "prompt_id": fitted.example.id, "cut_tokens": fitted.cut_tokens}
+
+
 def run_prompt(config: SweepConfig, bench: Bench, suite: str, length: int, fitted: Fitted,
                done: set[tuple]) -> Iterator[dict[str, Any]]:
     """All missing rows of one prompt; what fails becomes rows that say why, and hold no number."""
-    about = {"suite": suite, "bucket": length, "prompt_id": fitted.example.id, "cut_tokens": fitted.cut_tokens}
-    wanted = {(mode, variant.name, repeat) for mode in config.modes for variant in config.variants
-              for repeat in range(config.repeats)
-              if (mode == "replay") <= bool(fitted.example.continuations)
-              and not (mode != "greedy" and variant.method == TRANSFORMERS and mode == "sampled")
-              and (suite, length, fitted.example.id, mode, variant.name, repeat) not in done}
+    wanted, about = _missing(config, suite, length, fitted, done), _about(suite, length, fitted)
+    made = set(done)
     if not wanted:
         return
     try:
-        for row in measure_prompt(config, bench, fitted, set(wanted)):
-            wanted.discard((row["mode"], row["method"], row["repeat"]))
+        for row in measure_prompt(config, bench, fitted, wanted):
+            made.add(key(about | row))
             yield about | row
     except (ValueError, RuntimeError, MemoryError) as error:
-        for mode, method, repeat in sorted(wanted):
-            yield about | {"mode": mode, "method": method, "repeat": repeat,
-                           "error": f"{type(error).__name__}: {error}"}
+        yield from failures(config, suite, length, fitted, made, f"{type(error).__name__}: {error}")
 
 
-def sweep(config: SweepConfig, out: Path, resume: bool = False) -> list[dict[str, Any]]:
+def failures(config: SweepConfig, suite: str, length: int, fitted: Fitted, done: set[tuple],
+             why: str) -> Iterator[dict[str, Any]]:
+    """A row without numbers for everything of this prompt that is missing."""
+    for mode, method, repeat in sorted(_missing(config, suite, length, fitted, done)):
+        yield _about(suite, length, fitted) | {"mode": mode, "method": method, "repeat": repeat, "error": why}
+
+
+def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int = 1) -> list[dict[str, Any]]:
     """Run what is missing of the plan; returns all rows.  Writes config.json, environment.json and the rows."""
     from tqdm import tqdm
 
@@ -274,19 +291,32 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False) -> list[dict[str
     log = RowLog(out / ROWS, resume)
     saved.write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
     bench = Bench.open(config)
-    (out / "environment.json").write_text(json.dumps(environment(bench.session), indent=1) + "\n", encoding="utf-8")
-    jobs = [(suite, length, fitted) for suite, by_length in planned(config, bench).items()
-            for length, prompts in by_length.items() for fitted in prompts]
+    about = environment(bench.session) | {"workers": workers}
+    (out / "environment.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     done = log.done()
-    if jobs:
-        _warm_up(config, bench, jobs[0][2])
-    for suite, length, fitted in tqdm(jobs, unit="prompt", disable=not sys.stderr.isatty()):
-        for row in run_prompt(config, bench, suite, length, fitted, done):
+    jobs = [Job(suite, length, fitted, {k for k in done if k[:3] == (suite, length, fitted.example.id)})
+            for suite, by_length in planned(config, bench).items()
+            for length, prompts in by_length.items() for fitted in prompts]
+    jobs = [job for job in jobs if _missing(config, job.suite, job.length, job.fitted, job.done)]
+    total = sum(len(_missing(config, job.suite, job.length, job.fitted, job.done)) for job in jobs)
+    with tqdm(total=total, unit="row", disable=not sys.stderr.isatty()) as bar:
+        for row in _rows(config, bench, jobs, workers):
             log.append(row)
+            bar.update()
     return log.rows
 
 
-def _warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
+def _rows(config: SweepConfig, bench: Bench, jobs: Sequence[Job], workers: int) -> Iterator[dict[str, Any]]:
+    if workers > 1 and jobs:
+        yield from spread(config, jobs, workers)
+        return
+    if jobs:
+        warm_up(config, bench, jobs[0].fitted)
+    for job in jobs:
+        yield from run_prompt(config, bench, job.suite, job.length, job.fitted, job.done)
+
+
+def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     """Every method runs a few steps on a short prompt, untimed: kernels are chosen, memory is allocated."""
     budgets = [v.budget(config.budget) for v in config.variants if v.method != TRANSFORMERS]
     state = Prefilled(bench.session.target, bench.heads, config.variants, fitted.ids[-256:], 8 + max(budgets))
@@ -319,7 +349,7 @@ def lines_of_plan(config: SweepConfig, bench: Bench) -> list[str]:
 
 def _rates(config: SweepConfig, bench: Bench, fitted: Fitted) -> tuple[float, float]:
     """(prompt tokens, new tokens) per second, over all methods, on the end of one prompt."""
-    _warm_up(config, bench, fitted)
+    warm_up(config, bench, fitted)
     ids, variants = fitted.ids[-2048:], config.variants
     budgets = [v.budget(config.budget) for v in variants if v.method != TRANSFORMERS]
     state = Prefilled(bench.session.target, bench.heads, variants, ids, 16 + max(budgets))

@@ -254,3 +254,7 @@ def main() -> None:
 def _fail(message: str) -> None:
     print(f"longgraft: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,6 +36,7 @@ def sweep(
     dtype: Annotated[Text, typer.Option()] = None, device: Annotated[Text, typer.Option()] = None,
     attention: Annotated[Text, typer.Option()] = None, calibration: Annotated[Text, typer.Option()] = None,
     config: Annotated[Optional[Path], typer.Option(help="JSON or TOML with any of these; flags win.")] = None,  # noqa: UP045
+    workers: Annotated[int, typer.Option(help="Processes, one model replica each; speeds then share the machine.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
 ) -> None:
@@ -55,7 +56,7 @@ def sweep(
     if dry_run:
         print("\n".join(lines_of_plan(made, Bench.open(made))))
         return
-    run(made, out, resume)
+    run(made, out, resume, workers)
     write(out)
     print(out / "summary.md")
 

@@ -1,0 +1,140 @@
+"""Sweeps on the embedded pair and small rows: every row once, also after a kill, and always the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from longgraft.eval.compare import lines
+from longgraft.eval.report import key, write
+from longgraft.eval.sweep import ROWS, SweepConfig, sweep
+from longgraft.eval.workers import Job, spread
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> Path:
+    """This repository's own sources as prompts, their next lines as recordings."""
+    path = tmp_path_factory.mktemp("rows") / "own.jsonl"
+    names = ("session", "tree", "target", "attention")
+    texts = [(ROOT / f"longgraft/{name}.py").read_text() for name in names]
+    path.write_text("".join(json.dumps({"_id": name, "prompt": text[:2200], "continuation": text[2200:2300]}) + "\n"
+                            for name, text in zip(names, texts, strict=True)))
+    return path
+
+
+def config(rows: Path, **more) -> SweepConfig:
+    return SweepConfig(**{"suites": (str(rows),), "lengths": (256, 512), "methods": ("pld", "eagle3", "graft"),
+                          "modes": ("replay", "sampled"), "prompts": 2, "repeats": 1, "max_new_tokens": 12,
+                          "check_tokens": 6, "budget": 16} | more)
+
+
+def test_every_row_is_there_once_and_a_second_run_says_the_same(rows, tmp_path):
+    first, second = sweep(config(rows), tmp_path / "a"), sweep(config(rows), tmp_path / "b")
+    assert len(first) == 2 * 2 * 2 * 4 and len({key(row) for row in first}) == len(first)
+    assert not any("error" in row for row in first)
+    assert {row["lossless"]["first_divergence"] for row in first} == {None}
+    assert "in 0 of them." in lines(first, second)[1]
+    assert {row["bucket"]: row["prompt_tokens"] <= row["bucket"] for row in first} == {256: True, 512: True}
+    write(tmp_path / "a")
+    assert "identical" in (tmp_path / "a" / "summary.md").read_text()
+
+
+def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_path):
+    command = [sys.executable, "-m", "longgraft.cli", "sweep", "--suites", str(rows), "--buckets", "256,512",
+               "--methods", "pld,eagle3,graft", "--mode", "replay,sampled", "--prompts", "2", "--repeats", "1",
+               "--max-new-tokens", "12", "--budget", "16", "--out", str(tmp_path)]
+    running = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    path = tmp_path / ROWS
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 5):
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    before = path.read_bytes()
+    assert 5 <= before.count(b"\n") < 32
+    with open(path, "ab") as file:
+        file.write(b'{"suite": "own", "buck')       # what a kill in the middle of a line leaves
+    done = subprocess.run([*command, "--resume"], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True,
+                          capture_output=True, text=True)
+    after = [json.loads(line) for line in path.read_text().splitlines()]
+    assert path.read_bytes().startswith(before) and len(after) == len({key(row) for row in after}) == 32
+    assert "summary.md" in done.stdout
+
+
+def test_a_resumed_sweep_must_be_the_same_and_a_fresh_one_must_not_overwrite(rows, tmp_path):
+    small = {"lengths": (256,), "modes": ("replay",), "methods": ("pld",), "prompts": 1}
+    sweep(config(rows, **small), tmp_path)
+    with pytest.raises(ValueError, match="--resume"):
+        sweep(config(rows, **small), tmp_path)
+    with pytest.raises(ValueError, match="another configuration"):
+        sweep(config(rows, **small, seed=1), tmp_path, resume=True)
+    assert len(sweep(config(rows, **small), tmp_path, resume=True)) == 2
+
+
+def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
+    from longgraft.retrievers.prompt_lookup import PromptLookup
+
+    def broken(self, root, budget):
+        raise RuntimeError("out of memory, as it were")
+
+    monkeypatch.setattr(PromptLookup, "propose", broken)
+    found = sweep(config(rows, lengths=(256,), modes=("replay",), methods=("pld",), prompts=1), tmp_path)
+    failed = [row for row in found if "error" in row]
+    assert [row["method"] for row in failed] == ["pld"] and "as it were" in failed[0]["error"]
+    assert "mat" not in failed[0] and len(found) == 2
+
+
+def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
+    alone = sweep(config(rows, modes=("replay",)), tmp_path / "alone")
+    jobs_seen: dict[tuple, dict] = {}
+    together = config(rows, modes=("replay",))
+    from longgraft.eval.sweep import Bench, planned
+
+    jobs = [Job(suite, length, fitted) for suite, plan in planned(together, Bench.open(together)).items()
+            for length, prompts in plan.items() for fitted in prompts]
+    stream, killed = spread(together, jobs, 2), False
+    for row in stream:
+        assert key(row) not in jobs_seen
+        jobs_seen[key(row)] = row
+        if not killed:
+            import multiprocessing
+
+            multiprocessing.active_children()[0].kill()
+            killed = True
+    assert killed and set(jobs_seen) == {key(row) for row in alone}
+    assert "in 0 of them." in lines(alone, list(jobs_seen.values()))[1]
+
+
+def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypatch):
+    from longgraft.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", str(rows), "--buckets", "256,64k", "--methods",
+                                      "pld", "--prompts", "2", "--out", str(tmp_path / "never"), "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    said = capsys.readouterr().out
+    assert "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said and not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("more, said", [({"modes": ("reply",)}, "reply is unknown"), ({"prompts": 0}, "prompts is 0"),
+                                        ({"methods": ("eagle3@x",)}, "names the head 'x'"),
+                                        ({"methods": ("eagle4",)}, "'eagle4' is unknown")])
+def test_a_wrong_configuration_is_named(more, said):
+    with pytest.raises(ValueError, match=said):
+        SweepConfig(**more)
