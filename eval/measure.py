@@ -37,10 +37,10 @@ class Variant:
 
     @classmethod
     def parse(cls, name: str) -> Variant:
-        method, _, head = name.partition("@")
-        if method != TRANSFORMERS:
-            find(method)
-        return cls(name, method, head)
+        bare, _, head = name.partition("@")
+        if bare != TRANSFORMERS:
+            find(bare)
+        return cls(name, bare, head)
 
     def budget(self, wanted: int | None) -> int:
         """Nodes per verification: the wanted, the method's own, or fewer for chains that are short by nature."""

@@ -69,10 +69,10 @@ def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes:
     """Mean over prompts and its 95 % interval against prompt length, one panel per mode."""
     figure, panels = _panels(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
-        for index, (method, name) in enumerate(shown.items()):
+        for index, (variant, name) in enumerate(shown.items()):
             points = {c.bucket: getattr(c, what) for c in found
-                      if c.mode == mode and c.method == method and getattr(c, what)}
-            if method == PLAIN or not points:
+                      if c.mode == mode and c.method == variant and getattr(c, what)}
+            if variant == PLAIN or not points:
                 continue
             style = _style(index)
             panel.plot(list(points), [mean for mean, _, _ in points.values()], label=name, **style)
@@ -95,8 +95,8 @@ def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
     """Speed against MAT, a point per method, averaged over lengths (the paper's Figure 1)."""
     figure, panels = _panels(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
-        for index, (method, name) in enumerate(shown.items()):
-            mine = [c for c in found if c.mode == mode and c.method == method and c.mat and c.rate]
+        for index, (variant, name) in enumerate(shown.items()):
+            mine = [c for c in found if c.mode == mode and c.method == variant and c.mat and c.rate]
             if mine:
                 mats, rates = [c.mat[0] for c in mine if c.mat], [c.rate[1] for c in mine if c.rate]
                 panel.plot(sum(mats) / len(mats), sum(rates) / len(rates), linestyle="none", label=name,
@@ -114,12 +114,12 @@ def _time_by_part(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[st
     bottoms = dict.fromkeys(shown, 0.0)
     for index, part in enumerate(PARTS):
         widths = []
-        for method in shown:
-            mine = [r for r in rows if r["method"] == method]
+        for variant in shown:
+            mine = [r for r in rows if r["method"] == variant]
             steps = max(1, sum(r["steps"] for r in mine))
             widths.append(1e3 * sum(r["seconds_by_part"].get(part, 0.0) for r in mine) / steps)
         panel.barh(list(shown.values()), widths, left=list(bottoms.values()), color=COLOURS[index], label=part)
-        bottoms = {method: left + width for (method, left), width in zip(bottoms.items(), widths, strict=True)}
+        bottoms = {variant: left + width for (variant, left), width in zip(bottoms.items(), widths, strict=True)}
     panel.invert_yaxis()
     panel.grid(axis="y", visible=False)
     panel.set_xlabel("milliseconds per verification step")
@@ -131,9 +131,9 @@ def _by_depth(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[str, s
     """Share of the steps that reached a depth and accepted there."""
     figure, panels = _panels(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
-        for index, (method, name) in enumerate(shown.items()):
-            mine = [r for r in rows if r["mode"] == mode and r["method"] == method]
-            shares = acceptance_by_depth(mine) if method != PLAIN else []
+        for index, (variant, name) in enumerate(shown.items()):
+            mine = [r for r in rows if r["mode"] == mode and r["method"] == variant]
+            shares = acceptance_by_depth(mine) if variant != PLAIN else []
             counts = Counter(a for r in mine for a in r["accepted_per_step"])
             # Below thirty steps a share says little.
             shares = [s for d, s in enumerate(shares) if sum(n for a, n in counts.items() if a >= d) >= 30]

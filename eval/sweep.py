@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ class SweepConfig:
         if unknown := sorted(set(given) - known):
             raise ValueError(f"{path} sets {', '.join(unknown)}, which no sweep has.\n"
                              f"Known: {', '.join(sorted(known))}.")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        return cls(**settings)
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -321,7 +323,8 @@ def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     budgets = [v.budget(config.budget) for v in config.variants if v.method != TRANSFORMERS]
     state = Prefilled(bench.session.target, bench.heads, config.variants, fitted.ids[-256:], 8 + max(budgets))
     for variant in config.variants:
-        state.decode(variant, Sampling(), 8, config.budget)
+        with suppress(ValueError, RuntimeError, MemoryError):       # its own rows will say it
+            state.decode(variant, Sampling(), 8, config.budget)
 
 
 def lines_of_plan(config: SweepConfig, bench: Bench) -> list[str]:

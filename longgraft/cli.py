@@ -240,7 +240,7 @@ def main() -> None:
     """Entry point: a user's error is a sentence on stderr and exit status 2; ours is a traceback."""
     try:
         app()
-    except (ValueError, ImportError, FileNotFoundError) as error:
+    except (ValueError, ImportError, OSError) as error:     # OSError: files, and hubs out of reach
         _fail(str(error))
     except MemoryError as error:
         _fail(f"Out of memory: {error}. Shorten the prompt, lower --chunk or use a smaller --dtype.")

@@ -15,7 +15,7 @@ Data = Annotated[list[Path], typer.Option(
     help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.")]
 Valid = Annotated[Optional[list[Path]], typer.Option(help="Unseen text to measure on; repeatable.")]  # noqa: UP045
 Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
-RecipeFile = Annotated[Optional[Path], typer.Option(help="JSON or TOML; see yarn_drafters/recipes.")]  # noqa: UP045
+RecipeFile = Annotated[Optional[Path], typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ...")]  # noqa: UP045
 Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
 Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
 Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
@@ -25,7 +25,7 @@ Model = Annotated[Optional[str], typer.Option(help="The target: hub id or folder
 
 
 @train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run "
-                                "--recipe yarn_drafters/recipes/embedded_target.toml")
+                                "--recipe embedded_target")
 def train_target(data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
                  device: Device = None) -> None:
     """Train a small Qwen3 target on text, with a tokenizer of its own."""
@@ -67,8 +67,9 @@ def train_extend(
 
     target, length = _model(model), _number(to)
     assert length is not None
-    shape = TargetShape.of(AutoConfig.from_pretrained(target))
-    made = extension_recipe(drafter, shape, length, _number(original), recipe, total_tokens=_number(tokens),
+    config = AutoConfig.from_pretrained(target)
+    shape, longest = TargetShape.of(config), config.get_text_config(decoder=True).max_position_embeddings
+    made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
                             device=device, **_rates(learning_rate))
     print(run(made, target, _found(data), _found(valid or []), out, start=drafter, dtype=_dtype(dtype, device)))
 
@@ -102,7 +103,8 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
     config = AutoConfig.from_pretrained(target)
     network = load_head(drafter, TargetShape.of(config), dtype=None)
     if layout == "speculators":
-        save_speculators(network, out, verifier=target, architectures=config.architectures or [])
+        save_speculators(network, out, verifier=target, architectures=config.architectures or [],
+                         positions=config.get_text_config(decoder=True).max_position_embeddings)
     else:
         save_head(network, out)
     print(out)

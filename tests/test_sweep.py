@@ -32,7 +32,7 @@ def rows(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("rows") / "own.jsonl"
     names = ("session", "tree", "target", "attention")
     texts = [(ROOT / f"longgraft/{name}.py").read_text() for name in names]
-    path.write_text("".join(json.dumps({"_id": name, "prompt": text[:2200], "continuation": text[2200:2300]}) + "\n"
+    path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
                             for name, text in zip(names, texts, strict=True)))
     return path
 
@@ -123,13 +123,15 @@ def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
 def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypatch):
     from longgraft.cli import main
 
-    monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", str(rows), "--buckets", "256,64k", "--methods",
-                                      "pld", "--prompts", "2", "--out", str(tmp_path / "never"), "--dry-run"])
+    monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", str(rows), "--buckets", "256,64k",
+                                      "--methods", "pld", "--prompts", "2", "--out", str(tmp_path / "never"),
+                                      "--dry-run"])
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code
     said = capsys.readouterr().out
-    assert "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said and not (tmp_path / "never").exists()
+    assert "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said
+    assert not (tmp_path / "never").exists()
 
 
 @pytest.mark.parametrize("more, said", [({"modes": ("reply",)}, "reply is unknown"), ({"prompts": 0}, "prompts is 0"),

@@ -11,12 +11,17 @@ import pytest
 import torch
 from conftest import VOCAB, toy_network, toy_target
 
-from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.policies import Dense
+from longgraft.observation import Clock
+from longgraft.session import Sampling, Session, Stats
+from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,
+    mixed_documents,
     read_documents,
     split_coded,
     train_tokenizer,
@@ -289,6 +294,41 @@ CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %
         "{% if add_generation_prompt %}<assistant>{% endif %}")
 
 
+def test_a_template_that_rewrites_the_past_loses_no_question(tmp_path):
+    """Qwen3's shows the thoughts of the last answer only: an earlier answer looks another way once it is past."""
+    tokenizer = train_tokenizer(["<user>\nWhat is two plus two?\n<assistant>\n<t></t>Four, I think.\n"] * 9, 280)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>\n{% if m['role'] == 'assistant' and loop.last %}<t></t>{% endif %}"
+        "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}")
+    turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": [{"role": r, "content": t} for r, t in turns]}) + "\n")
+    corpus = encode_corpus([tmp_path / "c.jsonl"], tokenizer, tmp_path / "c.npz")
+    said = []
+    for start, end in zip(corpus.starts, corpus.starts[1:], strict=False):
+        ids, learnt = split_coded(corpus.tokens[start:end])
+        said.append((tokenizer.decode(ids), tokenizer.decode(ids[learnt])))
+    assert said == [
+        ("<user>\nWhat is two?\n<assistant>\n<t></t>Four.\n", "<t></t>Four.\n"),
+        ("<user>\nWhat is two?\n<assistant>\nFour.\n<user>\nSure?\n<assistant>\n<t></t>Yes, I think.\n",
+         "<t></t>Yes, I think.\n")]
+
+
+def test_chats_beside_text_are_all_learnt_from(tmp_path):
+    tokenizer = train_tokenizer(["<user>What is two plus two?\n<assistant>Four, I think.\n"] * 9, 280)
+    tokenizer.chat_template = CHAT
+    chat = {"messages": [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Four."}]}
+    begun = {"conversations": [{"from": "gpt", "value": "Hello."}, {"from": "human", "value": "Two?"},
+                               {"from": "gpt", "value": "Four."}]}
+    silent = {"messages": [{"role": "user", "content": "Two?"}]}
+    (tmp_path / "c.json").write_text(json.dumps([chat, begun, silent, {"text": "Some text."}]))
+    corpus = encode_corpus([tmp_path / "c.json"], tokenizer, tmp_path / "c.npz")
+    order = mixed_documents(corpus, np.random.default_rng(0), None)
+    assert sorted(order) == [0, 1, 2] and sorted(corpus.types) == ["chat", "chat", "text"]
+    (tmp_path / "silent.jsonl").write_text(json.dumps(silent) + "\n\n")
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        encode_corpus([tmp_path / "silent.jsonl"], tokenizer, tmp_path / "s.npz")
+
+
 @pytest.mark.parametrize("form", ["messages", "conversations"])
 def test_of_a_chat_only_the_answers_are_learnt(form, tmp_path):
     tokenizer = train_tokenizer(["<user>What is two plus two?\n<assistant>Four, I think.\n"] * 9, 280)
@@ -357,7 +397,13 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
 def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
     run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, mat_prompts=2, mat_tokens=8))
     run.unseen = {"code": np.stack([corpus.tokens[:33], corpus.tokens[40:73]])}
-    assert 0.0 <= run.measure()["code_mat"] <= 8.0
+    session = Session(run.target, None, Eagle3Drafter(run.network, Dense()), Clock(), budget=60)
+    steps = []
+    for row in run.unseen["code"].tolist():
+        stats = Stats()
+        list(session.tokens(row[:-8], stats, 8, Sampling(replay=row[-8:])))
+        steps += stats.accepted_per_step
+    assert sum(steps) > 0 and run.measure()["code_mat"] == pytest.approx(sum(steps) / len(steps))
 
 
 def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, monkeypatch):
@@ -367,6 +413,43 @@ def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, 
     monkeypatch.setattr("longgraft.target.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
     with pytest.raises(ValueError, match="a way of its own"):
         DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
+
+
+def test_batches_weigh_by_what_is_to_be_learnt(corpus, tmp_path):
+    """Rows of a chat with little to learn, alone and beside full ones: accumulation is one batch in pieces."""
+    found = []
+    for micro in (16, 64):
+        run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, stages=(Stage(16),), tokens_per_step=64,
+                                                            micro_tokens=micro, draft_vocab=VOCAB, grad_clip=1e9))
+        rows = torch.from_numpy(run.streams["mixed"].rows(0, 4, 16))
+        rows[1:3, 4:] = ~rows[1:3, 4:]
+        positions = torch.arange(16).expand(4, -1)
+        run._batches = lambda _, r=rows, p=positions, m=micro // 16: (
+            list(zip(r.split(m), p.split(m), strict=True)), 64)
+        run.recipe = dataclasses.replace(run.recipe, ttt_steps=1)
+        gradients = []
+        run.optimizers[0].step = lambda g=gradients, n=run.network: g.append(n.fc.weight.grad.clone())
+        run.step()
+        found += gradients
+    torch.testing.assert_close(*found, atol=1e-6, rtol=0.05)
+
+
+def test_a_head_that_could_not_be_written_is_refused_before_training(tmp_path):
+    target, text = files_of_a_toy_run(tmp_path)
+    wrong = dataclasses.replace(RECIPE, total_tokens=256, draft_vocab=200, rope=Rope(base=5e5))
+    with pytest.raises(ValueError, match="readers take base 10000"):
+        train_drafter(wrong, target, [text], [], tmp_path / "out")
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def test_a_head_s_own_embedding_is_left_alone(tmp_path):
+    from longgraft.yarn_drafters.training.drafter import resumed_head
+
+    network = toy_network()
+    network.config = dataclasses.replace(network.config, rope=Rope())
+    save_head(network, tmp_path)
+    resumed = resumed_head(tmp_path, toy_target(), RECIPE)
+    assert not resumed.embed_tokens.weight.requires_grad and resumed.fc.weight.requires_grad
 
 
 def two_processes(rank: int, out: str, port: int) -> None:

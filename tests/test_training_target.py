@@ -190,10 +190,28 @@ def test_two_trainers_cannot_share_a_folder(corpus_file, tmp_path):
             train_target(RECIPE, [corpus_file], [corpus_file], tmp_path)
 
 
-def test_an_unknown_setting_is_named(tmp_path):
-    (tmp_path / "recipe.json").write_text('{"layerz": 3}')
-    with pytest.raises(ValueError, match="layerz"):
+@pytest.mark.parametrize("given, said", [
+    ('{"layerz": 3}', "layerz"), ('{"stages": [{"lenght": 9}]}', "lenght"), ('{"total_tokens": "9m"}', "wrong kind"),
+    ('{"total_tokens": 4096}', "no training"), ('{"max_positions": 1024}', "rows of 8,192"), ("{", "cannot be read")])
+def test_what_is_wrong_with_a_recipe_is_named(given, said, tmp_path):
+    (tmp_path / "recipe.json").write_text(given)
+    with pytest.raises(ValueError, match=said):
         TargetRecipe.load(tmp_path / "recipe.json")
+
+
+def test_the_shipped_recipes_are_found_by_name():
+    from longgraft.yarn_drafters.training.drafter import DrafterRecipe
+
+    assert TargetRecipe.load(Path("embedded_target")).total_tokens == 18_000_000
+    assert DrafterRecipe.load(Path("embedded_drafter")).stages == (Stage(2048),)
+    with pytest.raises(ValueError, match="embedded_drafter, embedded_extension, embedded_target"):
+        TargetRecipe.load(Path("embedded_targets"))
+
+
+def test_a_folder_of_another_run_is_refused(tokenizer, corpus, tmp_path):
+    TargetTrainer(RECIPE, tokenizer, corpus, tmp_path).save()
+    with pytest.raises(ValueError, match="something else: layers 1, now 2"):
+        TargetTrainer(dataclasses.replace(RECIPE, layers=2), tokenizer, corpus, tmp_path).resume()
 
 
 @pytest.mark.parametrize("schedule", [warmup_stable_decay, cosine])

@@ -60,13 +60,14 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
     return network.to(device).eval().requires_grad_(False)
 
 
-def save_head(network: Eagle3Network, folder: str | Path) -> None:
-    """config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
-    from safetensors.torch import save_file
-
-    c, folder = network.config, Path(folder)
+def official_config(network: Eagle3Network) -> dict[str, Any]:
+    """config.json of the official EAGLE-3 layout; ValueError where that layout cannot say what this head is."""
+    c = network.config
     if c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
+    if c.rope != Rope(10000.0, c.rope.kind, c.rope.factor, c.rope.original) or c.rope.kind not in ("default", "yarn"):
+        raise ValueError(f"A head with {c.rope} has no official EAGLE-3 form: readers take base 10000, and of YaRN "
+                         "only factor and original length. Train it so.")
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": c.vocab_size,
         "draft_vocab_size": c.draft_vocab_size, "hidden_size": c.hidden_size,
@@ -79,25 +80,31 @@ def save_head(network: Eagle3Network, folder: str | Path) -> None:
     if c.rope.kind == "yarn":
         config["rope_scaling"] = {"type": "yarn", "rope_type": "yarn", "factor": float(c.rope.factor),
                                   "original_max_position_embeddings": c.rope.original}
-    if c.rope != Rope(10000.0, c.rope.kind, c.rope.factor, c.rope.original) or c.rope.kind not in ("default", "yarn"):
-        raise ValueError(f"A head with {c.rope} has no official EAGLE-3 form: readers take base 10000, and of YaRN "
-                         "only factor and original length. Train it so.")
-    config |= {flag: True for flag in ("norm_before_fc", "fc_norm") if getattr(c, flag)}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
-              folder / "model.safetensors", {"format": "pt"})
+    return config | {flag: True for flag in ("norm_before_fc", "fc_norm") if getattr(c, flag)}
 
 
-def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
-                     architectures: Sequence[str] = ()) -> None:
-    """The layout of speculators 0.3 and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
+def save_head(network: Eagle3Network, folder: str | Path) -> None:
+    """config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
+    _write(Path(folder), official_config(network), network.state_dict())
 
-    verifier, architectures: the target's hub id and model class, which a server loads beside the head.
-    """
+
+def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
-    c, folder = network.config, Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors",
+              {"format": "pt"})
+
+
+def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str, architectures: Sequence[str] = (),
+                     positions: int = 0) -> None:
+    """The layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
+
+    verifier, architectures: the target's hub id and model class, which a server loads beside the head; positions: the
+    target's: a server's rotary tables have the larger of both, and overflow where only the head's are written.
+    """
+    c = network.config
     if c.attention_bias or c.fc_bias:
         raise ValueError("A head with biases has no speculators form.")
     rope: dict[str, Any] = {"rope_type": c.rope.kind, "rope_theta": c.rope.base}
@@ -113,14 +120,16 @@ def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
     layer: dict[str, Any] = {
         "model_type": "qwen3" if c.qk_norm else "llama", "vocab_size": c.vocab_size, "hidden_size": c.hidden_size,
         "intermediate_size": c.intermediate_size, "num_hidden_layers": c.layers, "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "max_position_embeddings": c.max_positions,
-        "rms_norm_eps": c.rms_eps, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim,
+        "max_position_embeddings": max(c.max_positions, positions), "rms_norm_eps": c.rms_eps,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
         "rope_parameters": rope, "torch_dtype": dtype}
     if c.window:
         layer |= {"sliding_window": c.window, "use_sliding_window": True,
                   "layer_types": ["sliding_attention"] * c.layers}
     config = {
-        "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "torch_dtype": dtype,
+        "speculators_model_type": "eagle3", "speculators_version": "0.3.0", "architectures": ["Eagle3Speculator"],
+        "torch_dtype": dtype,
         "transformer_layer_config": layer, "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": c.target_hidden_size, "eagle_aux_hidden_state_layer_ids": list(c.feature_layers),
         "norm_before_residual": c.norm_before_residual, "norm_output": c.norm_output,
@@ -129,10 +138,7 @@ def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
             "algorithm": "eagle3", "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
             "verifier": {"name_or_path": verifier, "architectures": list(architectures)}}}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file({speculators_name(name): tensor.contiguous() for name, tensor in network.state_dict().items()},
-              folder / "model.safetensors", {"format": "pt"})
+    _write(Path(folder), config, {speculators_name(name): t for name, t in network.state_dict().items()})
 
 
 def _folder(path: str | Path) -> Path:

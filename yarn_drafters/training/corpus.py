@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-PROSE = frozenset({"meeting", "book", "chat", "report"})
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+         "model": "assistant"}
+PROSE = frozenset({"meeting", "book", "report"})
 
 # Order matters: the first alternative that matches at a position wins.  Newlines and indentation
 # are separate pieces, so that a prompt that ends with a newline is cut where training text was cut.
@@ -54,10 +57,10 @@ class Document:
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """The documents of JSONL(.gz) files, of other text files (one each), and of folders of either.
+    """The documents of JSONL(.gz) files, of JSON arrays, of other text files (one each), and of folders of these.
 
     A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}); `type` and
-    `source` where known.
+    `source` where known.  ValueError names the file and line of what is none of these.
     """
     for path in map(Path, paths):
         if path.is_dir():
@@ -66,7 +69,11 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
             opened = gzip.open if path.suffix == ".gz" else open
             with opened(path, "rt", encoding="utf-8") as lines:
                 for number, line in enumerate(lines, 1):
-                    yield _document(json.loads(line), f"{path}, line {number}")
+                    if line.strip():
+                        yield _document(_json(line, f"{path}, line {number}"), f"{path}, line {number}")
+        elif path.suffix == ".json":
+            for number, row in enumerate(_json(path.read_text(encoding="utf-8"), str(path)), 1):
+                yield _document(row, f"{path}, item {number}")
         else:
             try:
                 yield Document(path.read_text(encoding="utf-8"), source=str(path))
@@ -74,17 +81,29 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
                 raise ValueError(f"{path} is no UTF-8 text ({error}). Leave it out.") from error
 
 
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place} is not JSON ({error}).") from error
+
+
 def _document(row: Mapping[str, Any], place: str) -> Document:
-    kind, source = row.get("type", "text"), row.get("source", "")
-    if "text" in row:
-        return Document(row["text"], kind, source)
-    if "messages" in row:
-        return Document("", "chat", source, tuple(row["messages"]))
-    if "conversations" in row:
-        roles = {"human": "user", "gpt": "assistant"}
-        turns = ({"role": roles.get(t["from"], t["from"]), "content": t["value"]} for t in row["conversations"])
-        return Document("", "chat", source, tuple(turns))
-    raise ValueError(f"{place} has {', '.join(row) or 'nothing'}; text, messages or conversations is needed.")
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} is a {type(row).__name__}; an object with text, messages or conversations is "
+                         "needed.")
+    if isinstance(row.get("text"), str):
+        return Document(row["text"], row.get("type", "text"), row.get("source", ""))
+    turns = row.get("messages") or row.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise ValueError(f"{place} has {', '.join(row) or 'nothing'}; text, messages or conversations is needed.")
+    plain = []
+    for turn in turns:
+        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
+        plain.append({"role": ROLES.get(role, role), "content": content})
+    return Document("", "chat", row.get("source", ""), tuple(plain))
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
@@ -152,40 +171,60 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
 
 def _encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces, types, sources = [], [], []
+    pieces, types, sources, dropped = [], [], [], 0
     documents = iter(documents)
     while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
-        plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""], add_special_tokens=False)["input_ids"])
+        # With the special tokens that the tokenizer begins a prompt with.
+        plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
-            ids = _chat_ids(document, tokenizer) if document.turns else [*next(plain), *end]
-            pieces.append(np.array(ids, dtype=np.int32))
-            types.append(document.type)
-            sources.append(document.source)
-    if not pieces:
-        raise ValueError("The training files hold no document.")
+            found = _chat_ids(document.turns, tokenizer) if document.turns else [[*next(plain), *end]]
+            dropped += not found
+            for ids in found:
+                pieces.append(np.array(ids, dtype=np.int32))
+                types.append(document.type)
+                sources.append(document.source)
+    if dropped:
+        print(f"longgraft: {dropped:,} chats were left out: no answer, or turns that the chat template does not take.",
+              file=sys.stderr)
+    if not any(len(piece) for piece in pieces):
+        raise ValueError("The training files hold nothing to learn from: no text, and no chat with an answer.")
     starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
     return EncodedCorpus(np.concatenate(pieces), starts, tuple(types), tuple(sources))
 
 
-def _chat_ids(document: Document, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """A chat in the tokenizer's own template, ~id for all that the assistant does not say."""
+def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+    """A chat in the tokenizer's own template, ~id for all that the assistant does not say.
+
+    One document, or several where the template rewrites earlier turns (Qwen3 drops earlier thoughts): then each answer
+    follows the past as it looks when it is given.  [] where there is no answer or the template refuses the turns.
+    """
+    from jinja2 import TemplateError
+
     if not tokenizer.chat_template:
         raise ValueError("The data holds chats, and the tokenizer has no chat template. Give plain text, or the "
                          "tokenizer of an instruct model.")
 
-    def ids(turns: Sequence[Mapping[str, str]], ask: bool) -> list[int]:
-        plain = [dict(turn) for turn in turns]
+    def ids(count: int, ask: bool) -> list[int]:
+        plain = [dict(turn) for turn in turns[:count]]
         found: Any = tokenizer.apply_chat_template(plain, add_generation_prompt=ask, return_dict=True)
         return list(found["input_ids"])
 
-    coded: list[int] = []
-    for i, turn in enumerate(document.turns):
-        if turn["role"] == "assistant":
-            asked, answered = ids(document.turns[:i], True), ids(document.turns[:i + 1], False)
-            if answered[:len(asked)] != asked or len(asked) < len(coded):
-                continue        # templates that rewrite the past (dropped thoughts) leave nothing to be sure of
-            coded += [~token for token in asked[len(coded):]] + answered[len(asked):]
-    return coded
+    documents: list[list[int]] = []
+    for i, turn in enumerate(turns):
+        if turn["role"] != "assistant" or i == 0:
+            continue
+        try:
+            asked, answered = ids(i, True), ids(i + 1, False)
+        except TemplateError:       # a role or an order that this template does not know
+            break
+        if answered[:len(asked)] != asked:
+            continue                # the answer cannot be told from what precedes it
+        known = [~token if token < 0 else token for token in documents[-1]] if documents else []
+        if not documents or asked[:len(known)] != known:
+            documents.append([])
+            known = []
+        documents[-1] += [~token for token in asked[len(known):]] + answered[len(asked):]
+    return documents
 
 
 def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -194,35 +233,34 @@ def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[str, np.ndarray]:
-    """A fixed sample by kind of text, [r, length + 1] coded: `rows` of code, half as many of prose, or of anything."""
-    kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE}
-    if not any(known(t) for t in set(corpus.types) for known in kinds.values()):
-        kinds = {"text": lambda _: True}
+    """A fixed sample by kind, [r, length + 1] coded: `rows` of code, half as many of prose and of other text."""
+    kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE,
+             "text": lambda t: not t.startswith("code") and t not in PROSE}
     sample = {}
     for kind, known in kinds.items():
         chosen = [d for d, t in enumerate(corpus.types) if known(t)]
-        if chosen:
+        if chosen and rows:
             def order(_: EncodedCorpus, rng: np.random.Generator, chosen: list[int] = chosen) -> np.ndarray:
                 return rng.permutation(chosen)
 
-            count = rows if kind != "prose" else math.ceil(rows / 2)
+            count = rows if kind == "code" else math.ceil(rows / 2)
             sample[kind] = TokenStream(corpus, 0, order).rows(0, count, length)
     return sample
 
 
 def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
-                    prose_share: float) -> np.ndarray:
-    """Shuffled indices of all code and docs, and of prose up to `prose_share` of the tokens."""
+                    prose_share: float | None) -> np.ndarray:
+    """Shuffled indices of all documents, of prose only up to `prose_share` of the tokens (None: all)."""
     order = rng.permutation(len(corpus.types))
     prose = np.array([corpus.types[d] in PROSE for d in order])
     lengths = corpus.lengths()[order]
-    if prose.all():
+    if prose.all() or prose_share is None:
         return order
     room = lengths[~prose].sum() * prose_share / max(1e-9, 1.0 - prose_share)
     return order[~prose | (np.cumsum(np.where(prose, lengths, 0)) <= room)]
 
 
-def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float,
+def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float | None,
                       run: int = 32768) -> np.ndarray:
     """The mixed documents in shuffled runs of about `run` tokens of one repository, by path.
 

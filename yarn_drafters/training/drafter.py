@@ -6,8 +6,9 @@ Knows targets, the loop and the objective; decodes only to measure.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from longgraft.drafters.policies import Dense
 from longgraft.observation import Clock
 from longgraft.session import Sampling, Session, Stats
 from longgraft.target import Target, refuse
-from longgraft.yarn_drafters.checkpoint import load_head, save_head
+from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
@@ -54,6 +55,7 @@ class DrafterRecipe(Recipe):
     stages: tuple[Stage, ...] = (Stage(2048),)
     total_tokens: int = 100_000_000
     tokens_per_step: int = 16384
+    micro_tokens: int | None = 4096
     max_positions: int = 2048
     schedule: str = "cosine"
     warmup: float = 0.015                           # SpecForge's
@@ -109,8 +111,9 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
         network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
         if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
-            # What it scales by: some families store that minus one.
-            network.norm.weight.copy_(norm(torch.ones(hidden, device=target.device, dtype=target.dtype)))
+            # What it scales by: some families store that minus one.  A LayerNorm makes zeros of ones.
+            scale = norm(torch.ones(1, hidden, device=target.device, dtype=target.dtype))[0]
+            network.norm.weight.copy_(scale if scale.min() > 0 else torch.ones(hidden))
     return network
 
 
@@ -128,6 +131,7 @@ class DrafterTrainer(Trainer):
     """A head learns to say what the frozen target says; the target is only read."""
 
     recipe: DrafterRecipe
+    first_learnt = 2        # slot 0 is fed tokens 0 and 1
 
     def __init__(self, recipe: DrafterRecipe, target: Target, network: Eagle3Network, corpus: EncodedCorpus, out: Path,
                  unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
@@ -137,8 +141,8 @@ class DrafterTrainer(Trainer):
         matrices = [p for n, p in learnt if p.ndim == 2 and not n.startswith("lm_head")]
         others = [p for n, p in learnt if p.ndim == 1 or n.startswith("lm_head")]
         super().__init__(recipe, network, muon_and_adam(matrices, [{"params": others, "lr": recipe.adam_lr}], recipe),
-                         corpus, out, world)
-        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows)
+                         corpus, out, {"target": target.name} | asdict(network.config), world)
+        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
         self._check_logits()
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
@@ -183,7 +187,8 @@ class DrafterTrainer(Trainer):
             # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
             hidden = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
                                                      attention_mask=torch.ones_like(tokens)).last_hidden_state
-        return torch.cat([taken[layer] for layer in layers], dim=-1), hidden
+        features = torch.cat([taken[layer] for layer in layers], dim=-1)
+        return features.to(self.network.fc.weight.dtype), hidden
 
     @torch.no_grad()
     def _check_logits(self) -> None:
@@ -205,19 +210,20 @@ def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path]
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    world, out = World.join(), Path(out)
+    world, out = World.join(recipe.device), Path(out)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     refuse(AutoConfig.from_pretrained(model), str(model))
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval().requires_grad_(False)
-    target = Target(loaded.to(world.device(recipe.device)), str(model))
+    target = Target(loaded.to(world.device), str(model))
     with sole_trainer(out, world):
         with world.first_in_turn():
             corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
             unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
         network = build_network(recipe, target, corpus, _ends(loaded)) if start is None else \
             resumed_head(start, target, recipe)
+        official_config(network)        # before the hours, not after them: can the result be written?
         trainer = DrafterTrainer(recipe, target, network, corpus, out, unseen, world)
         trainer.run(target=str(model), start=str(start) if start else None, corpus_tokens=len(corpus.tokens),
                     parameters=sum(p.numel() for p in network.parameters()))
@@ -234,16 +240,18 @@ def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path]
 def resumed_head(folder: Path, target: Target, recipe: DrafterRecipe) -> Eagle3Network:
     """A trained head in float32 under the recipe's rotary embedding and length."""
     network = load_head(folder, TargetShape.of(target.model.config)).float().requires_grad_(True)
+    if network.embed_tokens is not None:
+        network.embed_tokens.requires_grad_(False)
     network.config = replace(network.config, rope=recipe.rope, max_positions=recipe.max_positions)
     return network
 
 
 def extension_recipe(start: Path, target: TargetShape, to: int, original: int | None = None,
-                     recipe: Path | None = None, **changes: Any) -> DrafterRecipe:
+                     recipe: Path | None = None, longest: int | None = None, **changes: Any) -> DrafterRecipe:
     """YaRN from the head's trained length to `to` positions, by SpecPV's recipe: 400 steps over long texts.
 
     original: the length that the head was trained at, where its config does not tell; recipe, changes: as in
-    `Recipe.load`.
+    `Recipe.load`; longest: positions that the target itself has.
     """
     head = load_head(start, target).config
     original = original or (head.rope.original if head.rope.kind == "yarn" else head.max_positions)
@@ -252,8 +260,12 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
                          "--original if it was trained at less.")
     if head.rope.kind not in ("default", "yarn"):
         raise ValueError(f"The head has {head.rope.kind} rotary embedding; only plain or YaRN heads are extended.")
-    usual = DrafterRecipe(stages=(Stage(32768, grouped=True),), total_tokens=400 * 16 * 32768, micro_tokens=32768,
-                          tokens_per_step=16 * 32768, muon_lr=2e-5, adam_lr=2e-5, warmup=0.05, ttt_steps=4)
+    if longest is not None and to > longest:
+        raise ValueError(f"The target has {longest:,} positions; a drafter of {to:,} would never be used. Lower --to.")
+    rows = 2 ** int(math.log2(min(32768, to)))
+    usual = DrafterRecipe(stages=(Stage(rows, grouped=True),), total_tokens=400 * 16 * rows, micro_tokens=rows,
+                          tokens_per_step=16 * rows, muon_lr=2e-5, adam_lr=2e-5, warmup=0.05, ttt_steps=4,
+                          max_positions=to, valid_length=min(8192, rows))
     return DrafterRecipe.load(recipe, usual, **changes, rope=Rope(head.rope.base, "yarn", to / original, original),
                               max_positions=to)
 

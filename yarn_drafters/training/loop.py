@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,9 @@ from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, 
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
 
 Figures = dict[str, float | list[float]]
+SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that a bare name stands for
+CPU = torch.device("cpu")
+PATIENCE = timedelta(hours=12)                      # while the first process reads the corpus, the others wait
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Recipe:
     micro_tokens: int | None = None     # at once on a device; None: all of a step's
     budget_minutes: float | None = None  # progress follows the further of tokens and clock
     max_positions: int = 65536
-    prose_share: float = 0.22
+    prose_share: float | None = None    # of meetings, books and reports, at most; None: all of them
 
     schedule: str = "wsd"               # wsd | cosine
     warmup: float = 0.02
@@ -65,7 +69,8 @@ class Recipe:
     bf16: bool = True
     log_steps: int = 10
     valid_steps: int = 100              # steps between measurements on unseen text
-    valid_rows: int = 12                # rows of 2048 tokens of code; half as many of prose
+    valid_rows: int = 12                # unseen rows of code; half as many of prose and of other text
+    valid_length: int = 2048
     checkpoint_minutes: float = 3.0
 
     @classmethod
@@ -73,17 +78,24 @@ class Recipe:
         """base (the defaults), changed by a JSON or TOML file, changed by what of `changes` is not None."""
         given: dict[str, Any] = {}
         if path is not None:
+            if not Path(path).exists() and (SHIPPED / f"{path}.toml").exists():
+                path = SHIPPED / f"{path}.toml"
             try:
                 text = Path(path).read_text(encoding="utf-8")
                 given = tomllib.loads(text) if Path(path).suffix == ".toml" else json.loads(text)
             except (OSError, ValueError) as error:
-                raise ValueError(f"The recipe {path} cannot be read: {error}.") from error
+                shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
+                raise ValueError(f"The recipe {path} cannot be read: {error}.\n"
+                                 f"Give a file, or one of {shipped}.") from error
         given |= {name: value for name, value in changes.items() if value is not None}
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(given) - known):
             raise ValueError(f"{path} sets {', '.join(unknown)}, which a {cls.__name__} does not have.\n"
                              f"Known: {', '.join(sorted(known))}.")
-        return replace(base or cls(), **cls._parse(given))
+        try:
+            return replace(base or cls(), **cls._parse(given))
+        except TypeError as error:
+            raise ValueError(f"The recipe {path} has a value of the wrong kind: {error}.") from error
 
     @classmethod
     def _parse(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +112,14 @@ class Recipe:
         if not self.stages or any(TokenStream.window % stage.length for stage in self.stages):
             raise ValueError(f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were given; "
                              f"each length must divide {TokenStream.window:,}: use powers of two.")
+        longest = max(stage.length for stage in self.stages)
+        if longest > self.max_positions:
+            raise ValueError(f"A stage has rows of {longest:,} tokens and max_positions is {self.max_positions:,}. "
+                             "Raise the latter or shorten the stage.")
+        if self.total_tokens < 2 * max(self.tokens_per_step, longest):
+            raise ValueError(f"total_tokens is {self.total_tokens:,} and a step takes "
+                             f"{max(self.tokens_per_step, longest):,}: that is no training. Raise the one or lower the "
+                             "other.")
 
     def stage_at(self, progress: float) -> Stage:
         """The curriculum's stage at this progress."""
@@ -123,33 +143,33 @@ class World:
 
     rank: int = 0
     size: int = 1
+    device: torch.device = CPU
 
     @classmethod
-    def join(cls) -> World:
-        """Meet the others (gloo on CPUs, nccl on GPUs)."""
+    def join(cls, wanted: str | None = None) -> World:
+        """Meet the others on the wanted kind of device, by default GPUs where there are any: nccl there, else gloo."""
+        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            return cls()
+            return cls(device=device)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        return cls(dist.get_rank(), dist.get_world_size())
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
-    def device(self, wanted: str | None) -> torch.device:
-        """The device asked for, or this process's GPU, or the CPU."""
-        if wanted is None and torch.cuda.is_available():
-            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        return torch.device(wanted or "cpu")
-
-    def average(self, gradients: Sequence[Tensor]) -> None:
+    def sum(self, tensors: Sequence[Tensor]) -> None:
         """In place, over all processes."""
         if self.size > 1:
-            flat = torch.cat([g.flatten() for g in gradients])
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
             dist.all_reduce(flat)
-            for gradient, mean in zip(gradients, (flat / self.size).split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(mean.view_as(gradient))
+            for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(total.view_as(tensor))
 
     @contextmanager
     def first_in_turn(self) -> Iterator[None]:
@@ -199,22 +219,28 @@ def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, A
 
 
 class Trainer:
-    """One run in one folder: owns module, optimizers, streams and state.  Subclasses say what is learnt."""
+    """One run in one folder: owns module, optimizers, streams and state.  Subclasses say what is learnt.
+
+    first_learnt: the first token of a row that the objective predicts.
+    """
+
+    first_learnt = 1
 
     def __init__(self, recipe: Recipe, module: nn.Module, optimizers: list[torch.optim.Optimizer],
-                 corpus: EncodedCorpus, out: Path, world: World = ALONE) -> None:
+                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = ALONE) -> None:
         if world.size > 1 and recipe.budget_minutes:
             raise ValueError("budget_minutes does not go with several processes, whose clocks differ. Set "
                              "total_tokens.")
         self.recipe, self.module, self.optimizers, self.world = recipe, module, optimizers, world
-        self.out, self.state, self.device = Path(out), TrainingState(), world.device(recipe.device)
+        self.out, self.state, self.device = Path(out), TrainingState(), world.device
+        self.identity = json.loads(json.dumps(identity))    # as it comes back from a checkpoint
         share = recipe.prose_share
         self.streams = {
             "mixed": TokenStream(corpus, recipe.seed, shuffled=True, order=partial(mixed_documents, prose_share=share)),
             "grouped": TokenStream(corpus, recipe.seed + 1, order=partial(grouped_documents, prose_share=share))}
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
-        """The mean loss on these rows, and figures to log.
+        """The mean loss over what these rows have to be learnt, and figures to log.
 
         rows: [B, length + 1] int64, ~id where a token is context only; positions: [B, length] int64.
         """
@@ -224,30 +250,35 @@ class Trainer:
         """Figures on unseen text."""
         return {}
 
-    def progress(self) -> float:
-        """Share of the run that is done, in [0, 1]: the further of tokens and clock."""
+    def progress(self, ahead: int = 0) -> float:
+        """Share of the run that is done, in [0, 1], the further of tokens and clock; `ahead` tokens from now."""
         budget = self.recipe.budget_minutes
         by_clock = self.state.elapsed / (60 * budget) if budget else 0.0
-        return min(1.0, max(self.state.tokens / self.recipe.total_tokens, by_clock))
+        return min(1.0, max((self.state.tokens + ahead) / self.recipe.total_tokens, by_clock))
 
     def step(self) -> Figures:
         """One optimizer step over all processes; the mean figures of this one's rows."""
-        recipe, state, progress = self.recipe, self.state, self.progress()
-        batches, taken = self._batches(recipe.stage_at(progress))
-        own, figures = sum(len(rows) for rows, _ in batches), []
-        for rows, positions in batches:
+        recipe, state = self.recipe, self.state
+        batches, taken = self._batches(recipe.stage_at(self.progress()))
+        # Chats differ in how much of a row is to be learnt: batches weigh by that, over all processes.
+        learnt = torch.tensor([float((rows[:, self.first_learnt:] >= 0).sum()) for rows, _ in batches],
+                              device=self.device)
+        total = learnt.sum()
+        self.world.sum([total])
+        figures = []
+        for (rows, positions), own in zip(batches, learnt, strict=True):
             loss, found = self.objective(rows.to(self.device), positions.to(self.device))
-            (loss * (len(rows) / own)).backward()
+            (loss * (own / total.clamp(min=1))).backward()
             figures.append(found)
         parameters = [p for p in self.module.parameters() if p.grad is not None]
-        self.world.average([p.grad for p in parameters if p.grad is not None])
+        self.world.sum([p.grad for p in parameters if p.grad is not None])
         norm = nn.utils.clip_grad_norm_(parameters, recipe.grad_clip)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"The gradient's norm is {norm.item()} at step {state.step}.\n"
                                      "Lower the learning rates and run again: it resumes from the last checkpoint.")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * recipe.rate(progress)
+                group["lr"] = group["peak"] * recipe.rate(self.progress(taken // 2))     # neither end is 0
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         state.step += 1
@@ -272,16 +303,20 @@ class Trainer:
     def save(self) -> None:
         """Write checkpoint.pt, whole or not at all."""
         part = self.out / "checkpoint.partial"
-        torch.save({"module": self.module.state_dict(), "state": asdict(self.state),
+        torch.save({"module": self.module.state_dict(), "state": asdict(self.state), "identity": self.identity,
                     "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}, part)
         part.replace(self.out / "checkpoint.pt")
 
     def resume(self) -> bool:
-        """Continue from the folder's checkpoint, if there is one."""
+        """Continue from the folder's checkpoint, if there is one; ValueError if it is of something else."""
         path = self.out / "checkpoint.pt"
         if not path.exists():
             return False
         saved = torch.load(path, weights_only=True, map_location=self.device)
+        if other := [f"{name} {saved['identity'].get(name)!r}, now {value!r}" for name, value in self.identity.items()
+                     if saved["identity"].get(name) != value]:
+            raise ValueError(f"{self.out} holds a run of something else: {'; '.join(other)}.\n"
+                             "Give --out another folder.")
         self.module.load_state_dict(saved["module"])
         for optimizer, moments in zip(self.optimizers, saved["optimizers"], strict=True):
             peaks = [group["peak"] for group in optimizer.param_groups]

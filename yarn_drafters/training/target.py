@@ -64,6 +64,9 @@ class TargetRecipe(Recipe):
     norm_lr: float = 3e-3
 
 
+SHAPE = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "tied", "rope_theta")
+
+
 def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
     """A freshly initialised float32 model; `end` is the id that ends a document."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -95,15 +98,15 @@ class TargetTrainer(Trainer):
     def __init__(self, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerFast, corpus: EncodedCorpus, out: Path,
                  unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
         model: Any = build_model(recipe, tokenizer.eos_token_id)     # transformers types `to` too narrowly
-        self.model: Qwen3ForCausalLM = model.to(world.device(recipe.device))
+        self.model: Qwen3ForCausalLM = model.to(world.device)
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         norms = [p for p in self.model.parameters() if p.ndim == 1]
         embeddings = [p for name, p in self.model.named_parameters() if "embed_tokens" in name or "lm_head" in name]
         super().__init__(recipe, self.model, muon_and_adam(matrices, [
             {"params": embeddings, "lr": recipe.embedding_lr}, {"params": norms, "lr": recipe.norm_lr}], recipe),
-            corpus, out, world)
+            corpus, out, {name: getattr(recipe, name) for name in SHAPE}, world)
         self.tokenizer = tokenizer
-        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows)
+        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         learnt = rows[:, 1:].flatten() >= 0
@@ -154,7 +157,7 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
 
     Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt and hf, the model.
     """
-    world, out = World.join(), Path(out)
+    world, out = World.join(recipe.device), Path(out)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     with sole_trainer(out, world):

@@ -1,0 +1,198 @@
+"""Length buckets: which prompts stand for which length, in tokens of what is fed, and how longer ones are cut to it.
+
+Knows examples and a tokenizer; knows no suite, no file and no model.
+
+A prompt is cut at one side of its body only, at a boundary of its unit.  Text to be continued (code, books) keeps its
+end: what is asked for follows from what precedes it, and a recorded continuation stays true.  A document or a meeting
+that is asked about keeps its beginning, where it says what it is about, and reads on without a gap.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from longgraft.eval.suites import Example
+
+# The gap between two units: it falls away with what is cut.
+GAPS = {
+    "turn": re.compile(r"\n+(?=[^\n:]{1,100}:)"),       # a turn starts a line with its speaker: "PhD A: ..."
+    "line": re.compile(r"\n"),
+    # After an initial or a title a full stop ends no sentence.
+    "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]\u201d\u2019]))"
+                           r"(?<!\b[A-Z]\.)(?<!\b[DM]r\.)(?<!\bMs\.)(?<!\bMrs\.)\s+|"
+                           r"(?<=[\u3002\uff01\uff1f])|\n\s*\n"),      # Chinese full stop, ! and ?
+    "word": re.compile(r"\s+"),
+}
+# Where a unit is so long that the prompt would fall out of its bucket: the next finer one.
+FINER = {"turn": ("turn", "sentence", "word"), "sentence": ("sentence", "word"), "line": ("line", "sentence", "word")}
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Prompts of more than `low` and at most `high` tokens."""
+
+    low: int
+    high: int
+
+    def __contains__(self, tokens: int) -> bool:
+        return self.low < tokens <= self.high
+
+    @classmethod
+    def of(cls, example: Example, length: int, below: int = 0) -> Bucket:
+        """The bucket that ends at `length`.
+
+        It begins at the next shorter length, `below`, but not under half of its own: a prompt must stand for its
+        length, and a longer one is cut to the shorter bucket.  Questions have no length to choose and cannot be cut.
+        """
+        return cls(max(below, length // 2) if example.body else below, length)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A prompt that stands for a length, and what of it was cut."""
+
+    example: Example
+    ids: tuple[int, ...]
+    bucket: Bucket
+    cut_characters: int = 0
+    cut_tokens: int = 0
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """'4k,8k,16384' -> (4096, 8192, 16384): ascending, each once; k = 1,024.  ValueError names what is no length."""
+    lengths = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", part)
+        length = int(found[1]) * (1024 if found[2] else 1) if found else 0
+        if length < 1:
+            raise ValueError(f"{part.strip()!r} in {text!r} is no prompt length. Give tokens, comma-separated, such as "
+                             "4k,8k,16k,32k or 4096,10000.")
+        lengths.add(length)
+    return tuple(sorted(lengths))
+
+
+def fit(example: Example, tokenizer: Any, length: int) -> Fitted | None:
+    """The example in the bucket that ends at `length`, cut if need be; None where it is too short or cannot be cut."""
+    return _Measured(example, tokenizer).fit(Bucket.of(example, length))
+
+
+def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
+         prompts: int) -> dict[int, list[Fitted]]:
+    """At most `prompts` prompts for every length, the same ones wherever possible; [] where there are none.
+
+    First come those that fill the longest bucket and can be cut to all others, then by the longest bucket that each
+    reaches, else in the given order.  Reading stops when the first kind suffices: tokenising is the cost.
+    """
+    if not lengths or min(lengths) < 1 or prompts < 1:
+        raise ValueError(f"A plan needs lengths and prompts of 1 or more; found {list(lengths)} and {prompts}.")
+    ladder = sorted(set(lengths))
+    pool: list[dict[int, Fitted]] = []
+    rest: list[tuple[int, _Measured]] = []
+    for example in examples:
+        if len(pool) == prompts:
+            break
+        measured = _Measured(example, tokenizer)
+        fits = measured.climb(ladder) if len(measured.ids) >= ladder[-1] else {}
+        if len(fits) == len(ladder):
+            pool.append(fits)
+        else:
+            rest.append((measured.reach(ladder), measured))
+    chosen = {length: [fits[length] for fits in pool] for length in ladder}
+    for _, measured in sorted(rest, key=lambda reached: -reached[0]):       # stable: else in the given order
+        short = [length for length in ladder if len(chosen[length]) < prompts]
+        for length, fitted in measured.climb(ladder, short).items():
+            chosen[length].append(fitted)
+    return chosen
+
+
+class _Measured:
+    """An example's ids, and its cuts.  The whole is encoded once; a cut is guessed from where its tokens lie, and then
+    encoded as it is fed."""
+
+    def __init__(self, example: Example, tokenizer: Any) -> None:
+        self.example, self._tokenizer = example, tokenizer
+        self.ids = array("i", example.encode(tokenizer))     # books have 100,000s
+
+    def reach(self, ladder: Sequence[int]) -> int:
+        """How many buckets of an ascending ladder begin below this prompt's length."""
+        return sum(len(self.ids) > Bucket.of(self.example, length, below).low
+                   for below, length in zip((0, *ladder), ladder, strict=False))
+
+    def climb(self, ladder: Sequence[int], wanted: Sequence[int] | None = None) -> dict[int, Fitted]:
+        """length -> this example in its bucket, for the wanted lengths of an ascending ladder that have it."""
+        fits = {}
+        for below, length in zip((0, *ladder), ladder, strict=False):
+            if wanted is None or length in wanted:
+                fits[length] = self.fit(Bucket.of(self.example, length, below))
+        return {length: fitted for length, fitted in fits.items() if fitted is not None}
+
+    def fit(self, bucket: Bucket) -> Fitted | None:
+        if len(self.ids) <= bucket.high:
+            return Fitted(self.example, tuple(self.ids), bucket) if len(self.ids) in bucket else None
+        for unit in FINER[self.example.unit]:
+            fitted = self._cut(unit, bucket)
+            if fitted is not None and len(fitted.ids) in bucket:
+                return fitted
+        return None
+
+    def _cut(self, unit: str, bucket: Bucket) -> Fitted | None:
+        """The longest part of the body, up to or from a boundary, with which the prompt fits."""
+        body, gaps = self.example.body, GAPS[unit]
+        if self.example.chat:
+            parts = [slice(0, gap.start()) for gap in gaps.finditer(body) if 0 < gap.start() < len(body)]
+        else:
+            parts = [slice(gap.end(), None) for gap in gaps.finditer(body) if 0 < gap.end() < len(body)][::-1]
+        encoded: dict[int, tuple[int, ...]] = {}
+
+        def tokens(index: int) -> int:
+            encoded[index] = tuple(self.example.encode(self._tokenizer, body[parts[index]]))
+            return len(encoded[index])
+
+        guess = bisect_right(parts, bucket.high, key=self._estimate) - 1
+        last = _last_within(tokens, len(parts), bucket.high, guess)
+        if last is None:
+            return None
+        kept = len(body[parts[last]])
+        return Fitted(self.example, encoded[last], bucket, len(body) - kept, len(self.ids) - len(encoded[last]))
+
+    def _estimate(self, part: slice) -> int:
+        """About how many tokens the prompt has with this part of the body."""
+        starts = self._starts
+        within = bisect_left(starts, part.stop) if part.stop is not None else len(starts) - bisect_left(
+            starts, part.start)
+        return len(self.ids) - len(starts) + within
+
+    @cached_property
+    def _starts(self) -> Sequence[int]:
+        """The character at which each token of the body starts; evenly spread where the tokenizer does not say."""
+        body = self.example.body
+        if getattr(self._tokenizer, "is_fast", False):
+            offsets = self._tokenizer(body, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            return [start for start, _ in offsets]
+        count = max(1, len(self.ids) * len(body) // len(self.example.prompt()))
+        return range(0, len(body), max(1, len(body) // count))
+
+
+def _last_within(tokens: Callable[[int], int], count: int, most: int, guess: int) -> int | None:
+    """The last index below `count` with tokens(index) <= most, None if none; tokens must grow with the index.
+
+    Gallops from a guess: one that is right costs two calls.
+    """
+    low, high, index, step = -1, count, min(max(guess, 0), count - 1), 1
+    while high - low > 1:
+        if tokens(index) <= most:
+            low = index
+        else:
+            high = index
+        if low >= 0 and high < count and step > 1:
+            index = (low + high) // 2
+        else:
+            index = min(low + step, high - 1) if low >= 0 else max(high - step, 0)
+        step *= 2
+    return low if low >= 0 else None

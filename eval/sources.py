@@ -1,0 +1,95 @@
+"""Where rows come from: a local folder, one JSONL file, the hub.  Every row carries its place, for errors to name.
+
+Knows files and `datasets`; knows no prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longgraft.eval.catalogue import SUITES, Suite
+
+Row = dict[str, Any]
+
+
+def is_path(name: str) -> bool:
+    return name.endswith((".jsonl", ".json"))
+
+
+def local_file(name: str, data: Path | None) -> Path | None:
+    """The local file that is meant, None for the hub's; ValueError where a given folder lacks it."""
+    if is_path(name) or data is None:
+        return Path(name) if is_path(name) else None
+    suite, folder = SUITES.get(name), Path(data)
+    wanted = [f"{name}.jsonl", f"eagle_{name}.jsonl", *(suite.files if suite else ())]
+    for path in (folder / file for file in wanted):
+        if path.is_file():
+            return path
+    if not folder.is_dir():
+        raise ValueError(f"The data folder {folder} does not exist. Give one that holds {wanted[0]}.")
+    has = ", ".join(sorted(path.name for path in folder.glob("*.jsonl"))) or "none"
+    hub = ", or leave out --data to load it from the hub" if suite and suite.hub else ""
+    raise ValueError(f"Suite {name!r} is not in {folder}: looked for {', '.join(wanted)}; its JSONL files: {has}.\n"
+                     f"Put one of these there, give the path of a JSONL file as the suite{hub}.")
+
+
+def read_rows(path: Path) -> list[tuple[str, Row]]:
+    """Every row with its place; ValueError names the line that is no JSON object, or the file."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")      # JSON may hold U+2028 as it stands
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}. Give the path of a "
+                         f"JSONL file, or one of the suites {', '.join(SUITES)}.") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error.msg}). One object a line is needed.") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: one JSON object is needed; found {type(row).__name__}.")
+        rows.append((f"{path}, line {number}", row))
+    if not rows:
+        raise ValueError(f"{path} has no rows.")
+    return rows
+
+
+def text_of(where: str, row: Row, columns: Sequence[str]) -> str:
+    """The first of these columns that is there; ValueError where there is none or it holds no text."""
+    column = next((column for column in columns if column in row), None)
+    if column is None:
+        raise ValueError(f"{where}: column {' or '.join(columns)} is missing. Columns found: {', '.join(row)}.")
+    if not isinstance(row[column], str):
+        raise ValueError(f"{where}: column {column} must be text; it is {type(row[column]).__name__}.")
+    return row[column]
+
+
+def hub_rows(name: str, suite: Suite) -> list[tuple[str, Row]]:
+    """Every row of a suite on the hub; ValueError says what was looked for and how to do without the hub."""
+    instead = f"Give a folder (--data) that holds {name}.jsonl, or the path of a JSONL file as the suite."
+    if not suite.hub:
+        raise ValueError(f"Suite {name!r} is not on the hub. Download it from {suite.source}. {instead}")
+    import datasets
+
+    repository, configuration, split = suite.hub
+    called = f"{repository}{f', {configuration}' if configuration else ''}, split {split}"
+    try:
+        try:
+            rows = datasets.load_dataset(repository, *([configuration] if configuration else []), split=split)
+        except RuntimeError as error:
+            # LongBench is a script there, which datasets 4 and later refuse; its archive they read.
+            if "script" not in str(error):
+                raise
+            archive = f"zip://data/{configuration}.jsonl::hf://datasets/{repository}/data.zip"
+            rows = datasets.load_dataset("json", data_files=archive, split="train")
+        return [(f"{called}, row {number}", dict(row)) for number, row in enumerate(rows, 1)]
+    # The hub's client, its transport and its parsers each raise classes of their own.
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"Suite {name!r} could not be loaded from the hub ({called}): {type(error).__name__}: "
+                         f"{reason}\n{instead}") from error
