@@ -32,6 +32,8 @@ GAPS = {
 # Where a unit is so long that the prompt would fall out of its bucket: the next finer one.
 FINER = {"turn": ("turn", "sentence", "word"), "sentence": ("sentence", "word"), "line": ("line", "sentence", "word")}
 
+WHOLE = 0       # the length of prompts that are taken as they are
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -109,6 +111,19 @@ def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
         for length, fitted in measured.climb(ladder, short).items():
             chosen[length].append(fitted)
     return chosen
+
+
+def whole(examples: Sequence[Example], tokenizer: Any, prompts: int) -> dict[int, list[Fitted]]:
+    """At most `prompts` prompts as they are: evenly spread, since a suite has its kinds one after the other."""
+    count = min(prompts, len(examples))
+    spread = [examples[n * len(examples) // count] for n in range(count)]
+    return {WHOLE: [as_it_is(example, tokenizer) for example in spread]}
+
+
+def as_it_is(example: Example, tokenizer: Any) -> Fitted:
+    """The example with nothing cut."""
+    ids = tuple(example.encode(tokenizer))
+    return Fitted(example, ids, Bucket(WHOLE, len(ids)))
 
 
 class _Measured:

@@ -19,6 +19,7 @@ from longgraft.calibration import Calibration, default_path
 from longgraft.drafters.eagle3 import LEVELS, Eagle3Drafter
 from longgraft.drafters.policies import KEPT_OF_60, kept_nodes
 from longgraft.eval.loops import loops
+from longgraft.eval.suites import Example
 from longgraft.loading import identity_of
 from longgraft.methods import Parts
 from longgraft.observation import Clock, Level, Observation, Verdict
@@ -28,6 +29,7 @@ from longgraft.tree import ProposalTree
 
 SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split: 10, 20 or 36 retrieved
 QUANTILES = 12              # candidate thresholds per gate
+Prompt = tuple[Sequence[int], Sequence[int]]    # ids, and those to replay; none: the target's own draws
 
 
 @dataclass
@@ -94,9 +96,19 @@ class _Warmup:
         return drafted.merge(self.retriever.candidates(root, budget - len(drafted)), at=0, budget=budget)
 
 
-def calibrate(session: Session, prompts: Sequence[str], max_new_tokens: int, temperature: float,
-              out: Path | None) -> Path:
-    """Run the prompts, choose thresholds on half of them, report the other half, write the file."""
+def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = None) -> Prompt:
+    """What is fed and what is replayed; ids: of an example that was cut to a length."""
+    said = session.tokenizer(example.recording, add_special_tokens=False)["input_ids"]
+    return session.encode(ids or example.encode(session.tokenizer)), said
+
+
+def calibrate(session: Session, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float,
+              out: Path | None, draft_cost: float | None = None, keep: bool = False) -> Path:
+    """Run the prompts, choose thresholds on half of them, report the other half, write the file.
+
+    draft_cost: of one drafted level, in verifications; None: measured here and now
+    keep:       only thresholds that accept no less than the dense tree does
+    """
     from tqdm import tqdm
 
     clock = Clock()
@@ -104,27 +116,30 @@ def calibrate(session: Session, prompts: Sequence[str], max_new_tokens: int, tem
     recorder = Session(session.target, session.tokenizer, warmup, clock, session.budget, session.limits, session.chunk)
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     looping = 0
-    for index, prompt in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
+    for index, (ids, said) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
-        output = [t for new in recorder.tokens(recorder.encode(prompt), Stats(), max_new_tokens,
-                                               Sampling(temperature, seed=index)) for t in new]
+        recording = said[:max_new_tokens]
+        sampling = Sampling(replay=recording) if recording else Sampling(temperature, seed=index)
+        output = [t for new in recorder.tokens(ids, Stats(), len(recording) or max_new_tokens, sampling) for t in new]
         _replay(warmup.steps, output)
         # In a loop every guess is right, and every gate looks useless: such answers only fill the matrix.
-        looping += loops(output)
-        if not loops(output):
+        looped = not recording and loops(output)
+        looping += looped
+        if not looped:
             halves[index % 2].extend(warmup.steps)
     chosen, unseen = halves if all(halves) else (halves[0] + halves[1],) * 2
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
                          "themselves, the others ended at once. Give other prompts, or --temperature 1.")
-    costs = _costs(session, warmup)
-    thresholds, gain = choose(chosen, costs)
+    costs = _costs(session, warmup) if draft_cost is None else (draft_cost, 1.0)
+    thresholds, gain = choose(chosen, costs, keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted[f"split{k}"] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
              "budget": str(session.budget), "temperature": f"{temperature:g}",
-             "date": time.strftime("%Y-%m-%d"), "draft_ms": f"{1e3 * costs[0]:.2f}",
-             "verify_ms": f"{1e3 * costs[1]:.2f}", "gain_on_chosen_half": f"{gain:.3f}",
-             "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}"}
+             "date": time.strftime("%Y-%m-%d"), "draft_cost": f"{costs[0] / costs[1]:.3f}",
+             "gain_on_chosen_half": f"{gain:.3f}",
+             "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
+             "acceptance_on_other_half": f"{_gain(unseen, thresholds, (0.0, 1.0)):.3f}"}
     result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about)
     identity = identity_of(session.target, session.tokenizer, session.parts.network)
     path = out or default_path(identity)
@@ -134,12 +149,18 @@ def calibrate(session: Session, prompts: Sequence[str], max_new_tokens: int, tem
     return path
 
 
-def choose(steps: Sequence[_Step], costs: tuple[float, float]) -> tuple[dict[int, float], float]:
-    """Thresholds that maximise tokens per second over the logged steps: every combination of quantiles."""
+def choose(steps: Sequence[_Step], costs: tuple[float, float],
+           keep: bool = False) -> tuple[dict[int, float], float]:
+    """Thresholds that maximise tokens per second over the logged steps: every combination of quantiles.
+
+    keep: of those whose tokens per step are at least the dense tree's; to prune nothing is one of them
+    """
     grid = {d: [0.0, *np.quantile([s.confidence[d] for s in steps if d < len(s.confidence)],
                                   np.linspace(0.05, 0.95, QUANTILES)).tolist()] for d in KEPT_OF_60}
-    best = max((dict(zip(grid, taus, strict=True)) for taus in itertools.product(*grid.values())),
-               key=lambda taus: _gain(steps, taus, costs))
+    every = [dict(zip(grid, taus, strict=True)) for taus in itertools.product(*grid.values())]
+    if keep:
+        every = [taus for taus in every if _gain(steps, taus, (0.0, 1.0)) >= 1]
+    best = max(every, key=lambda taus: _gain(steps, taus, costs))
     return {d: round(tau, 4) for d, tau in best.items()}, _gain(steps, best, costs)
 
 

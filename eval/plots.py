@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from longgraft.eval.buckets import WHOLE
 from longgraft.eval.measure import PLAIN
 from longgraft.eval.report import ALL, PARTS, Cell, acceptance_by_depth, cells
+from longgraft.eval.suites import suite_name
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -22,11 +24,16 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path, labels: Mapping[str, str]
     good = [row for row in rows if "error" not in row]
     shown = labels or {row["method"]: row["method"] for row in good}
     modes = list(dict.fromkeys(row["mode"] for row in good))
-    found = [cell for cell in cells(good) if cell.suite == (ALL if len({r["suite"] for r in good}) > 1 else cell.suite)]
+    every = cells(good)
+    found = [cell for cell in every if cell.suite == (ALL if len({r["suite"] for r in good}) > 1 else cell.suite)]
     out.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "mat_by_length": _by_length(plt, found, shown, modes, "mat", "MAT: accepted tokens per step"),
-        "speedup_by_length": _by_length(plt, found, shown, modes, "speedup", "decoding speedup"),
+    figures = {}
+    for what, label in (("mat", "MAT: accepted tokens per step"), ("speedup", "decoding speedup")):
+        if by_length := [cell for cell in found if cell.bucket != WHOLE]:
+            figures[f"{what}_by_length"] = _by_length(plt, by_length, shown, modes, what, label)
+        if by_suite := [cell for cell in every if cell.bucket == WHOLE]:
+            figures[f"{what}_by_suite"] = _by_suite(plt, by_suite, shown, modes, what, label)
+    figures |= {
         "frontier": _frontier(plt, found, shown, modes),
         "time_by_part": _time_by_part(plt, good, shown),
         "acceptance_by_depth": _by_depth(plt, good, shown, modes)}
@@ -53,8 +60,8 @@ def _pyplot() -> Any:
     return plt
 
 
-def _panels(plt: Any, titles: Sequence[str], height: float = 3.8) -> tuple[Any, list[Any]]:
-    figure, axes = plt.subplots(1, len(titles), figsize=(5.2 * len(titles), height), sharey=True, squeeze=False)
+def _panels(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
+    figure, axes = plt.subplots(1, len(titles), figsize=(width * len(titles), height), sharey=True, squeeze=False)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
     return figure, list(axes[0])
@@ -91,6 +98,31 @@ def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes:
     return figure
 
 
+def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
+              label: str) -> Any:
+    """Mean over prompts and its 95 % interval for prompts as they are: a group of bars per suite, a panel per mode."""
+    suites = list(dict.fromkeys(cell.suite for cell in found))
+    measured = [(index, variant, name) for index, (variant, name) in enumerate(shown.items()) if variant != PLAIN]
+    figure, panels = _panels(plt, modes, width=2.6 + 0.26 * len(suites) * (len(measured) + 1))
+    for panel, mode in zip(panels, modes, strict=True):
+        for place, (index, variant, name) in enumerate(measured):
+            points = {suites.index(c.suite) + (place - (len(measured) - 1) / 2) / (len(measured) + 1): getattr(c, what)
+                      for c in found if c.mode == mode and c.method == variant and getattr(c, what)}
+            below = [mean - low for mean, low, _ in points.values()]
+            above = [high - mean for mean, _, high in points.values()]
+            panel.bar(list(points), [mean for mean, _, _ in points.values()], 0.9 / (len(measured) + 1),
+                      yerr=[below, above], color=_style(index)["color"], label=name,
+                      error_kw={"linewidth": 0.8, "capsize": 2})
+        panel.set_axisbelow(True)
+        panel.set_xticks(range(len(suites)), [suite_name(suite) for suite in suites], rotation=20, ha="right")
+        if what == "speedup":
+            panel.axhline(1.0, color="#000000", linewidth=0.8, linestyle=":")
+    panels[0].set_ylabel(label)
+    panels[0].set_ylim(bottom=0)
+    _legend(panels)
+    return figure
+
+
 def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
     """Speed against MAT, a point per method, averaged over lengths (the paper's Figure 1)."""
     figure, panels = _panels(plt, modes)
@@ -103,7 +135,7 @@ def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
                            **(_style(index) | {"markersize": 8}))
         panel.set_xlabel("MAT: accepted tokens per step")
     panels[0].set_ylabel("tokens per second")
-    panels[0].set_ylim(bottom=0)
+    panels[0].set_ylim(0, 1.1 * max((c.rate[1] for c in found if c.rate), default=1.0))
     _legend(panels)
     return figure
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from longgraft.eval.buckets import fit
 from longgraft.eval.loops import loops
-from longgraft.eval.rows import Row, read_suite
 from longgraft.eval.statistics import bootstrap
+from longgraft.eval.suites import Example, load_suite
 from longgraft.loading import load
 from longgraft.observation import Wants
 from longgraft.prefill.chunked import chunk_size
@@ -37,16 +38,16 @@ def continuation_logits(target: Target, prompt: Sequence[int], continuation: Seq
     return target.run(ProposalTree.chain(ids[end:-1], origin=ROOT), cache, Wants()).logits.float()
 
 
-def accuracies(session: Session, row: Row, lengths: Sequence[int], most: int) -> dict[int, dict[str, float]]:
-    """Top-1 and top-10 accuracy and nats per token of one row's continuation after prompts of these lengths; empty
+def accuracies(session: Session, example: Example, lengths: Sequence[int], most: int) -> dict[int, dict[str, float]]:
+    """Top-1 and top-10 accuracy and nats per token of one row's recording after prompts of these lengths; empty
     where the row is shorter than the longest."""
     found = {}
-    answer = session.tokenizer(row.continuation, add_special_tokens=False)["input_ids"][:most]
+    answer = session.tokenizer(example.recording, add_special_tokens=False)["input_ids"][:most]
     for length in sorted(lengths, reverse=True):
-        prompt = row.fit(session.encode, length)
-        if prompt is None or not answer:
+        fitted = fit(example, session.tokenizer, length)
+        if fitted is None or not answer:
             return {}
-        logits, wanted = continuation_logits(session.target, prompt, answer), torch.tensor(answer)
+        logits, wanted = continuation_logits(session.target, fitted.ids, answer), torch.tensor(answer)
         best = logits.topk(10).indices.cpu()
         nats = torch.nn.functional.cross_entropy(logits.cpu(), wanted)
         found[length] = {"top1": (best[:, 0] == wanted).float().mean().item(),
@@ -66,14 +67,14 @@ def bits_per_byte(session: Session, texts: Sequence[str], length: int = 2048) ->
     return nats / math.log(2) / size
 
 
-def greedy_answers(session: Session, rows: Sequence[Row], length: int, new: int) -> Iterator[dict[str, Any]]:
+def greedy_answers(session: Session, examples: Sequence[Example], length: int, new: int) -> Iterator[dict[str, Any]]:
     """Greedy continuations of real prompts, and whether they loop."""
-    for row in rows:
-        prompt = row.fit(session.encode, length)
-        if prompt is not None:
-            answer = session.generate(prompt, new)
-            yield {"suite": row.suite, "id": row.id, "loop": loops(answer.token_ids),
-                   "prompt_end": session.tokenizer.decode(prompt[-60:]), "text": answer.text}
+    for example in examples:
+        fitted = fit(example, session.tokenizer, length)
+        if fitted is not None:
+            answer = session.generate(fitted.ids, new)
+            yield {"suite": example.suite, "id": example.id, "loop": loops(answer.token_ids),
+                   "prompt_end": session.tokenizer.decode(fitted.ids[-60:]), "text": answer.text}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -97,15 +98,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts.setdefault(row["type"], []).append(row["text"])
     report["bits_per_byte"] = {kind: round(bits_per_byte(session, some[:20]), 3) for kind, some in texts.items()}
     for suite in options.suites.split(","):
-        rows = read_suite(options.data, suite)
+        examples = load_suite(suite, options.data)
         measured: list[dict[int, dict[str, float]]] = []
-        for row in rows:
-            if len(measured) < options.prompts and (found := accuracies(session, row, lengths, options.max_new_tokens)):
-                measured.append(found)
+        for example in examples:
+            if len(measured) < options.prompts:
+                measured += filter(None, [accuracies(session, example, lengths, options.max_new_tokens)])
         report["accuracy"][suite] = {
             length: {name: [round(x, 3) for x in bootstrap([m[length][name] for m in measured])]
                      for name in ("top1", "top10", "nats")} for length in lengths if measured}
-        report["greedy"] += greedy_answers(session, rows[:options.prompts], lengths[0], options.max_new_tokens)
+        report["greedy"] += greedy_answers(session, examples[:options.prompts], lengths[0], options.max_new_tokens)
     report["loops"] = sum(g["loop"] for g in report["greedy"]) / max(1, len(report["greedy"]))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "quality.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

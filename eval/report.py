@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from longgraft.eval.buckets import WHOLE
 from longgraft.eval.losslessness import EPSILON
 from longgraft.eval.measure import PLAIN
 from longgraft.eval.statistics import bootstrap
+from longgraft.eval.suites import suite_name
 
 Row = Mapping[str, Any]
 ALL = "all"
@@ -108,16 +110,15 @@ def lossless_level(rows: Sequence[Row]) -> str:
 def summary(rows: Sequence[Row], config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
     """summary.md: tables by length, time by part, acceptance by depth and origin, losslessness, failures."""
     out = ["# Sweep\n", _provenance(config, environment), DEFINITIONS]
+    if any(row.get("turn", 1) > 1 for row in rows):
+        out.append(TURNS)
     found = cells(rows)
     for mode in dict.fromkeys(cell.mode for cell in found):
         out.append(f"\n## Mode: {mode}\n\n{MODE_NOTES.get(mode, '')}")
-        for suite in dict.fromkeys(cell.suite for cell in found):
-            out.append(_length_table(mode, suite, [c for c in found if c.mode == mode and c.suite == suite]))
+        out += _tables(mode, [cell for cell in found if cell.mode == mode])
         if any(cell.loops for cell in found if cell.mode == mode):
-            without = [c for c in cells(rows, with_loops=False) if c.mode == mode]
-            last = without[-1].suite
-            out.append("\nWithout answers that loop:\n" + _length_table(mode, last, [c for c in without
-                                                                                   if c.suite == last]))
+            without = [cell for cell in cells(rows, with_loops=False) if cell.mode == mode]
+            out.append("\nWithout answers that loop:\n" + _tables(mode, without)[-1])
         out.append(_work_table([r for r in rows if r["mode"] == mode and "error" not in r]))
     if scored := [r for r in rows if r.get("score")]:
         out.append(_score_table(scored))
@@ -132,6 +133,10 @@ DEFINITIONS = """
 MAT: accepted draft tokens per verification step, without the bonus token; tokens per step = MAT + 1. Speedup: decoding
 alone, tokens per second over plain decoding's on the same prompt and repeat, after one shared prefill. Values are means
 over prompts with a 95 % bootstrap interval; tok/s are medians over prompts (quartiles)."""
+
+TURNS = """
+Each turn of a conversation counts as a prompt, measured from a prefill of its own; it follows plain decoding's answers
+to the turns before, for all methods."""
 
 MODE_NOTES = {
     "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
@@ -149,17 +154,26 @@ def _provenance(config: Mapping[str, Any], environment: Mapping[str, Any]) -> st
             f"{c['temperature']} where sampled.")
 
 
-def _length_table(mode: str, suite: str, here: Sequence[Cell]) -> str:
-    """Methods down, lengths across: MAT, tokens a second, speedup (the paper's Table 3)."""
+def _tables(mode: str, here: Sequence[Cell]) -> list[str]:
+    """A table per suite, lengths across (the paper's Table 3); of prompts as they are one, suites across (Table 1)."""
+    suites = dict.fromkeys(cell.suite for cell in here)
+    if {cell.bucket for cell in here} == {WHOLE}:
+        apart = [suite for suite in suites if suite != ALL]
+        return [_table(f"whole prompts, {mode}", {suite_name(s): [c for c in here if c.suite == s] for s in apart})]
     buckets = sorted({cell.bucket for cell in here})
-    head = " | ".join(f"{_k(b)} MAT | tok/s | speedup" for b in buckets)
-    lines = [f"\n### {suite}, {mode}\n", f"| method | {head} | mean speedup | lossless | prompts (loops, failures) |",
-             "|---|" + "---|" * (3 * len(buckets) + 3)]
-    for method in dict.fromkeys(cell.method for cell in here):
-        row = {cell.bucket: cell for cell in here if cell.method == method}
+    return [_table(f"{suite}, {mode}", {_k(b): [c for c in here if (c.suite, c.bucket) == (suite, b)] for b in buckets})
+            for suite in suites]
+
+
+def _table(title: str, columns: Mapping[str, Sequence[Cell]]) -> str:
+    """Methods down; across, MAT, tokens a second and speedup of each column."""
+    head = " | ".join(f"{name} MAT | tok/s | speedup" for name in columns)
+    lines = [f"\n### {title}\n", f"| method | {head} | mean speedup | lossless | prompts (loops, failures) |",
+             "|---|" + "---|" * (3 * len(columns) + 3)]
+    for method in dict.fromkeys(cell.method for column in columns.values() for cell in column):
+        row = [cell for column in columns.values() for cell in column if cell.method == method]
         parts, means = [], []
-        for bucket in buckets:
-            cell = row[bucket]
+        for cell in row:
             if cell.mat is None or cell.rate is None:
                 parts.append("- | - | -")
                 continue
@@ -169,8 +183,8 @@ def _length_table(mode: str, suite: str, here: Sequence[Cell]) -> str:
             rate = f"{cell.rate[1]:.1f} ({cell.rate[0]:.0f}-{cell.rate[2]:.0f})"
             parts.append("{:.2f} ({:.2f}-{:.2f})".format(*cell.mat) + f" | {rate} | {speedup}")
         mean = f"{sum(means) / len(means):.2f}" if means else "-"
-        levels = "; ".join(dict.fromkeys(cell.lossless for cell in row.values() if cell.lossless != "-")) or "-"
-        counts = ", ".join(f"{c.prompts} ({c.loops}, {c.failures})" for c in row.values())
+        levels = "; ".join(dict.fromkeys(cell.lossless for cell in row if cell.lossless != "-")) or "-"
+        counts = ", ".join(f"{c.prompts} ({c.loops}, {c.failures})" for c in row)
         lines.append(f"| {method} | {' | '.join(parts)} | {mean} | {levels} | {counts} |")
     return "\n".join(lines)
 
@@ -252,4 +266,4 @@ def read_rows(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def _k(length: int) -> str:
-    return f"{length // 1024}K" if length % 1024 == 0 and length else str(length)
+    return "whole" if length == WHOLE else f"{length // 1024}K" if length % 1024 == 0 else str(length)

@@ -19,12 +19,17 @@ def is_path(name: str) -> bool:
     return name.endswith((".jsonl", ".json"))
 
 
+def files_of(suite: str) -> list[str]:
+    """The files of a local folder that are taken for a suite, the first that is there."""
+    known = SUITES.get(suite)
+    return [f"{suite}.jsonl", f"eagle_{suite}.jsonl", *(known.files if known else ())]
+
+
 def local_file(name: str, data: Path | None) -> Path | None:
     """The local file that is meant, None for the hub's; ValueError where a given folder lacks it."""
     if is_path(name) or data is None:
         return Path(name) if is_path(name) else None
-    suite, folder = SUITES.get(name), Path(data)
-    wanted = [f"{name}.jsonl", f"eagle_{name}.jsonl", *(suite.files if suite else ())]
+    suite, folder, wanted = SUITES.get(name), Path(data), files_of(name)
     for path in (folder / file for file in wanted):
         if path.is_file():
             return path

@@ -39,18 +39,65 @@ class Example:
     unit: str = "line"                  # where the body may be cut: between turns, sentences or lines
     max_new_tokens: int | None = None   # the benchmark's own
     # Texts to replay, by who said them: "true" (the file's own next text) or a model's name.
+    # What the user gave comes first, in the given order, then "true", then the others, the longest first.
     continuations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    later: tuple[Mapping[str, str], ...] = field(default=(), hash=False)     # continuations of the later turns
+    history: tuple[tuple[str, str], ...] = ()       # earlier turns: what was asked and what was answered
+
+    @property
+    def turn(self) -> int:
+        return len(self.history) + 1
+
+    @property
+    def turn_ids(self) -> tuple[str, ...]:
+        """Ids of this turn and of all later ones."""
+        first = self.id.removesuffix(f"#{self.turn}") if self.history else self.id
+        return self.id, *(turn_id(first, self.turn + n) for n, _ in enumerate(self.follow_ups, 1))
+
+    @property
+    def recording(self) -> str:
+        """What is replayed: the first of the continuations; "" where there are none."""
+        return next(iter(self.continuations.values()), "")
+
+    def next_turn(self, answer: str) -> Example:
+        """The follow-up, asked after this answer.  It is replayed only where what came before it is."""
+        said = self.later[0] if self.later and self.continuations else {}
+        return replace(self, id=self.turn_ids[1], before=self.follow_ups[0], body="", after="", answers=(),
+                       follow_ups=self.follow_ups[1:], continuations=said, later=self.later[1:],
+                       history=(*self.history, (self.prompt(), answer)))
 
     def prompt(self, body: str | None = None) -> str:
         """The prompt, of the whole body or of the part of it that is given."""
         return self.before + (self.body if body is None else body) + self.after
 
     def encode(self, tokenizer: Any, body: str | None = None) -> list[int]:
-        """What is fed: the chat template's ids up to the answer where there is a template, else the plain text's."""
+        """What is fed: the chat template's ids up to the answer where there is a template, else the plain text's, turns
+        and answers apart by blank lines."""
+        spoken = [text for asked_and_said in self.history for text in asked_and_said] + [self.prompt(body)]
         if self.chat and getattr(tokenizer, "chat_template", None):
-            return tokenizer.apply_chat_template([{"role": "user", "content": self.prompt(body)}], tokenize=True,
-                                                 add_generation_prompt=True, return_dict=True)["input_ids"]
-        return tokenizer(self.prompt(body))["input_ids"]
+            messages = [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(spoken)]
+            return tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True,
+                                                 return_dict=True)["input_ids"]
+        return tokenizer("\n\n".join(spoken))["input_ids"]
+
+
+def turn_id(first: str, turn: int) -> str:
+    """The id of a conversation's turn: 81, 81#2, 81#3, ..."""
+    return first if turn == 1 else f"{first}#{turn}"
+
+
+@dataclass(frozen=True)
+class _Said:
+    """Recorded texts: those that the user gave, and those that lie beside the rows."""
+
+    given: Recordings
+    beside: Recordings
+
+    def of(self, identity: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Who said what to this row, in the order of `Example.continuations`; own: of the row itself."""
+        given, others = self.given.get(identity, {}), {**(own or {}), **self.beside.get(identity, {})}
+        ranked = sorted(others.items(), key=lambda said: (said[0] != "true", -len(said[1])))
+        return given | {who: text for who, text in ranked if who not in given}
 
 
 def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = ()) -> list[Example]:
@@ -59,7 +106,8 @@ def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = (
     name:     one of SUITES, the stem of a JSONL file in `data`, or the path of any JSONL file
     data:     folder of <suite>.jsonl (or eagle_<suite>.jsonl) and, where there are any, longbench_prompts.json,
               meta.jsonl (true continuations) and recorded.jsonl; None: the hub
-    recorded: more JSONL files of {_id, continuation[, model]}; without a model, the file's stem is its name
+    recorded: more JSONL files of {_id, continuation[, model, suite]}, replayed before all others; without a model, the
+              file's stem is its name; of a suite, they are that one's alone; the second turn of row 81 is 81#2
     """
     path, suite = local_file(name, data), SUITES.get(name)
     if path is not None:
@@ -70,14 +118,31 @@ def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = (
         raise ValueError(f"Suite {name!r} is unknown. Known: {', '.join(SUITES)}.\n"
                          "Or give the path of a JSONL file (ending .jsonl), or a folder (--data) that holds "
                          f"{name}.jsonl.")
-    said, catalogue = _recordings(data, recorded), _catalogue(data)
-    name = path.stem if path is not None and is_path(name) else name
+    name = suite_name(name)
+    beside = [] if data is None else [Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"]
+    said = _Said(_recordings([(Path(file), Path(file).stem) for file in recorded], name, strict=True),
+                 _recordings([(file, "true") for file in beside if file.is_file()], name, strict=False))
+    catalogue = _catalogue(data)
     return _distinct([(where, _example(name, where, number, row, catalogue, said))
                       for number, (where, row) in enumerate(rows, 1)])
 
 
-def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[str, Suite],
-             said: Recordings) -> Example:
+def read_prompts(path: Path, count: int) -> list[Example]:
+    """The first `count` rows of a JSONL file; any other file is one prompt."""
+    if is_path(str(path)):
+        return load_suite(str(path))[:count]
+    try:
+        return [Example(path.stem, path.stem, path.read_text(encoding="utf-8"), "", "", chat=False)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def suite_name(suite: str) -> str:
+    """What a suite is called: its name, or the stem of its file."""
+    return Path(suite).stem if is_path(suite) else suite
+
+
+def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[str, Suite], said: _Said) -> Example:
     """One row; a row of any file that names its LongBench dataset gets that dataset's prompt and length."""
     dataset = str(row.get("dataset"))
     if dataset in catalogue and catalogue[dataset].template and "context" in row:
@@ -90,8 +155,9 @@ def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[st
                          "the JSONL file that it writes.")
     identity = next((str(row[column]) for column in IDS if row.get(column) is not None), f"{name}-{number}")
     own = {str(row.get("model") or "true"): row["continuation"]} if row.get("continuation") else {}
+    later = tuple(said.of(turn_id(identity, turn)) for turn, _ in enumerate(parts.get("follow_ups", ()), 2))
     return Example(name, identity, **parts, answers=_answers(row), max_new_tokens=suite.max_new_tokens,
-                   continuations=own | said.get(identity, {}))
+                   continuations=said.of(identity, own), later=later)
 
 
 def _long(where: str, row: Row, suite: Suite) -> dict[str, Any]:
@@ -157,21 +223,22 @@ def _distinct(located: list[tuple[str, Example]]) -> list[Example]:
     """ValueError where two rows share an id: resuming, pairing and recordings go by it."""
     seen: dict[str, str] = {}
     for where, example in located:
-        if example.id in seen:
-            raise ValueError(f"{where}: id {example.id!r} is that of {seen[example.id]} already. Ids must differ.")
-        seen[example.id] = where
+        for identity in example.turn_ids:
+            if identity in seen:
+                raise ValueError(f"{where}: id {identity!r} is that of {seen[identity]} already. Ids must differ.")
+            seen[identity] = where
     return [example for _, example in located]
 
 
-def _recordings(data: Path | None, recorded: Sequence[Path]) -> Recordings:
-    """All recorded texts; a runaway part (the model starting a prompt of its own) is cut off."""
-    beside = [] if data is None else [Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"]
-    files = [(path, "true", False) for path in beside if path.is_file()]
-    files += [(Path(path), Path(path).stem, True) for path in recorded]
+def _recordings(files: Sequence[tuple[Path, str]], suite: str, strict: bool) -> Recordings:
+    """The texts recorded for a suite in these files, by who said them unless the row names it; a runaway part (the
+    model starting a prompt of its own) is cut off.  strict: a row without a text is an error."""
     said: Recordings = {}
-    for path, who, needed in files:
+    for path, who in files:
         for where, row in read_rows(path):
-            if not needed and not row.get("continuation"):
+            if row.get("suite") not in (None, suite):
+                continue
+            if not strict and not row.get("continuation"):
                 continue        # meta.jsonl has a line for every row, and a continuation for some
             text = text_of(where, row, ("continuation",))[:row.get("runaway_at")]
             identity = next((str(row[column]) for column in IDS if row.get(column) is not None), None)
@@ -179,7 +246,7 @@ def _recordings(data: Path | None, recorded: Sequence[Path]) -> Recordings:
                 raise ValueError(f"{where}: no id of the row that was continued. Needed: _id; columns found: "
                                  f"{', '.join(row)}.")
             if text:
-                said.setdefault(identity, {})[str(row.get("model") or who)] = text
+                said.setdefault(identity, {}).setdefault(str(row.get("model") or who), text)
     return said
 
 

@@ -1,110 +1,190 @@
-"""A sweep's prompts spread over processes of this machine, one model replica each.
+"""A sweep's prompts spread over workers, one replica of the target each.
 
-Knows processes and jobs; knows no method.  A worker that dies loses no row that it has sent, and its prompt is given to
-another; a prompt that kills three workers becomes failure rows.
+Knows jobs, and processes of this machine; knows no method.  A worker that dies loses no row that it has sent, and its
+prompt is given to another; a prompt that kills three workers becomes failure rows.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
-from typing import Any
+from typing import Any, Protocol
 
 ATTEMPTS = 3
+Done = dict[tuple, list[int]]       # rows that exist already, by `report.key`: their tokens, none of a failure
+REFUSALS = (ValueError, OSError, ImportError)       # of a target that cannot be opened: the same for every worker
 
 
 @dataclass
 class Job:
-    """One prompt of a suite and length; done: the keys of its rows that exist already."""
+    """One prompt of a suite and length, with its later turns."""
 
     suite: str
     length: int
     fitted: Any
-    done: set[tuple] = field(default_factory=set)
+    done: Done = field(default_factory=dict)
     attempts: int = 0
 
 
-@dataclass
-class _Worker:
-    process: Any
-    pipe: Any
-    job: Job | None = None
+class Crew(Protocol):
+    """So many workers of one kind.  They are compared by identity."""
+
+    workers: int
+
+    def about(self) -> dict[str, Any]:
+        """What the results' environment says of them."""
+
+    def start(self) -> Any:
+        """A new worker, which opens the target without being asked."""
+
+    def give(self, worker: Any, job: Job) -> None:
+        """Send a job to a worker that is free."""
+
+    def events(self, busy: Sequence[Any]) -> Iterator[tuple[Any, str, Any]]:
+        """(worker, kind, value) of what has happened, waiting for something: `open`, the target is, value: its
+        environment; `row`; `end` of a job; `refused`, the target cannot be opened; `dead`; the last two say why."""
+
+    def stop(self, worker: Any) -> None:
+        """End a worker, whatever it does."""
 
 
-def spread(config: Any, jobs: Sequence[Job], workers: int) -> Iterator[dict[str, Any]]:
-    """The rows of all jobs, as they come."""
+def spread(config: Any, jobs: Sequence[Job], crew: Crew,
+           opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[dict[str, Any]]:
+    """The rows of all jobs, as they come.  opened: is told the environment of each worker."""
     from longgraft.eval.report import key
-    from longgraft.eval.sweep import failures
 
-    waiting = deque(jobs)
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    pool = [_start(config, threads) for _ in range(min(workers, len(jobs)))]
+    waiting, idle = deque(jobs), list[Any]()
+    busy: dict[Any, Job | None] = {crew.start(): None for _ in range(min(crew.workers, len(jobs)))}  # None: opening
+    spare = ATTEMPTS        # that may die while they open the target and still be replaced
     try:
-        while waiting or any(worker.job for worker in pool):
-            for worker in pool:
-                if worker.job is None and waiting:
-                    worker.job = waiting.popleft()
-                    worker.pipe.send(worker.job)
-            for pipe in connection.wait([worker.pipe for worker in pool if worker.job]):
-                worker = next(w for w in pool if w.pipe is pipe)
-                job = worker.job
-                assert job is not None
-                try:
-                    kind, value = worker.pipe.recv()
-                except (EOFError, ConnectionResetError):
-                    pool[pool.index(worker)] = _start(config, threads)
-                    worker.process.join()
-                    job.attempts += 1
-                    if job.attempts < ATTEMPTS:
-                        waiting.append(job)
-                    else:
-                        yield from failures(config, job.suite, job.length, job.fitted, job.done,
-                                            f"the worker died {ATTEMPTS} times (exit code {worker.process.exitcode})")
-                    continue
-                if kind == "row":
-                    job.done.add(key(value))
+        while waiting or any(busy.values()):
+            while waiting and idle:
+                worker, next_job = idle.pop(), waiting.popleft()
+                busy[worker] = next_job
+                crew.give(worker, next_job)
+            for worker, kind, value in crew.events(list(busy)):
+                job = busy[worker]
+                if kind == "row" and job is not None:
+                    job.done[key(value)] = value.get("token_ids", [])
                     yield value
-                elif kind == "error":
+                elif kind in ("open", "end"):
+                    if kind == "open":
+                        opened(value)
+                    del busy[worker]
+                    idle.append(worker)
+                elif kind == "refused":
                     raise ValueError(value)
                 else:
-                    worker.job = None
+                    del busy[worker]
+                    crew.stop(worker)
+                    if job is not None:
+                        yield from _again(config, job, waiting, value)
+                    else:
+                        spare -= 1
+                    if spare > 0:
+                        busy[crew.start()] = None
+                    elif not busy and not idle:
+                        raise ValueError(f"{ATTEMPTS} workers died while they opened the target: {value}.\n"
+                                         "If memory is short, use fewer --workers.")
     finally:
-        for worker in pool:
-            worker.process.kill()
-            worker.process.join()
+        for worker in (*busy, *idle):
+            crew.stop(worker)
 
 
-def _start(config: Any, threads: int) -> _Worker:
-    context = get_context("spawn")      # a forked copy of a threaded torch hangs
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(config, theirs, threads), daemon=True)
-    process.start()
-    theirs.close()                      # ours then ends when the worker does
-    return _Worker(process, ours)
+def _again(config: Any, job: Job, waiting: deque[Job], why: str) -> Iterator[dict[str, Any]]:
+    """A job that has lost its worker waits for another, or ends in failure rows."""
+    from longgraft.eval.sweep import failures
+
+    job.attempts += 1
+    if job.attempts < ATTEMPTS:
+        waiting.append(job)
+    else:
+        yield from failures(config, job.suite, job.length, job.fitted, job.done,
+                            f"the worker died {ATTEMPTS} times ({why})")
+
+
+class Replica:
+    """What a worker holds: the target, opened once, and `threads` threads."""
+
+    def __init__(self, config: Any, threads: int) -> None:
+        self._config, self._threads, self._warm = config, threads, False
+        self._bench: Any = None
+
+    def open(self) -> dict[str, Any]:
+        """Load the target; returns what its results need to be believed."""
+        import torch
+
+        from longgraft.eval.sweep import Bench, environment
+
+        torch.set_num_threads(self._threads)
+        self._bench = Bench.open(self._config)
+        return environment(self._bench.session)
+
+    def rows(self, job: Job) -> Iterator[dict[str, Any]]:
+        """What is missing of a prompt, as it is measured."""
+        from longgraft.eval.sweep import run_prompt, warm_up
+
+        if not self._warm:
+            warm_up(self._config, self._bench, job.fitted)
+            self._warm = True
+        yield from run_prompt(self._config, self._bench, job.suite, job.length, job.fitted, job.done)
+
+
+@dataclass(eq=False)
+class _Process:
+    process: Any
+    pipe: Any
+
+
+@dataclass
+class Processes:
+    """Workers as processes of this machine, which share its cores."""
+
+    config: Any
+    workers: int
+
+    def about(self) -> dict[str, Any]:
+        return {"workers": self.workers}
+
+    def start(self) -> _Process:
+        context = get_context("spawn")      # a forked copy of a threaded torch hangs
+        ours, theirs = context.Pipe()
+        threads = max(1, (os.cpu_count() or 1) // self.workers)
+        process = context.Process(target=_work, args=(self.config, theirs, threads), daemon=True)
+        process.start()
+        theirs.close()                      # ours then ends when the worker does
+        return _Process(process, ours)
+
+    def give(self, worker: _Process, job: Job) -> None:
+        with suppress(BrokenPipeError):     # it died: the pipe's end will tell
+            worker.pipe.send(job)
+
+    def events(self, busy: Sequence[_Process]) -> Iterator[tuple[_Process, str, Any]]:
+        for pipe in connection.wait([worker.pipe for worker in busy]):
+            worker = next(w for w in busy if w.pipe is pipe)
+            try:
+                yield worker, *worker.pipe.recv()
+            except (EOFError, ConnectionResetError):
+                worker.process.join()
+                yield worker, "dead", f"exit code {worker.process.exitcode}"
+
+    def stop(self, worker: _Process) -> None:
+        worker.process.kill()
+        worker.process.join()
 
 
 def _work(config: Any, pipe: Any, threads: int) -> None:
-    """A worker: opens the target once, then measures what it is sent."""
-    import torch
-
-    from longgraft.eval.sweep import Bench, run_prompt, warm_up
-
-    torch.set_num_threads(threads)
+    replica = Replica(config, threads)
     try:
-        bench = Bench.open(config)
-    except (ValueError, OSError, ImportError) as error:
-        pipe.recv()
-        pipe.send(("error", str(error)))
+        pipe.send(("open", replica.open()))
+    except REFUSALS as error:
+        pipe.send(("refused", str(error)))
         return
-    warm = False
     while True:
-        job = pipe.recv()
-        if not warm:
-            warm_up(config, bench, job.fitted)
-            warm = True
-        for row in run_prompt(config, bench, job.suite, job.length, job.fitted, job.done):
+        for row in replica.rows(pipe.recv()):
             pipe.send(("row", row))
         pipe.send(("end", None))

@@ -111,14 +111,14 @@ def verify(
 ) -> None:
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there."""
     from longgraft.eval.losslessness import check, lines
-    from longgraft.eval.rows import read_prompts
+    from longgraft.eval.suites import read_prompts
     from longgraft.session import Sampling
 
     _positive(count=count, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
-    texts = read_prompts(prompts, count)
+    examples = read_prompts(prompts, count)
     session = _load(model, drafter, quiet=as_json, method=method, budget=budget, dtype=dtype, device=device,
                     attention=attention)
-    ids = [session.encode(text)[-max_prompt_tokens:] for text in texts]
+    ids = [session.encode(example.encode(session.tokenizer))[-max_prompt_tokens:] for example in examples]
     report = check(session, ids, Sampling(temperature, seed=seed), max_new_tokens)
     print(json.dumps(report) if as_json else "\n".join(lines(report)))
 
@@ -137,22 +137,29 @@ def doctor(model: Model = None, drafter: Drafter = "auto",
 
 @app.command(epilog="Example: longgraft calibrate --prompts warmup.jsonl --rounds 5")
 def calibrate(
-    prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column).")],
+    prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
+                                               "continuation are replayed.")],
     model: Model = None, drafter: Drafter = "auto",
     rounds: Annotated[int, typer.Option(help="Warm-up prompts.")] = 5,
     max_new_tokens: NewTokens = 256, budget: Budget = None,
     out: Annotated[Optional[Path], typer.Option(help="Default: where `load` looks.")] = None,  # noqa: UP045
     device: Device = None, dtype: Dtype = None,
     temperature: Annotated[float, typer.Option(help="Thresholds hold for this temperature.")] = 0.0,
+    draft_cost: Annotated[Optional[float], typer.Option(  # noqa: UP045
+        min=0.0, help="Of a drafted level, in verifications; default: measured here.")] = None,
+    keep_acceptance: Annotated[bool, typer.Option(
+        "--keep-acceptance", help="The fastest thresholds that accept no less than a dense tree.")] = False,
 ) -> None:
     """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
     from longgraft.eval.calibrate import calibrate as run
-    from longgraft.eval.rows import read_prompts
+    from longgraft.eval.calibrate import prompt_of
+    from longgraft.eval.suites import read_prompts
 
     _positive(rounds=rounds, max_new_tokens=max_new_tokens)
-    texts = read_prompts(prompts, rounds)
+    examples = read_prompts(prompts, rounds)
     session = _load(model, drafter, method="eagle3", budget=budget, device=device, dtype=dtype, calibration=None)
-    path = run(session, texts, max_new_tokens, temperature, out)
+    warm = [prompt_of(example, session) for example in examples]
+    path = run(session, warm, max_new_tokens, temperature, out, draft_cost, keep_acceptance)
     print(path)
 
 

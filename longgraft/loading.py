@@ -9,6 +9,7 @@ import hashlib
 import importlib.resources
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     method = find(opts.method)
     clock, calibration = Clock(), _calibration(target, tokenizer, network, opts)
     parts = Parts(target, network if method.needs_drafter else None, calibration.snapshot, calibration.thresholds,
-                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.draft_window, opts.persist, clock)
+                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.draft_window, persist=opts.persist,
+                  clock=clock)
     limits = {}
     if parts.network is not None and not (method.windowed or opts.draft_window or parts.network.config.window):
         limits[f"{target.name}'s drafter"] = parts.network.config.max_positions
@@ -210,7 +212,12 @@ def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, 
         return Calibration()
     if opts.calibration == "auto":
         path = default_path(identity)
-        return Calibration.load(path, identity, target.device) if path.exists() else Calibration()
+        if path.exists():
+            return Calibration.load(path, identity, target.device)
+        if target.name == EMBEDDED:
+            with suppress(ValueError):      # with another head, or none, the shipped one does not apply
+                return Calibration.load(embedded("calibration.safetensors"), identity, target.device)
+        return Calibration()
     path = Path(opts.calibration)
     if not path.exists():
         raise ValueError(f"Calibration file {path} does not exist. Make it with `longgraft calibrate --out {path}`.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from longgraft.observation import Clock, Proposer, PruningPolicy
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup
 from longgraft.target import Target
-from longgraft.templates import Template, chain, envelope, token_recycling
+from longgraft.templates import DEEPEST, WIDEST, Template, bounded, chain, envelope, token_recycling
 from longgraft.yarn_drafters.network import Eagle3Network
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
@@ -40,6 +41,8 @@ class Parts:
     levels: int = LEVELS
     top_k: int = TOP_K
     window: int | None = None   # tokens of its past that the drafter sees; None: what its checkpoint says
+    depth: int | None = None    # bounds on retrieved trees: tokens in a row, successors of one token; None: Table 7's
+    width: int | None = None
     persist: bool = False
     clock: Clock = field(default_factory=Clock)
 
@@ -56,6 +59,8 @@ class Parts:
 
     def retriever(self, shape: Callable[[int], Template] = envelope) -> MatrixRetriever:
         """Graft's: seeded by the prompt, refilled in the envelope's order."""
+        if shape is envelope and (self.depth or self.width):
+            shape = partial(bounded, depth=self.depth or DEEPEST, width=self.width or WIDEST)
         return MatrixRetriever(self.matrix(), snapshot=self.snapshot, shape=shape, persist=self.persist,
                                clock=self.clock)
 

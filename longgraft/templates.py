@@ -17,6 +17,7 @@ from torch import Tensor
 
 Path = tuple[int, ...]
 WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # per rank, App. A
+WIDEST, DEEPEST = len(WEIGHTS), 9
 STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}
 SMALL: dict[int, tuple[Path, ...]] = {      # serving trees, App. A
     3: ((0,), (1,), (0, 0)), 5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
@@ -100,49 +101,68 @@ def for_slots(n: int) -> Template:
 @cache
 def envelope(slots: int) -> Template:
     """`for_slots(slots)`, then the rest of the full template: the order in which slots are filled (A5)."""
-    first = for_slots(slots).paths
-    known = set(first)
-    return Template(first + tuple(path for path in graft_templates()["full"].paths if path not in known))
+    return _followed(for_slots(slots), graft_templates()["full"])
 
 
-def _scaled(n: int) -> list[int]:
-    """Nodes per depth: the nearest stage's counts times n / size, by largest remainder, sum n (App. A)."""
+@cache
+def bounded(slots: int, depth: int, width: int) -> Template:
+    """`envelope` with at most `depth` tokens in a row and `width` successors of a token, of as many nodes where these
+    bounds leave room for them (Figure 6).  Deeper than Table 7's nine, its last layer is repeated."""
+    if (depth, width) == (DEEPEST, WIDEST):
+        return envelope(slots)
+    return _followed(*(_fill(_scaled(n, depth, width), width) for n in (slots, STAGES["full"])))
+
+
+def _followed(first: Template, more: Template) -> Template:
+    known = set(first.paths)
+    return Template(first.paths + tuple(path for path in more.paths if path not in known))
+
+
+def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int]:
+    """Nodes per depth: the nearest stage's counts times n / size, by largest remainder, sum n (App. A).
+
+    deepest, width: bounds, None for no bound; under bounds that leave too little room, the sum is less than n.
+    """
     name = min(STAGES, key=lambda stage: abs(STAGES[stage] - n))
     counts = _counts(graft_templates()[name].paths)
+    if deepest is not None:
+        counts = (counts + [counts[-1]] * deepest)[:deepest]
     exact = [count * n / sum(counts) for count in counts]
     scaled = [int(x) for x in exact]
     for depth in sorted(range(len(exact)), key=lambda d: (scaled[d] - exact[d], d))[:n - sum(scaled)]:
         scaled[depth] += 1
     # No layer may exceed what its parents can have; what does not fit goes to shallower or deeper layers.
+    rest = 0
     for depth in range(len(scaled)):
-        most = 8 * (scaled[depth - 1] if depth else 1)
+        most = width * (scaled[depth - 1] if depth else 1)
         over = max(0, scaled[depth] - most)
         scaled[depth] -= over
         if over and depth + 1 < len(scaled):
             scaled[depth + 1] += over
-        elif over:
+        elif over and deepest is None:
             scaled.append(over)
+        else:
+            rest += over
     if 0 in scaled:     # an empty layer ends the tree: what lay behind it widens the layers before
         end = scaled.index(0)
-        scaled, rest = scaled[:end], sum(scaled[end:])
-        for depth in range(len(scaled)):
-            room = min(rest, 8 * (scaled[depth - 1] if depth else 1) - scaled[depth])
-            scaled[depth] += room
-            rest -= room
-        scaled += [1] * rest
-    return scaled
+        scaled, rest = scaled[:end], rest + sum(scaled[end:])
+    for depth in range(len(scaled)):
+        room = min(rest, width * (scaled[depth - 1] if depth else 1) - scaled[depth])
+        scaled[depth] += room
+        rest -= room
+    return scaled if deepest is not None else scaled + [1] * rest
 
 
 def _counts(paths: Sequence[Path]) -> list[int]:
     return [sum(len(path) == depth for path in paths) for depth in range(1, max(map(len, paths)) + 1)]
 
 
-def _fill(counts: Sequence[int]) -> Template:
+def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:
     """Layer by layer the candidates of largest weight whose parent is in, contiguous ranks (App. A)."""
     layer: list[tuple[float, Path]] = [(1.0, ())]
     paths: list[Path] = []
     for count in counts:
-        candidates = [(weight * w, (*path, rank)) for weight, path in layer for rank, w in enumerate(WEIGHTS)]
+        candidates = [(weight * w, (*path, rank)) for weight, path in layer for rank, w in enumerate(WEIGHTS[:width])]
         layer = sorted(candidates, key=lambda c: (-c[0], c[1]))[:count]
         paths += sorted(path for _, path in layer)
     return Template(tuple(paths))

@@ -16,7 +16,7 @@ import torch
 from longgraft.eval.compare import lines
 from longgraft.eval.report import key, write
 from longgraft.eval.sweep import ROWS, SweepConfig, sweep
-from longgraft.eval.workers import Job, spread
+from longgraft.eval.workers import Job, Processes, spread
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,7 +107,7 @@ def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
 
     jobs = [Job(suite, length, fitted) for suite, plan in planned(together, Bench.open(together)).items()
             for length, prompts in plan.items() for fitted in prompts]
-    stream, killed = spread(together, jobs, 2), False
+    stream, killed = spread(together, jobs, Processes(together, 2)), False
     for row in stream:
         assert key(row) not in jobs_seen
         jobs_seen[key(row)] = row

@@ -1,0 +1,112 @@
+"""Ablations: sweeps whose variants are those of one of the paper's figures or tables.
+
+Knows variants and the calibrations that they need; measures nothing itself.  Graft (arXiv 2605.20104), section 4.3
+and appendix C.4.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from longgraft.calibration import Calibration
+from longgraft.eval.buckets import fit
+from longgraft.eval.calibrate import Prompt, calibrate, prompt_of
+from longgraft.eval.suites import load_suite, read_prompts, suite_name
+from longgraft.eval.sweep import Bench, SweepConfig, planned
+from longgraft.loading import identity_of
+from longgraft.methods import find
+
+ROUNDS = (1, 3, 5, 10, 25, 50)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One command.  methods: what is compared; calibrated: makes the calibrations that these need, by name."""
+
+    clause: str
+    paper: str
+    methods: tuple[str, ...]
+    calibrated: Callable[[SweepConfig, Bench, Path, Path | None], dict[str, str]] | None = None
+
+
+def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = None,
+            dry: bool = False) -> SweepConfig:
+    """The sweep of an ablation; calibrations that it needs are made in `out`, once; dry: they are left out.
+
+    Where the configuration names methods of its own, these are measured beside the ablation's.
+    """
+    if name not in ABLATIONS:
+        raise ValueError(f"Ablation {name!r} is unknown. Known: {', '.join(ABLATIONS)}.")
+    ablation = ABLATIONS[name]
+    if ablation.calibrated is None or dry:
+        return replace(config, methods=tuple(dict.fromkeys((*ablation.methods, *config.methods))))
+    if name == "warmup":
+        config = replace(config, calibration=None)      # the first rows are what is varied here
+    made = ablation.calibrated(config, Bench.open(config), out, warmup)
+    setting = "warm" if name == "warmup" else "thresholds"
+    methods = (*ablation.methods, *(f"graft+{setting}={key}" for key in made), *config.methods)
+    return replace(config, methods=tuple(dict.fromkeys(methods)), calibrations=config.calibrations | made)
+
+
+def _warmed(config: SweepConfig, bench: Bench, out: Path, warmup: Path | None) -> dict[str, str]:
+    """Matrix rows after 1, 3, 5, ... warm-up prompts (Table 4)."""
+    if warmup is None:
+        raise ValueError("The ablation of warm-up rounds needs prompts to warm up on. Give --warmup-prompts FILE, a "
+                         "JSONL of conversations that are in none of the suites.")
+    prompts = [prompt_of(example, bench.session) for example in read_prompts(warmup, max(ROUNDS))]
+    rounds = [count for count in ROUNDS if count <= len(prompts)]
+    return {str(n): _calibrated(config, bench, prompts[:n], out / f"warm-{n}.safetensors") for n in rounds}
+
+
+def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Path | None) -> dict[str, str]:
+    """Thresholds chosen on rows of each suite that are not measured (Tables 11 and 12)."""
+    measured, made = planned(config, bench), {}
+    data = None if config.data is None else Path(config.data)
+    for suite in config.suites:
+        taken = {fitted.example.id for prompts in measured[suite].values() for fitted in prompts}
+        prompts: list[Prompt] = []
+        for example in load_suite(suite, data, [Path(path) for path in config.recorded]):
+            if example.id in taken or len(prompts) == config.prompts:
+                continue
+            if not config.lengths:
+                prompts.append(prompt_of(example, bench.session))
+            elif cut := fit(example, bench.session.tokenizer, min(config.lengths)):
+                prompts.append(prompt_of(example, bench.session, cut.ids))
+        if not prompts:
+            raise ValueError(f"All rows of {suite} are measured, and none is left to choose thresholds on. Lower "
+                             "--prompts.")
+        name = suite_name(suite)
+        made[name] = _calibrated(config, bench, prompts, out / f"thresholds-{name}.safetensors")
+    return made
+
+
+def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], path: Path) -> str:
+    if not path.exists():
+        bench.session.budget = config.budget or find("graft").budget
+        calibrate(bench.session, prompts, config.max_new_tokens, config.temperature, path)
+    session = bench.session
+    identity = identity_of(session.target, session.tokenizer, session.parts.network)
+    found = Calibration.load(path, identity, session.target.device)
+    assert found.snapshot is not None
+    rows = int((found.snapshot >= 0).any(1).sum())
+    size = rows * found.snapshot.shape[1] * 4 / 1e6
+    print(f"longgraft: {found.describe()}; {rows:,} tokens with a row, {size:.2f} MB", file=sys.stderr)
+    return str(path)
+
+
+ABLATIONS = {
+    "components": Ablation("what pruning and retrieval each contribute", "Figure 5",
+                           ("eagle3", "graft-no-retrieval", "graft-no-prune", "graft")),
+    "placement": Ablation("where retrieved tokens go under one budget", "Figure 2",
+                          ("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft")),
+    "template": Ablation("depth and width of the retrieved tree", "Figure 6",
+                         ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)),
+                          *(f"graft+width={n}" for n in (1, 2, 4, 6)))),
+    "budget": Ablation("nodes per verification", "section 4.3",
+                       tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft"))),
+    "warmup": Ablation("rounds of warm-up that fill the matrix", "Table 4", ("graft",), _warmed),
+    "thresholds": Ablation("thresholds of one suite on another", "Tables 11 and 12", ("eagle3",), _by_suite),
+}

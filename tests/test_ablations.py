@@ -1,0 +1,70 @@
+"""Ablations are sweeps of the right variants, with calibrations from rows that are not measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longgraft.calibration import Calibration
+from longgraft.eval.ablations import ABLATIONS, prepare
+from longgraft.eval.measure import Variant
+from longgraft.eval.sweep import ROWS, Bench, SweepConfig, planned, sweep
+
+ROOT = Path(__file__).parents[1]
+TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target", "verifier")]
+
+
+@pytest.fixture
+def config(tmp_path) -> SweepConfig:
+    """Two suites of two rows each; one of them is measured."""
+    for suite, texts in (("one", TEXTS[:2]), ("two", TEXTS[2:])):
+        (tmp_path / f"{suite}.jsonl").write_text("".join(
+            json.dumps({"_id": f"{suite}-{n}", "text": text[:900], "continuation": text[900:1000]}) + "\n"
+            for n, text in enumerate(texts)))
+    return SweepConfig(suites=("one", "two"), data=str(tmp_path), lengths=(256,), methods=("ar",), prompts=1, repeats=1,
+                       max_new_tokens=12, budget=12, check_tokens=2, temperature=1.0)
+
+
+def test_every_ablation_names_variants_that_exist(config, tmp_path):
+    for name in ABLATIONS:
+        made = prepare(name, config, tmp_path, dry=True)
+        assert made.methods and all(Variant.parse(method) for method in made.methods) and "ar" in made.methods
+    with pytest.raises(ValueError, match=r"'speed' is unknown\. Known: components, placement"):
+        prepare("speed", config, tmp_path)
+
+
+def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path, monkeypatch):
+    seen: dict[str, list] = {}
+    import longgraft.eval.ablations as module
+
+    real = module.calibrate
+    monkeypatch.setattr(module, "calibrate", lambda session, prompts, new, temperature, path: (
+        seen.update({path.stem: prompts}), real(session, prompts, new, temperature, path)))
+    made = prepare("thresholds", config, tmp_path)
+    assert made.methods == ("eagle3", "graft+thresholds=one", "graft+thresholds=two", "ar")
+    measured = {f.ids for prompts in planned(made, Bench.open(made)).values() for f in prompts[256]}
+    used = {tuple(ids) for prompts in seen.values() for ids, _ in prompts}
+    assert len(measured) == 2 and len(used) == 2 and not measured & used
+    prepare("thresholds", config, tmp_path)             # what is there is not made again
+    assert set(seen) == {"thresholds-one", "thresholds-two"}
+    rows = sweep(made, tmp_path / "run")
+    assert {(row["suite"], row["method"]) for row in rows} == {(s, m) for s in config.suites for m in made.methods}
+    assert not any("error" in row for row in rows) and (tmp_path / "run" / ROWS).exists()
+
+
+def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
+    import longgraft.eval.ablations as module
+
+    monkeypatch.setattr(module, "ROUNDS", (1, 2, 50))
+    warmup = tmp_path / "warmup.jsonl"
+    warmup.write_text("".join(json.dumps({"prompt": text[:300]}) + "\n" for text in TEXTS[:2]))
+    made = prepare("warmup", config, tmp_path, warmup)
+    assert made.methods == ("graft", "graft+warm=1", "graft+warm=2", "ar")          # 50 would need 50 prompts
+    bench = Bench.open(made)
+    filled = [int((c.snapshot >= 0).any(1).sum()) for c in bench.stock.calibrations.values()
+              if isinstance(c, Calibration) and c.snapshot is not None]
+    assert 0 < filled[0] < filled[1]
+    with pytest.raises(ValueError, match="Give --warmup-prompts FILE"):
+        prepare("warmup", config, tmp_path)

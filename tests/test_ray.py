@@ -1,0 +1,210 @@
+"""Sweeps on a Ray cluster of two nodes, both on this machine: what dies is measured elsewhere, every row once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from longgraft.eval.compare import lines
+from longgraft.eval.ray_workers import Share, actors
+from longgraft.eval.report import key, read_rows
+from longgraft.eval.sweep import Bench, SweepConfig, planned, sweep
+from longgraft.eval.workers import ATTEMPTS, Job, spread
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> SweepConfig:
+    """This repository's own sources as prompts, their next lines as recordings."""
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("rows") / "own.jsonl"
+    texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target", "attention")}
+    path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
+                            for name, text in texts.items()))
+    return SweepConfig(suites=(str(path),), lengths=(256,), methods=("pld", "graft"), prompts=4, repeats=2,
+                       max_new_tokens=12, check_tokens=6, budget=16)
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory) -> list[dict]:
+    return sweep(config, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of one CPU each."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 2 ** 27, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=node)
+    made.add_node(**node)
+    yield made
+    made.shutdown()
+
+
+def jobs_of(config) -> list[Job]:
+    return [Job(suite, length, fitted) for suite, plan in planned(config, Bench.open(config)).items()
+            for length, prompts in plan.items() for fitted in prompts]
+
+
+def rows_despite(crew, config, accident) -> tuple[list[dict], int]:
+    """(all rows, workers started); the accident happens once, to the worker that has sent the first row."""
+    import ray
+
+    start, events, about = crew.start, crew.events, {}
+
+    def started():
+        worker = start()
+        about[worker] = worker.handle.__ray_call__.remote(
+            lambda _: (os.getpid(), __import__("ray").get_runtime_context().get_node_id()))
+        return worker
+
+    def watched(busy):
+        for worker, kind, value in events(busy):
+            if kind == "row" and not happened:
+                happened.append(accident(*ray.get(about[worker])))
+            yield worker, kind, value
+
+    happened: list[None] = []
+    crew.start, crew.events = started, watched
+    return list(spread(config, jobs_of(config), crew)), len(about)
+
+
+def same(found, alone) -> bool:
+    return (len(found) == len(alone) and {key(row) for row in found} == {key(row) for row in alone}
+            and "in 0 of them." in lines(alone, found)[1])
+
+
+@pytest.mark.slow
+def test_a_killed_actor_loses_and_doubles_nothing(cluster, config, alone):
+    with actors(cluster.address, config) as crew:
+        assert crew.workers == 2 and crew.share == Share(0, 1)
+        found, started = rows_despite(crew, config, lambda pid, node: os.kill(pid, signal.SIGKILL))
+    assert started == 3 and same(found, alone)
+
+
+@pytest.mark.slow
+def test_a_target_that_no_worker_can_open_is_named_once(cluster, config):
+    with (actors(cluster.address, replace(config, model="no/such/folder"), 1) as crew,
+          pytest.raises(ValueError, match=r"'no/such/folder' could not be loaded.*\n.*\n.*every node")):
+        list(spread(config, jobs_of(config), crew))
+
+
+@pytest.mark.slow
+def test_what_a_lost_node_had_is_measured_on_another(cluster, config, alone):
+    extra = cluster.add_node(num_cpus=2, object_store_memory=2 ** 27)       # the only one that can hold two CPUs
+    second = cluster.add_node(num_cpus=2, object_store_memory=2 ** 27)
+    both = {extra.node_id: extra, second.node_id: second}
+    with actors(cluster.address, config, 2) as crew:
+        assert crew.share == Share(0, 2)
+        found, _ = rows_despite(crew, config, lambda pid, node: cluster.remove_node(both.pop(node), False))
+    assert len(both) == 1 and same(found, alone)
+
+
+@pytest.mark.slow
+def test_the_command_runs_on_a_cluster_of_its_own(config, alone, tmp_path, capsys, monkeypatch):
+    from longgraft.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", config.suites[0], "--buckets", "256",
+                                      "--methods", "pld,graft", "--prompts", "4", "--repeats", "2",
+                                      "--max-new-tokens", "12", "--budget", "16", "--ray", "local", "--workers", "2",
+                                      "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code, capsys.readouterr().err
+    assert same(list(read_rows(tmp_path)), alone) and (tmp_path / "summary.md").exists()
+    about = json.loads((tmp_path / "environment.json").read_text())
+    assert about["workers"] == 2 and about["ray"]["nodes"] == 1 and about["threads"] == about["ray"]["each"]["CPU"]
+
+
+class Doomed:
+    """A crew whose workers open the target, or do not, and then die of every job."""
+
+    workers = 2
+
+    def __init__(self, opens: bool) -> None:
+        self.opens, self.given, self.living, self.started = opens, [], [], 0
+
+    def about(self) -> dict:
+        return {}
+
+    def start(self) -> object:
+        self.started += 1
+        self.living.append(object())
+        return self.living[-1]
+
+    def give(self, worker, job) -> None:
+        self.given.append(worker)
+
+    def events(self, busy):
+        for worker in busy:
+            yield worker, "open" if self.opens and worker not in self.given else "dead", "signal 9"
+
+    def stop(self, worker) -> None:
+        self.living.remove(worker)
+
+
+def test_a_prompt_that_kills_every_worker_becomes_failure_rows(config, alone):
+    crew = Doomed(opens=True)
+    found = list(spread(config, jobs_of(config), crew))
+    assert {key(row) for row in found} == {key(row) for row in alone} and len(found) == len(alone)
+    assert {row["error"] for row in found} == {f"the worker died {ATTEMPTS} times (signal 9)"}
+    assert len(crew.given) == 4 * ATTEMPTS and not crew.living
+
+
+def test_workers_that_die_while_opening_are_not_started_for_ever(config):
+    crew = Doomed(opens=False)
+    with pytest.raises(ValueError, match="3 workers died while they opened the target: signal 9"):
+        list(spread(config, jobs_of(config), crew))
+    assert crew.started <= 2 + ATTEMPTS and not crew.living
+
+
+HEAD, SMALL, GPUS = {"CPU": 16.0}, {"CPU": 4.0}, {"CPU": 32.0, "GPU": 4.0}
+
+
+@pytest.mark.parametrize("nodes, workers, device, share, count", [
+    ([SMALL, SMALL], None, None, Share(0, 4), 2), ([SMALL, SMALL], 3, None, Share(0, 2), 3),
+    ([HEAD, SMALL], None, None, Share(0, 8), 2), ([{"CPU": 0.0}, SMALL], None, None, Share(0, 4), 1),
+    ([HEAD, GPUS, GPUS], None, None, Share(1, 8), 8), ([HEAD, GPUS], 2, "cuda", Share(1, 8), 2),
+    ([HEAD, GPUS], None, "cpu", Share(0, 16), 2)])
+def test_workers_share_a_cluster_fairly(nodes, workers, device, share, count):
+    assert Share.fair(nodes, workers, device) == (share, count) and share.fits(nodes) >= count
+
+
+@pytest.mark.parametrize("nodes, workers, device, said", [
+    ([GPUS], 5, None, "5 workers were asked for .* room for 4"), ([SMALL], 5, None, "room for 4"),
+    ([SMALL], 1, "cuda", "no node of the Ray cluster has a GPU"), ([], None, None, "room for 0")])
+def test_a_cluster_that_is_too_small_says_for_how_many_it_has_room(nodes, workers, device, said):
+    with pytest.raises(ValueError, match=said):
+        Share.fair(nodes, workers, device)
+
+
+@pytest.mark.parametrize("address, said", [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"),
+                                           ("127.0.0.1:x", "cannot be reached")])
+def test_an_address_that_cannot_be_used_says_what_can(config, address, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        sweep(config, tmp_path / "never", ray=address)
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_named_at_once(config):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))     # bound and not listening
+        with pytest.raises(ValueError, match="cannot be reached"), actors(f"127.0.0.1:{free.getsockname()[1]}", config):
+            pass
+
+
+def test_without_ray_the_extra_is_named(config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"longgraft\[ray\]"), actors("local", config):
+        pass
