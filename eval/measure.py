@@ -183,6 +183,8 @@ class Prefilled:
         stats = Stats(prompt_tokens=len(self.ids), prefill_seconds=self.seconds)
         if variant.method == TRANSFORMERS:
             return self._transformers(limit, stats), stats
+        if self.target.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.target.device)
         parts, rule = self._parts(variant), sampling.rule(len(self.ids))
         parts.clock = clock = self._new_clock()
         made, nodes = build(variant.method, parts), variant.budget(budget)

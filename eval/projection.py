@@ -6,11 +6,14 @@ Knows rows and a table of costs; runs nothing.  Everything that it returns says 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from longgraft.eval.measure import Variant
+from longgraft.eval.report import Row
 from longgraft.eval.statistics import bootstrap
 from longgraft.methods import find
 
@@ -46,11 +49,51 @@ class CostTable:
                              'source and by_length: {"4096": {"plain": ms, "verify": ms, "draft": ms}}.') from error
 
 
-def draft_forwards(row: Mapping[str, Any], levels: int) -> float:
+    @classmethod
+    def of(cls, rows: Sequence[Row], environment: Mapping[str, Any], levels: int = 9) -> CostTable:
+        """The costs of the machine that a sweep ran on: of `ar` and `eagle3`, and of `graft` where it is there.
+
+        ValueError where no prompt length has both of the first two.
+        """
+        good = [row for row in rows if "error" not in row and row["steps"]]
+        by_length = {}
+        for length in sorted({row["bucket"] for row in good}):
+            spent = {name: _per_step([r for r in good if r["bucket"] == length and r["method"] == name])
+                     for name in ("ar", "eagle3", "graft")}
+            if not (spent["ar"] and spent["eagle3"]):
+                continue
+            tree, graft = spent["eagle3"], spent["graft"]
+            by_length[length] = Costs(
+                plain=sum(spent["ar"].values()), verify=tree["verify"], draft=tree["draft"] / levels,
+                retrieve=graft["retrieve"] + graft["merge"] + graft["update"], host=tree["accept"] + tree["host"])
+        if not by_length:
+            raise ValueError("Costs are taken from rows of the methods ar and eagle3 at the same prompt length; this "
+                             f"run has {', '.join(sorted({row['method'] for row in good})) or 'no row'}.")
+        name = f"{environment['target']} in {environment['dtype']} on {environment['device']}"
+        source = f"measured in a sweep, {environment['threads']} threads, torch {environment['torch']}"
+        return cls(name, source, by_length)
+
+    def save(self, path: Path) -> None:
+        """As `load` reads it."""
+        rounded = {str(n): {k: round(v, 4) for k, v in asdict(c).items()} for n, c in self.by_length.items()}
+        path.write_text(json.dumps({"name": self.name, "source": self.source, "by_length": rounded}, indent=1) + "\n",
+                        encoding="utf-8")
+
+
+def _per_step(rows: Sequence[Row]) -> Counter[str]:
+    """Milliseconds of a step by what they were spent on; empty where there are no rows."""
+    seconds, steps = Counter[str](), sum(row["steps"] for row in rows)
+    for row in rows:
+        seconds.update(row["seconds_by_part"])
+    return Counter({part: 1e3 * spent / steps for part, spent in seconds.items()})
+
+
+def draft_forwards(row: Row, levels: int) -> float:
     """Mean draft forwards per step: a tree that stopped at gate d took d + 1, a whole one `levels`."""
-    method = find(row["method"].partition("@")[0])
-    if not method.needs_drafter:
+    variant = Variant.parse(row["method"])
+    if not find(variant.method).needs_drafter:
         return 0.0
+    levels = variant.numbers.get("levels", levels)
     steps = sum(row["stages"].values())
     if not steps:
         return float(levels)
@@ -61,9 +104,9 @@ def _forwards(stage: str, levels: int) -> int:
     return min(levels, int(stage[1:]) + 1) if stage[0] == "d" and stage[1:].isdigit() else levels
 
 
-def speedup(row: Mapping[str, Any], costs: Costs, levels: int = 9) -> float:
+def speedup(row: Row, costs: Costs, levels: int = 9) -> float:
     """Equation 1: (MAT + 1) T_ar / (T_draft + T_verify), with what retrieval and the host add to a step."""
-    method = find(row["method"].partition("@")[0])
+    method = find(Variant.parse(row["method"]).method)
     if method.budget == 1:
         return 1.0
     step = (draft_forwards(row, levels) * costs.draft + costs.verify + costs.host
@@ -71,7 +114,7 @@ def speedup(row: Mapping[str, Any], costs: Costs, levels: int = 9) -> float:
     return (row["mat"] + 1.0) * costs.plain / step
 
 
-def table(rows: Sequence[Mapping[str, Any]], costs: CostTable, levels: int = 9) -> str:
+def table(rows: Sequence[Row], costs: CostTable, levels: int = 9) -> str:
     """Markdown: projected speedup by length, mean over prompts and 95 % bootstrap interval."""
     good = [row for row in rows if "error" not in row and row["repeat"] == 0 and row["method"] != "transformers"]
     lengths = sorted({row["bucket"] for row in good} & set(costs.by_length))

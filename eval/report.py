@@ -194,7 +194,7 @@ def _work_table(rows: Sequence[Row]) -> str:
     names = " | ".join(PARTS)
     lines = ["\n### Where time and acceptance come from\n",
              f"| length | method | ms per step: {names} | accepted: draft / retrieved / both | acceptance by depth | "
-             "stages |", "|---|---|" + "---|" * (len(PARTS) + 3)]
+             "stages | first token, s | peak memory, MiB |", "|---|---|" + "---|" * (len(PARTS) + 5)]
     for bucket, method in dict.fromkeys((r["bucket"], r["method"]) for r in sorted(rows, key=lambda r: r["bucket"])):
         mine = [r for r in rows if (r["bucket"], r["method"]) == (bucket, method)]
         steps = max(1, sum(r["steps"] for r in mine))
@@ -207,7 +207,8 @@ def _work_table(rows: Sequence[Row]) -> str:
         depths = " ".join(f"{share:.2f}" for share in acceptance_by_depth(mine))
         shares = ", ".join(f"{name} {count / sum(stages.values()):.0%}" for name, count in sorted(stages.items()))
         lines.append(f"| {_k(bucket)} | {method} | {ms} | {origin['draft']} / {origin['retrieved']} / {origin['both']} "
-                     f"| {depths} | {shares or '-'} |")
+                     f"| {depths} | {shares or '-'} | {median(r['prefill_seconds'] for r in mine):.2f} "
+                     f"| {max(r['peak_memory_bytes'] for r in mine) / 2 ** 20:,.0f} |")
     return "\n".join(lines)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -144,8 +146,10 @@ def _measure(given: dict[str, Any], base: Mapping[str, Any], lengths: tuple[int,
     if given["dry_run"]:
         print("\n".join(lines_of_plan(made, Bench.open(made))))
         return
-    run(made, given["out"], given["resume"], given["workers"], given["ray"])
+    rows = run(made, given["out"], given["resume"], given["workers"], given["ray"])
     write(given["out"])
+    if failed := sum("error" in row for row in rows):
+        print(f"longgraft: {failed} of {len(rows)} rows are failures; the summary says why", file=sys.stderr)
     print(given["out"] / "summary.md")
 
 
@@ -194,6 +198,18 @@ def compare(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
     from longgraft.eval.report import read_rows
 
     print("\n".join(lines(list(read_rows(first)), list(read_rows(second)))))
+
+
+@measuring.command("costs", epilog="Example: longgraft costs run --out costs.json")
+def costs(folder: Annotated[Path, typer.Argument(help="Folder of a sweep of ar, eagle3 and graft.")],
+          out: Annotated[Path, typer.Option(help="JSON for `longgraft project`.")]) -> None:
+    """Take from a sweep what a plain pass, a verification and a draft forward cost on its machine."""
+    from longgraft.eval.projection import CostTable
+    from longgraft.eval.report import read_rows
+
+    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    CostTable.of(list(read_rows(folder)), environment).save(out)
+    print(out)
 
 
 @measuring.command("project", epilog="Example: longgraft project run --costs llama8b-h100.json")

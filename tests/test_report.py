@@ -24,6 +24,7 @@ def row(method="ar", rate=10.0, accepted=(0, 0), prompt="a", repeat=0, bucket=40
             "mat": sum(accepted) / len(accepted), "decode_tokens_per_second": rate, "prefill_seconds": 2.0,
             "accepted_by_origin": {"draft": sum(accepted), "retrieved": 0, "both": 0}, "stages": {}, "loop": False,
             "seconds_by_part": {"verify": 0.1 * len(accepted), "draft": 0.05 * len(accepted)}, "token_ids": [1, 2],
+            "peak_memory_bytes": 2 ** 30,
             "lossless": SAME} | more
 
 
@@ -61,6 +62,11 @@ def test_a_divergence_stands_beside_the_speedup():
     parted = [*ROWS[:2], row("graft", 30, (2, 4), lossless={"tokens": 8, "first_divergence": 3, "margin": 0.7})]
     assert cell(parted, "graft", 4096).lossless == "1/1 differ, margin up to 0.70"
     assert "1/1 differ" in summary(parted, CONFIG, ENVIRONMENT)
+
+
+def test_time_to_the_first_token_and_memory_are_shown():
+    line = next(text for text in summary(ROWS, CONFIG, ENVIRONMENT).splitlines() if text.startswith("| 4K | graft |"))
+    assert line.endswith("| - | 2.00 | 1,024 |")
 
 
 def test_acceptance_by_depth_is_conditional():
@@ -118,6 +124,25 @@ def test_a_projection_is_equation_one_and_says_that_it_is_one(tmp_path):
     assert "PROJECTION" in text and "made up" in text
     assert f"| eagle3 | {4 * 10 / (9 + 12 + 2):.2f} " in text
     assert f"| graft | {4 * 10 / ((1 + 6) / 2 + 12 + 2 + 1):.2f} " in text
+    none = {"none": 2}
+    settings = [row("graft+budget=30", 1, (3, 3), stages=none), row("eagle3@2k+levels=4", 1, (3, 3), stages=none)]
+    text = table(settings, CostTable.load(path))
+    assert f"| graft+budget=30 | {4 * 10 / (9 + 12 + 2 + 1):.2f} " in text
+    assert f"| eagle3@2k+levels=4 | {4 * 10 / (4 + 12 + 2):.2f} " in text
     path.write_text("{}")
     with pytest.raises(ValueError, match="needs name"):
         CostTable.load(path)
+
+
+def test_the_costs_of_a_sweep_are_those_of_its_steps(tmp_path):
+    rows = [row(seconds_by_part={"verify": 0.02, "host": 0.002}, accepted=(0, 0)),
+            row("eagle3", 1, (3, 3), seconds_by_part={"draft": 0.018, "verify": 0.04, "accept": 0.002}),
+            row("graft", 1, (3,), seconds_by_part={"draft": 0.002, "retrieve": 0.001, "merge": 0.002, "update": 0.003})]
+    path = tmp_path / "costs.json"
+    CostTable.of(rows, ENVIRONMENT).save(path)
+    found = CostTable.load(path)
+    assert vars(found.by_length[4096]) == pytest.approx(
+        {"plain": 11.0, "verify": 20.0, "draft": 1.0, "retrieve": 6.0, "host": 1.0})
+    assert "CPU" in found.name
+    with pytest.raises(ValueError, match="of the methods ar and eagle3"):
+        CostTable.of(rows[:1], ENVIRONMENT)
