@@ -382,10 +382,12 @@ def _sweep(config: SweepConfig, out: Path, resume: bool, crew: Crew | None) -> l
     opened(environment(bench.session))
     devices.clear()         # a worker's own environment takes its place
     done = log.done()
-    jobs = [Job(suite, length, fitted, {k: said for k, said in done.items()
-                                       if k[:2] == (suite, length) and k[2] in fitted.example.turn_ids})
-            for suite, by_length in planned(config, bench).items()
-            for length, prompts in by_length.items() for fitted in prompts]
+    found = planned(config, bench)
+    # Every suite and length gets its first prompt, then its second, ...: a run that is cut short is balanced.
+    jobs = [Job(suite, length, prompts[index], {k: said for k, said in done.items() if k[:2] == (suite, length)
+                                                and k[2] in prompts[index].example.turn_ids})
+            for index in range(config.prompts) for suite, by_length in found.items()
+            for length, prompts in by_length.items() if index < len(prompts)]
     jobs = [job for job in jobs if count_missing(config, job)]
     total = sum(count_missing(config, job) for job in jobs)
     with tqdm(total=total, unit="row", disable=not sys.stderr.isatty()) as bar:

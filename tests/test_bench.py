@@ -182,7 +182,6 @@ def test_the_plan_counts_turns(questions, bench):
 
 
 def test_tables_have_suites_across_and_figures_no_length(run, questions):
-    pytest.importorskip("matplotlib")
     from longgraft.eval.plots import draw
 
     write(run)

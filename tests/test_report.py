@@ -97,7 +97,6 @@ def folder(tmp_path):
 
 
 def test_a_folder_gets_its_tables_and_figures(folder):
-    pytest.importorskip("matplotlib")
     from longgraft.eval.plots import draw
 
     write(folder)

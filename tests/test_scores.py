@@ -10,7 +10,6 @@ from longgraft.eval.scores import edit_similarity, rouge_l, score
 
 
 def test_rouge_l_is_f1_over_the_longest_common_subsequence_and_the_best_answer_counts():
-    pytest.importorskip("rouge_score")
     # 3 of 4 said words in order, 3 of 6 wanted words: precision 3/4, recall 1/2.
     assert rouge_l("the cat really sat", ["the cat sat on a mat"]) == pytest.approx(2 * 0.75 * 0.5 / 1.25)
     assert rouge_l("the cat", ["a dog", "The cat!"]) == 1.0
@@ -20,7 +19,6 @@ def test_rouge_l_is_f1_over_the_longest_common_subsequence_and_the_best_answer_c
 
 
 def test_edit_similarity_is_of_the_first_line_of_code():
-    pytest.importorskip("rapidfuzz")
     assert edit_similarity("\n\n# a comment\n```python\nx = 1\ny = 2", ["x = 1"]) == 1.0
     assert edit_similarity("// c\nx = 1", ["y = 2", "x = 1"]) == 1.0
     assert edit_similarity("abcd", ["abxd"]) == pytest.approx(0.75)     # 2 of 8 letters are inserted or deleted
@@ -29,8 +27,6 @@ def test_edit_similarity_is_of_the_first_line_of_code():
 
 
 def test_each_suite_has_longbenchs_metric_and_others_have_none():
-    pytest.importorskip("rouge_score")
-    pytest.importorskip("rapidfuzz")
     assert score("qmsum", "yes", ["yes"]) == ("ROUGE-L", 1.0) == score("gov_report", "yes", ("no", "yes"))
     assert score("lcc", "x = 1\nmore", ["x = 1"]) == ("edit similarity", 1.0) == score("repobench-p", "a", ["a"])
     assert score("spec_bench", "yes", ["yes"]) is None and score("qmsum", "yes", ()) is None

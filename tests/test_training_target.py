@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from longgraft.yarn_drafters.training.corpus import (  # noqa: E402
+from longgraft.yarn_drafters.training.corpus import (
     PROSE,
     TokenStream,
     encode_corpus,
@@ -21,9 +20,9 @@ from longgraft.yarn_drafters.training.corpus import (  # noqa: E402
     mixed_documents,
     train_tokenizer,
 )
-from longgraft.yarn_drafters.training.loop import Stage, skipped_positions  # noqa: E402
-from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay  # noqa: E402
-from longgraft.yarn_drafters.training.target import (  # noqa: E402
+from longgraft.yarn_drafters.training.loop import Stage, skipped_positions
+from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
+from longgraft.yarn_drafters.training.target import (
     TargetRecipe,
     TargetTrainer,
     next_token_loss,
