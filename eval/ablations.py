@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longgraft.calibration import Calibration
+from longgraft.eval.bench import Bench, planned
 from longgraft.eval.buckets import fit
 from longgraft.eval.calibrate import Prompt, calibrate, prompt_of
+from longgraft.eval.config import SweepConfig
 from longgraft.eval.suites import load_suite, read_prompts, suite_name
-from longgraft.eval.sweep import Bench, SweepConfig, planned
 from longgraft.loading import identity_of
 from longgraft.methods import find
 
@@ -43,8 +44,6 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
     ablation = ABLATIONS[name]
     if ablation.calibrated is None or dry:
         return replace(config, methods=tuple(dict.fromkeys((*ablation.methods, *config.methods))))
-    if name == "warmup":
-        config = replace(config, calibration=None)      # the first rows are what is varied here
     made = ablation.calibrated(config, Bench.open(config), out, warmup)
     setting = "warm" if name == "warmup" else "thresholds"
     methods = (*ablation.methods, *(f"graft+{setting}={key}" for key in made), *config.methods)
@@ -58,7 +57,7 @@ def _warmed(config: SweepConfig, bench: Bench, out: Path, warmup: Path | None) -
                          "JSONL of conversations that are in none of the suites.")
     prompts = [prompt_of(example, bench.session) for example in read_prompts(warmup, max(ROUNDS))]
     rounds = [count for count in ROUNDS if count <= len(prompts)]
-    return {str(n): _calibrated(config, bench, prompts[:n], out / f"warm-{n}.safetensors") for n in rounds}
+    return {str(n): _calibrated(config, bench, prompts[:n], out, f"warm-{n}") for n in rounds}
 
 
 def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Path | None) -> dict[str, str]:
@@ -79,13 +78,15 @@ def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Path | None) -> d
             raise ValueError(f"All rows of {suite} are measured, and none is left to choose thresholds on. Lower "
                              "--prompts.")
         name = suite_name(suite)
-        made[name] = _calibrated(config, bench, prompts, out / f"thresholds-{name}.safetensors")
+        made[name] = _calibrated(config, bench, prompts, out, f"thresholds-{name}")
     return made
 
 
-def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], path: Path) -> str:
+def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], out: Path, name: str) -> str:
+    budget = config.budget or find("graft").budget
+    path = out / f"{name}-budget-{budget}.safetensors"
     if not path.exists():
-        bench.session.budget = config.budget or find("graft").budget
+        bench.session.budget = budget
         calibrate(bench.session, prompts, config.max_new_tokens, config.temperature, path)
     session = bench.session
     identity = identity_of(session.target, session.tokenizer, session.parts.network)
@@ -107,6 +108,6 @@ ABLATIONS = {
                           *(f"graft+width={n}" for n in (1, 2, 4, 6)))),
     "budget": Ablation("nodes per verification", "section 4.3",
                        tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft"))),
-    "warmup": Ablation("rounds of warm-up that fill the matrix", "Table 4", ("graft",), _warmed),
+    "warmup": Ablation("rounds of warm-up that fill the matrix", "Table 4", ("graft+warm=none",), _warmed),
     "thresholds": Ablation("thresholds of one suite on another", "Tables 11 and 12", ("eagle3",), _by_suite),
 }

@@ -5,7 +5,7 @@ Knows sessions; knows no method.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,11 +84,19 @@ def lines(report: dict[str, Any]) -> list[str]:
     return [*out, f"level: {report['level']} ({report['dtype']}, temperature {report['temperature']:g})"]
 
 
-def _level(rows: Sequence[dict[str, Any]], session: Session, sampling: Sampling) -> str:
+def level(rows: Sequence[Mapping[str, Any]], dtype: str, greedy: bool) -> str:
+    """`exact`, `greedy-bf16` or `none`, of rows with first_divergence and margin (None where it means nothing)."""
     parted = [row for row in rows if row["first_divergence"] is not None]
+    if dtype == "float32":
+        return "none" if parted else "exact"
+    near = all(row["margin"] is not None and row["margin"] < EPSILON for row in parted)
+    return "greedy-bf16" if not parted or (greedy and near) else "none"
+
+
+def _level(rows: Sequence[dict[str, Any]], session: Session, sampling: Sampling) -> str:
+    parted = sum(row["first_divergence"] is not None for row in rows)
+    reached = level(rows, str(session.target.dtype)[6:], sampling.temperature == 0)
     if not parted:
-        return "exact" if session.target.dtype == torch.float32 else "greedy-bf16 (no divergence)"
-    if session.target.dtype != torch.float32 and sampling.temperature == 0 and all(
-            row["margin"] < EPSILON for row in parted):
-        return f"greedy-bf16 ({len(parted)} of {len(rows)} diverge, all below a margin of {EPSILON})"
-    return f"none ({len(parted)} of {len(rows)} diverge)"
+        return reached if reached == "exact" else f"{reached} (no divergence)"
+    near = "" if reached == "none" else f", all below a margin of {EPSILON}"
+    return f"{reached} ({parted} of {len(rows)} diverge{near})"

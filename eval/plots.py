@@ -9,20 +9,31 @@ from typing import Any
 
 from longgraft.eval.buckets import WHOLE
 from longgraft.eval.measure import PLAIN
-from longgraft.eval.report import ALL, PARTS, Cell, acceptance_by_depth, cells
+from longgraft.eval.report import ALL, PARTS, Cell, acceptance_by_depth, cells, length_name, measured
 from longgraft.eval.suites import suite_name
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = "osD^vPX*"
+HATCHES = ("", "///", "...", "xxx")
 
 
 def draw(rows: Sequence[Mapping[str, Any]], out: Path, labels: Mapping[str, str] | None = None,
          suffix: str = ".svg") -> list[Path]:
-    """All figures of these rows into folder `out`; labels: method -> legend, methods without one are left out."""
+    """All figures of these rows into folder `out`; labels: method -> legend, methods without one are left out.
+
+    ValueError where nothing can be drawn, or a label names a method that no row has.
+    """
+    good = [row for row in rows if measured(row)]
+    methods = {row["method"]: row["method"] for row in good}
+    if labels and (unknown := [name for name in labels if name not in {row["method"] for row in rows}]):
+        raise ValueError(f"No row is of {', '.join(unknown)}. There are: "
+                         f"{', '.join(dict.fromkeys(row['method'] for row in rows)) or 'none'}.")
+    shown = {name: label for name, label in (labels or methods).items() if name in methods}
+    if not shown:
+        mine = [row for row in rows if not labels or row["method"] in labels]
+        raise ValueError(_nothing(mine, f" of {', '.join(labels)}" if labels else ""))
     plt = _pyplot()
-    good = [row for row in rows if "error" not in row]
-    shown = labels or {row["method"]: row["method"] for row in good}
     modes = list(dict.fromkeys(row["mode"] for row in good))
     every = cells(good)
     found = [cell for cell in every if cell.suite == (ALL if len({r["suite"] for r in good}) > 1 else cell.suite)]
@@ -40,10 +51,22 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path, labels: Mapping[str, str]
     paths = []
     for name, figure in figures.items():
         figure.tight_layout()
-        figure.savefig(out / f"{name}{suffix}", metadata={"Date": None} if suffix == ".svg" else None, dpi=150)
+        figure.savefig(out / f"{name}{suffix}", metadata={"Date": None} if suffix == ".svg" else None, dpi=150,
+                       bbox_inches="tight")
         plt.close(figure)
         paths.append(out / f"{name}{suffix}")
     return paths
+
+
+def _nothing(rows: Sequence[Mapping[str, Any]], whose: str) -> str:
+    """Why none of these rows can be drawn."""
+    errors = [row["error"] for row in rows if "error" in row]
+    if not rows:
+        return f"There are no rows{whose} to draw."
+    if len(errors) < len(rows):
+        return (f"There is nothing to draw: of the rows{whose} ({len(rows)}), {len(errors)} are failures and the "
+                "others ended at once.")
+    return f"All rows{whose} ({len(rows)}) are failures. The first: {errors[0]}"
 
 
 def _pyplot() -> Any:
@@ -68,7 +91,9 @@ def _panels(plt: Any, titles: Sequence[str], height: float = 3.8, width: float =
 
 
 def _style(index: int) -> dict[str, Any]:
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "markersize": 5}
+    """64 combinations: every eight methods the markers move on by one."""
+    marker = (index + index // len(COLOURS)) % len(MARKERS)
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker], "markersize": 5}
 
 
 def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
@@ -87,7 +112,7 @@ def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes:
                                [high for _, _, high in points.values()], color=style["color"], alpha=0.12, linewidth=0)
         ticks = sorted({c.bucket for c in found})
         panel.set_xscale("log", base=2)
-        panel.set_xticks(ticks, [f"{n // 1024}K" if n >= 1024 else str(n) for n in ticks])
+        panel.set_xticks(ticks, [length_name(n) for n in ticks])
         panel.minorticks_off()
         panel.set_xlabel("prompt tokens")
         if what == "speedup":
@@ -112,6 +137,7 @@ def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
             above = [high - mean for mean, _, high in points.values()]
             panel.bar(list(points), [mean for mean, _, _ in points.values()], 0.9 / (len(measured) + 1),
                       yerr=[below, above], color=_style(index)["color"], label=name,
+                      hatch=HATCHES[index // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0,
                       error_kw={"linewidth": 0.8, "capsize": 2})
         panel.set_axisbelow(True)
         panel.set_xticks(range(len(suites)), [suite_name(suite) for suite in suites], rotation=20, ha="right")
@@ -124,12 +150,17 @@ def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
 
 
 def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
-    """Speed against MAT, a point per method, averaged over lengths (the paper's Figure 1)."""
+    """Speed against MAT, a point per method, averaged over lengths (the paper's Figure 1).
+
+    Over the lengths that plain decoding has: a method that lacks one of them is left out.
+    """
     figure, panels = _panels(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
+        here = [c for c in found if c.mode == mode and c.mat and c.rate]
+        wanted = {c.bucket for c in here if c.method == PLAIN} or {c.bucket for c in here}
         for index, (variant, name) in enumerate(shown.items()):
-            mine = [c for c in found if c.mode == mode and c.method == variant and c.mat and c.rate]
-            if mine:
+            mine = [c for c in here if c.method == variant and c.bucket in wanted]
+            if len(mine) == len(wanted):
                 mats, rates = [c.mat[0] for c in mine if c.mat], [c.rate[1] for c in mine if c.rate]
                 panel.plot(sum(mats) / len(mats), sum(rates) / len(rates), linestyle="none", label=name,
                            **(_style(index) | {"markersize": 8}))
@@ -179,5 +210,11 @@ def _by_depth(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[str, s
 
 
 def _legend(panels: Sequence[Any]) -> None:
-    if panels[-1].get_legend_handles_labels()[0]:
-        panels[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    """One for all panels, below them: eleven methods beside them would leave no room."""
+    named: dict[str, Any] = {}
+    for panel in panels:
+        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+    if named:
+        panels[0].figure.legend(named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0),
+                                ncols=min(len(named), 3 if len(panels) == 1 else 5))

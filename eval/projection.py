@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.measure import Variant
-from longgraft.eval.report import Row
+from longgraft.eval.measure import TRANSFORMERS, Variant
+from longgraft.eval.report import Row, measured
 from longgraft.eval.statistics import bootstrap
-from longgraft.methods import find
+from longgraft.methods import BUDGET, find
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CostTable:
 
         ValueError where no prompt length has both of the first two.
         """
-        good = [row for row in rows if "error" not in row and row["steps"]]
+        good = [row for row in rows if measured(row)]
         by_length = {}
         for length in sorted({row["bucket"] for row in good}):
             spent = {name: _per_step([r for r in good if r["bucket"] == length and r["method"] == name])
@@ -114,9 +114,17 @@ def speedup(row: Row, costs: Costs, levels: int = 9) -> float:
     return (row["mat"] + 1.0) * costs.plain / step
 
 
+def _nodes(name: str) -> int:
+    """Nodes that a verification of this method has."""
+    return Variant.parse(name).budget(None)
+
+
 def table(rows: Sequence[Row], costs: CostTable, levels: int = 9) -> str:
-    """Markdown: projected speedup by length, mean over prompts and 95 % bootstrap interval."""
-    good = [row for row in rows if "error" not in row and row["repeat"] == 0 and row["method"] != "transformers"]
+    """Markdown: projected speedup by length, mean over prompts and 95 % bootstrap interval.
+
+    Methods whose verification is neither of one node nor of BUDGET are left out: the table of costs has none of theirs.
+    """
+    good = [row for row in rows if measured(row) and row["repeat"] == 0 and row["method"] != TRANSFORMERS]
     lengths = sorted({row["bucket"] for row in good} & set(costs.by_length))
     if not lengths:
         raise ValueError(f"The cost table has lengths {sorted(costs.by_length)}, the sweep "
@@ -124,10 +132,14 @@ def table(rows: Sequence[Row], costs: CostTable, levels: int = 9) -> str:
     out = [f"# PROJECTION to {costs.name}: not a measurement of it\n",
            f"Acceptance measured here, costs from: {costs.source}. Speedup = (MAT + 1) T_plain / (T_draft + T_verify + "
            "T_retrieve + T_host) (Graft, Eq. 1).\n"]
+    methods = dict.fromkeys(row["method"] for row in good)
+    if other := [name for name in methods if _nodes(name) not in (1, BUDGET)]:
+        out.append(f"Left out, for the costs are of a verification of {BUDGET} nodes: "
+                   f"{', '.join(f'{name} ({_nodes(name)})' for name in other)}.")
     for mode in dict.fromkeys(row["mode"] for row in good):
         out += [f"\n| projected speedup, {mode} | " + " | ".join(f"{n:,} tokens" for n in lengths) + " |",
                 "|---|" + "---|" * len(lengths)]
-        for method in dict.fromkeys(row["method"] for row in good):
+        for method in (name for name in methods if name not in other):
             parts = []
             for length in lengths:
                 found = [speedup(row, costs.by_length[length], levels) for row in good

@@ -1,6 +1,7 @@
 """Tables of a sweep's rows: markdown for people, CSV for programs.
 
-Knows rows; knows no model.  A row with an error counts as a failure and enters no figure.
+Knows rows; knows no model.  A row with an error counts as a failure and enters no figure; an answer that ended at once
+is neither a prompt nor a failure, for nothing was decoded.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from longgraft.eval.buckets import WHOLE
-from longgraft.eval.losslessness import EPSILON
+from longgraft.eval.losslessness import EPSILON, level
 from longgraft.eval.measure import PLAIN
 from longgraft.eval.statistics import bootstrap
 from longgraft.eval.suites import suite_name
@@ -53,8 +54,11 @@ class Cell:
     lossless: str
 
 
-def cells(rows: Sequence[Row], with_loops: bool = True) -> list[Cell]:
-    """Every mode x suite (and all together) x length x method, in the order of the rows."""
+def cells(rows: Sequence[Row], with_loops: bool = True, dtype: str | None = None) -> list[Cell]:
+    """Every mode x suite (and all together) x length x method, in the order of the rows.
+
+    dtype: the target's, for the level of losslessness; None: it is not named.
+    """
     suites = [*dict.fromkeys(row["suite"] for row in rows)]
     found = []
     for mode in dict.fromkeys(row["mode"] for row in rows):
@@ -63,14 +67,14 @@ def cells(rows: Sequence[Row], with_loops: bool = True) -> list[Cell]:
             for bucket in sorted({r["bucket"] for r in rows}):
                 for method in dict.fromkeys(r["method"] for r in rows):
                     mine = [r for r in here if r["bucket"] == bucket]
-                    found.append(_cell((mode, suite, bucket, method), mine, with_loops))
+                    found.append(_cell((mode, suite, bucket, method), mine, with_loops, dtype))
     return found
 
 
-def _cell(about: tuple[str, str, int, str], rows: Sequence[Row], with_loops: bool) -> Cell:
+def _cell(about: tuple[str, str, int, str], rows: Sequence[Row], with_loops: bool, dtype: str | None) -> Cell:
     method = about[3]
     failures = sum("error" in r for r in rows if r["method"] == method)
-    good = [r for r in rows if "error" not in r]
+    good = [r for r in rows if measured(r)]
     plain = {(r["suite"], r["prompt_id"], r["repeat"]): r for r in good if r["method"] == PLAIN}
     by_prompt: dict[tuple, list[Row]] = {}
     for row in good:
@@ -78,8 +82,12 @@ def _cell(about: tuple[str, str, int, str], rows: Sequence[Row], with_loops: boo
             by_prompt.setdefault((row["suite"], row["prompt_id"]), []).append(row)
     looping = {prompt for prompt, own in by_prompt.items() if own[0]["loop"]}
     kept = [own for prompt, own in by_prompt.items() if with_loops or prompt not in looping]
+    # An answer that ended at once where plain decoding went on is a divergence all the same.
+    ended = {(r["suite"], r["prompt_id"]): r for r in rows if r["method"] == method and "error" not in r
+             and not measured(r) and (r.get("lossless") or {}).get("first_divergence") is not None}
+    lossless = lossless_level([own[0] for own in kept] + [*ended.values()], dtype)
     if not kept:
-        return Cell(*about, 0, len(looping), failures, None, None, None, None, "-")
+        return Cell(*about, 0, len(looping), failures, None, None, None, None, lossless)
     speedups = []
     for own in kept:
         ratios = [r["decode_tokens_per_second"] / p["decode_tokens_per_second"] for r in own
@@ -91,20 +99,29 @@ def _cell(about: tuple[str, str, int, str], rows: Sequence[Row], with_loops: boo
     quartiles = tuple(float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
     return Cell(*about, len(kept), len(looping), failures, bootstrap([own[0]["mat"] for own in kept]),
                 quartiles, bootstrap(speedups) if speedups else None,       # type: ignore[arg-type]
-                median(own[0]["prefill_seconds"] for own in kept), lossless_level([own[0] for own in kept]))
+                median(own[0]["prefill_seconds"] for own in kept), lossless)
 
 
-def lossless_level(rows: Sequence[Row]) -> str:
-    """What plain decoding's tokens say of this method's, in a few words."""
+def measured(row: Row) -> bool:
+    """Whether anything was decoded: the row is no failure and no answer that ended at once."""
+    return "error" not in row and row["steps"] > 0
+
+
+def lossless_level(rows: Sequence[Row], dtype: str | None = None) -> str:
+    """The level that `longgraft check` would name, and what plain decoding's tokens say of this method's."""
     checks = [row["lossless"] for row in rows if row.get("lossless")]
     if not checks:
         return "-"
     parted = [check for check in checks if check["first_divergence"] is not None]
+    margins = [check["margin"] for check in parted]
+    greedy = None not in margins        # of draws, a margin says nothing, and is None
+    reached = "" if dtype is None else f"{level(checks, dtype, greedy)}: "
     if not parted:
-        return f"identical ({len(checks)}/{len(checks)})"
-    widest = max(check["margin"] for check in parted)
-    near = f"margins below {EPSILON}" if widest < EPSILON else f"margin up to {widest:.2f}"
-    return f"{len(parted)}/{len(checks)} differ, {near}"
+        return f"{reached}identical ({len(checks)}/{len(checks)}, {min(check['tokens'] for check in checks)} tokens)"
+    differ = f"{reached}{len(parted)}/{len(checks)} differ"
+    if not greedy:
+        return differ
+    return differ + (f", margins below {EPSILON}" if max(margins) < EPSILON else f", margin up to {max(margins):.2f}")
 
 
 def summary(rows: Sequence[Row], config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
@@ -112,19 +129,24 @@ def summary(rows: Sequence[Row], config: Mapping[str, Any], environment: Mapping
     out = ["# Sweep\n", _provenance(config, environment), DEFINITIONS]
     if any(row.get("turn", 1) > 1 for row in rows):
         out.append(TURNS)
-    found = cells(rows)
-    for mode in dict.fromkeys(cell.mode for cell in found):
+    found, on_cpu = cells(rows, dtype=environment["dtype"]), environment["device"].startswith("CPU")
+    for mode in dict.fromkeys([*(cell.mode for cell in found), *config.get("modes", ())]):
+        own = [r for r in rows if r["mode"] == mode]
         out.append(f"\n## Mode: {mode}\n\n{MODE_NOTES.get(mode, '')}")
+        if gaps := _gaps(config, own):
+            out.append(f"\nNo prompt measured: {gaps}.")
+        if not own:
+            continue
         out += _tables(mode, [cell for cell in found if cell.mode == mode])
         if any(cell.loops for cell in found if cell.mode == mode):
-            without = [cell for cell in cells(rows, with_loops=False) if cell.mode == mode]
+            without = cells(own, with_loops=False, dtype=environment["dtype"])
             out.append("\nWithout answers that loop:\n" + _tables(mode, without)[-1])
-        out.append(_work_table([r for r in rows if r["mode"] == mode and "error" not in r]))
+        out.append(_work_table([r for r in own if measured(r)], on_cpu))
     if scored := [r for r in rows if r.get("score")]:
         out.append(_score_table(scored))
     if failed := [r for r in rows if "error" in r]:
         out.append("\n## Failures\n\n" + "\n".join(
-            f"- {r['suite']} {_k(r['bucket'])} {r['prompt_id']}, {r['method']}, {r['mode']}: {r['error']}"
+            f"- {r['suite']} {length_name(r['bucket'])} {r['prompt_id']}, {r['method']}, {r['mode']}: {r['error']}"
             for r in failed))
     return "\n".join(out) + "\n"
 
@@ -132,7 +154,10 @@ def summary(rows: Sequence[Row], config: Mapping[str, Any], environment: Mapping
 DEFINITIONS = """
 MAT: accepted draft tokens per verification step, without the bonus token; tokens per step = MAT + 1. Speedup: decoding
 alone, tokens per second over plain decoding's on the same prompt and repeat, after one shared prefill. Values are means
-over prompts with a 95 % bootstrap interval; tok/s are medians over prompts (quartiles)."""
+over prompts with a 95 % bootstrap interval; tok/s are medians over prompts (quartiles); the mean speedup is over the
+columns that plain decoding has, for methods that have all of them. First token: the target's prefill and that of the
+method's own drafter and matrix. Lossless: prompts whose tokens are plain decoding's, and how many tokens were compared
+at the least. Answers that ended at once are left out."""
 
 TURNS = """
 Each turn of a conversation counts as a prompt, measured from a prefill of its own; it follows plain decoding's answers
@@ -150,8 +175,18 @@ def _provenance(config: Mapping[str, Any], environment: Mapping[str, Any]) -> st
     e, c = environment, config
     return (f"{e['target']}, {e['dtype']}, attention {e['attention']}, on {e['device']} with {e['threads']} threads; "
             f"torch {e['torch']}, transformers {e['transformers']}; git {e['git'][:12]}{changed}. "
-            f"{c['max_new_tokens']} new tokens, {c['repeats']} repeats, seed {c['seed']}, temperature "
+            f"At most {c['max_new_tokens']} new tokens, {c['repeats']} repeats, seed {c['seed']}, temperature "
             f"{c['temperature']} where sampled.")
+
+
+def _gaps(config: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Requested lengths and suites without any row, as "64K (lcc, qmsum)"."""
+    if "lengths" not in config:
+        return ""
+    there = {(row["suite"], row["bucket"]) for row in rows}
+    gaps = {length: [suite_name(suite) for suite in config["suites"] if (suite, length) not in there]
+            for length in config["lengths"] or (WHOLE,)}
+    return ", ".join(f"{length_name(length)} ({', '.join(suites)})" for length, suites in gaps.items() if suites)
 
 
 def _tables(mode: str, here: Sequence[Cell]) -> list[str]:
@@ -161,8 +196,8 @@ def _tables(mode: str, here: Sequence[Cell]) -> list[str]:
         apart = [suite for suite in suites if suite != ALL]
         return [_table(f"whole prompts, {mode}", {suite_name(s): [c for c in here if c.suite == s] for s in apart})]
     buckets = sorted({cell.bucket for cell in here})
-    return [_table(f"{suite}, {mode}", {_k(b): [c for c in here if (c.suite, c.bucket) == (suite, b)] for b in buckets})
-            for suite in suites]
+    return [_table(f"{suite}, {mode}", {length_name(bucket): [c for c in here if (c.suite, c.bucket) == (suite, bucket)]
+                                        for bucket in buckets}) for suite in suites]
 
 
 def _table(title: str, columns: Mapping[str, Sequence[Cell]]) -> str:
@@ -170,26 +205,28 @@ def _table(title: str, columns: Mapping[str, Sequence[Cell]]) -> str:
     head = " | ".join(f"{name} MAT | tok/s | speedup" for name in columns)
     lines = [f"\n### {title}\n", f"| method | {head} | mean speedup | lossless | prompts (loops, failures) |",
              "|---|" + "---|" * (3 * len(columns) + 3)]
+    paired = [any(c.method == PLAIN and c.speedup for c in column) for column in columns.values()]
     for method in dict.fromkeys(cell.method for column in columns.values() for cell in column):
         row = [cell for column in columns.values() for cell in column if cell.method == method]
-        parts, means = [], []
+        parts = []
         for cell in row:
             if cell.mat is None or cell.rate is None:
                 parts.append("- | - | -")
                 continue
             speedup = "-" if cell.speedup is None else "{:.2f} ({:.2f}-{:.2f})".format(*cell.speedup)
-            if cell.speedup is not None:
-                means.append(cell.speedup[0])
             rate = f"{cell.rate[1]:.1f} ({cell.rate[0]:.0f}-{cell.rate[2]:.0f})"
             parts.append("{:.2f} ({:.2f}-{:.2f})".format(*cell.mat) + f" | {rate} | {speedup}")
-        mean = f"{sum(means) / len(means):.2f}" if means else "-"
+        speedups = [cell.speedup for cell, plain in zip(row, paired, strict=True) if plain]
+        means = [speedup[0] for speedup in speedups if speedup]
+        # Without a column that others have, a mean could not be compared with theirs.
+        mean = f"{sum(means) / len(means):.2f}" if means and len(means) == len(speedups) else "-"
         levels = "; ".join(dict.fromkeys(cell.lossless for cell in row if cell.lossless != "-")) or "-"
         counts = ", ".join(f"{c.prompts} ({c.loops}, {c.failures})" for c in row)
         lines.append(f"| {method} | {' | '.join(parts)} | {mean} | {levels} | {counts} |")
     return "\n".join(lines)
 
 
-def _work_table(rows: Sequence[Row]) -> str:
+def _work_table(rows: Sequence[Row], on_cpu: bool) -> str:
     """Where steps and milliseconds went, per length and method over all suites."""
     names = " | ".join(PARTS)
     lines = ["\n### Where time and acceptance come from\n",
@@ -205,10 +242,13 @@ def _work_table(rows: Sequence[Row]) -> str:
             stages.update(row["stages"])
         ms = " | ".join(f"{1e3 * seconds[part] / steps:.1f}" for part in PARTS)
         depths = " ".join(f"{share:.2f}" for share in acceptance_by_depth(mine))
+        # On a CPU it is the highest that the process ever had: the same for all methods.
+        peak = 0 if on_cpu else max(r["peak_memory_bytes"] for r in mine)
         shares = ", ".join(f"{name} {count / sum(stages.values()):.0%}" for name, count in sorted(stages.items()))
-        lines.append(f"| {_k(bucket)} | {method} | {ms} | {origin['draft']} / {origin['retrieved']} / {origin['both']} "
+        lines.append(f"| {length_name(bucket)} | {method} | {ms} "
+                     f"| {origin['draft']} / {origin['retrieved']} / {origin['both']} "
                      f"| {depths} | {shares or '-'} | {median(r['prefill_seconds'] for r in mine):.2f} "
-                     f"| {max(r['peak_memory_bytes'] for r in mine) / 2 ** 20:,.0f} |")
+                     f"| {f'{peak / 2 ** 20:,.0f}' if peak else '-'} |")
     return "\n".join(lines)
 
 
@@ -232,21 +272,21 @@ def _score_table(rows: Sequence[Row]) -> str:
     for mode, suite, bucket, metric, method in keys:
         values = [r["score"][1] for r in rows
                   if (r["mode"], r["suite"], r["bucket"], r["method"]) == (mode, suite, bucket, method)]
-        lines.append(f"| {mode} | {suite} | {_k(bucket)} | {metric} | {method} | {sum(values) / len(values):.3f} | "
-                     f"{len(values)} |")
+        lines.append(f"| {mode} | {suite} | {length_name(bucket)} | {metric} | {method} "
+                     f"| {sum(values) / len(values):.3f} | {len(values)} |")
     return "\n".join(lines)
 
 
 def write(out: Path) -> None:
     """summary.md and summary.csv of a sweep's folder."""
-    rows = list(read_rows(out))
+    rows = read_rows(out)
     config, environment = (json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
                            for name in ("config", "environment"))
     (out / "summary.md").write_text(summary(rows, config, environment), encoding="utf-8")
     with open(out / "summary.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for c in cells(rows):
+        for c in cells(rows, dtype=environment["dtype"]):
             blank = (None, None, None)
             writer.writerow([c.mode, c.suite, c.bucket, c.method, c.prompts, c.loops, c.failures, *(c.mat or blank),
                              *(c.rate or blank), *(c.speedup or blank), c.prefill_seconds, c.lossless])
@@ -257,14 +297,28 @@ def key(row: Row) -> tuple:
     return tuple(row[name] for name in ("suite", "bucket", "prompt_id", "mode", "method", "repeat"))
 
 
-def read_rows(out: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a sweep's folder; ValueError where there are none."""
+def read_rows(out: Path) -> list[dict[str, Any]]:
+    """The rows of a sweep's folder; ValueError where there are none or one is broken.
+
+    A last line without its end is a row that is being written: it is left out.
+    """
     path = out / "per_prompt.jsonl"
     if not path.exists():
         raise ValueError(f"{out} holds no per_prompt.jsonl. Give the --out folder of a sweep.")
-    for line in path.read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is no JSON: {error}. Remove the line and give the sweep "
+                             "--resume, which measures it again.") from error
+        if not isinstance(rows[-1], dict):
+            raise ValueError(f"{path}, line {number}, is no row but {line[:40]!r}. Remove the line.")
+    if not rows:
+        raise ValueError(f"{path} holds no row. Nothing was measured, or not yet.")
+    return rows
 
 
-def _k(length: int) -> str:
+def length_name(length: int) -> str:
+    """As tables name it: 4K, whole."""
     return "whole" if length == WHOLE else f"{length // 1024}K" if length % 1024 == 0 else str(length)

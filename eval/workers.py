@@ -10,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection, get_context
 from typing import Any, Protocol
 
@@ -97,7 +97,7 @@ def spread(config: Any, jobs: Sequence[Job], crew: Crew,
 
 def _again(config: Any, job: Job, waiting: deque[Job], why: str) -> Iterator[dict[str, Any]]:
     """A job that has lost its worker waits for another, or ends in failure rows."""
-    from longgraft.eval.sweep import failures
+    from longgraft.eval.bench import failures
 
     job.attempts += 1
     if job.attempts < ATTEMPTS:
@@ -118,7 +118,8 @@ class Replica:
         """Load the target; returns what its results need to be believed."""
         import torch
 
-        from longgraft.eval.sweep import Bench, environment
+        from longgraft.eval.bench import Bench
+        from longgraft.eval.sweep import environment
 
         torch.set_num_threads(self._threads)
         self._bench = Bench.open(self._config)
@@ -126,7 +127,7 @@ class Replica:
 
     def rows(self, job: Job) -> Iterator[dict[str, Any]]:
         """What is missing of a prompt, as it is measured."""
-        from longgraft.eval.sweep import run_prompt, warm_up
+        from longgraft.eval.bench import run_prompt, warm_up
 
         if not self._warm:
             warm_up(self._config, self._bench, job.fitted)
@@ -146,6 +147,7 @@ class Processes:
 
     config: Any
     workers: int
+    _seats: dict[_Process, int] = field(default_factory=dict)
 
     def about(self) -> dict[str, Any]:
         return {"workers": self.workers}
@@ -154,10 +156,13 @@ class Processes:
         context = get_context("spawn")      # a forked copy of a threaded torch hangs
         ours, theirs = context.Pipe()
         threads = max(1, (os.cpu_count() or 1) // self.workers)
-        process = context.Process(target=_work, args=(self.config, theirs, threads), daemon=True)
+        seat = min(set(range(self.workers + 1)) - set(self._seats.values()))
+        process = context.Process(target=_work, args=(self.config, theirs, threads, seat), daemon=True)
         process.start()
         theirs.close()                      # ours then ends when the worker does
-        return _Process(process, ours)
+        worker = _Process(process, ours)
+        self._seats[worker] = seat
+        return worker
 
     def give(self, worker: _Process, job: Job) -> None:
         with suppress(BrokenPipeError):     # it died: the pipe's end will tell
@@ -168,16 +173,22 @@ class Processes:
             worker = next(w for w in busy if w.pipe is pipe)
             try:
                 yield worker, *worker.pipe.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):         # also in the middle of a message
                 worker.process.join()
                 yield worker, "dead", f"exit code {worker.process.exitcode}"
 
     def stop(self, worker: _Process) -> None:
         worker.process.kill()
         worker.process.join()
+        self._seats.pop(worker, None)
 
 
-def _work(config: Any, pipe: Any, threads: int) -> None:
+def _work(config: Any, pipe: Any, threads: int, seat: int) -> None:
+    """seat: of this worker among them; GPUs are dealt out by it."""
+    import torch
+
+    if config.device in (None, "cuda") and torch.cuda.is_available():
+        config = replace(config, device=f"cuda:{seat % torch.cuda.device_count()}")
     replica = Replica(config, threads)
     try:
         pipe.send(("open", replica.open()))
@@ -185,6 +196,11 @@ def _work(config: Any, pipe: Any, threads: int) -> None:
         pipe.send(("refused", str(error)))
         return
     while True:
-        for row in replica.rows(pipe.recv()):
-            pipe.send(("row", row))
+        job = pipe.recv()
+        try:
+            for row in replica.rows(job):
+                pipe.send(("row", row))
+        except Exception as error:      # whatever it is, it must be told before the process ends
+            pipe.send(("dead", f"{type(error).__name__}: {error}"))
+            raise
         pipe.send(("end", None))

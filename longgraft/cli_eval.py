@@ -47,6 +47,9 @@ Ray = Annotated[Text, typer.Option(metavar="ADDRESS", help="Workers on a Ray clu
                                    "start one here. Models, heads and calibrations given as paths must be there on "
                                    "every node; prompts are read here.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")]
+Retry = Annotated[bool, typer.Option("--retry-failures", help="Go on, and measure again what failed.")]
+Profile = Annotated[bool, typer.Option("--profile", help="On a GPU: true seconds by part, at the price of a wait each; "
+                                                         "`longgraft costs` needs it.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
 
 
@@ -61,7 +64,7 @@ def sweep(
     recorded: Recorded = None, budget: Budget = None, temperature: Temperature = None, seed: Seed = None,
     dtype: Dtype = None, device: Device = None, attention: Attention = None, calibration: Thresholds = None,
     config: ConfigFile = None, workers: Workers = None, ray: Ray = None, resume: Resume = False,
-    dry_run: DryRun = False,
+    retry: Retry = False, profile: Profile = False, dry_run: DryRun = False,
 ) -> None:
     """Measure methods over suites and prompt lengths: acceptance, decode-only speed, losslessness."""
     given = locals()
@@ -87,14 +90,14 @@ def bench(
     recorded: Recorded = None, budget: Budget = None, temperature: Temperature = None, seed: Seed = None,
     dtype: Dtype = None, device: Device = None, attention: Attention = None, calibration: Thresholds = None,
     config: ConfigFile = None, workers: Workers = None, ray: Ray = None, resume: Resume = False,
-    dry_run: DryRun = False,
+    retry: Retry = False, profile: Profile = False, dry_run: DryRun = False,
 ) -> None:
     """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a conversation.
 
     A later turn follows what plain decoding answered, so that all methods are measured on the same conversation.
     """
     given = locals()
-    from longgraft.eval.sweep import SHORT
+    from longgraft.eval.config import SHORT
 
     _measure(given, SHORT, ())
 
@@ -105,7 +108,7 @@ def ablate(
     name: Annotated[str, typer.Argument(metavar="WHICH", help="components, placement, template, budget, warmup or "
                                                               "thresholds.")],
     out: Out, suites: Suites = None, data: Data = None, buckets: Buckets = None,
-    methods: Annotated[Text, typer.Option(help="To be measured beside the ablation's own.")] = "ar",
+    methods: Annotated[Text, typer.Option(help="To be measured beside the ablation's own.")] = None,
     mode: Mode = None, prompts: Annotated[Number, typer.Option(help="Of a suite and length; default 5.")] = None,
     repeats: Repeats = None,
     max_new_tokens: Annotated[Number, typer.Option("--max-new-tokens", help="At most; default 128.")] = None,
@@ -115,21 +118,23 @@ def ablate(
     recorded: Recorded = None, budget: Budget = None, temperature: Temperature = None, seed: Seed = None,
     dtype: Dtype = None, device: Device = None, attention: Attention = None, calibration: Thresholds = None,
     config: ConfigFile = None, workers: Workers = None, ray: Ray = None, resume: Resume = False,
-    dry_run: DryRun = False,
+    retry: Retry = False, profile: Profile = False, dry_run: DryRun = False,
 ) -> None:
     """Measure what each part of graft is worth: components (Figure 5), placement (Figure 2), template (Figure 6),
     budget, warmup (Table 4), thresholds (Tables 11, 12)."""
     given = locals()
     from longgraft.eval.buckets import parse_lengths
 
-    _measure(given, {}, parse_lengths(buckets) if buckets else None)
+    _measure(given, {"methods": ("ar",)}, parse_lengths(buckets) if buckets else None)
 
 
 def _measure(given: dict[str, Any], base: Mapping[str, Any], lengths: tuple[int, ...] | None) -> None:
     """Run what the options of a command say.  base: the command's own defaults."""
     from longgraft.eval.ablations import prepare
+    from longgraft.eval.bench import Bench
+    from longgraft.eval.config import SweepConfig
     from longgraft.eval.report import write
-    from longgraft.eval.sweep import Bench, SweepConfig, lines_of_plan
+    from longgraft.eval.sweep import lines_of_plan
     from longgraft.eval.sweep import sweep as run
 
     alike = ("data", "prompts", "repeats", "max_new_tokens", "model", "drafter", "budget", "temperature", "seed",
@@ -139,18 +144,20 @@ def _measure(given: dict[str, Any], base: Mapping[str, Any], lengths: tuple[int,
     made = SweepConfig.load(
         given["config"], base, lengths=lengths, suites=_names(given["suites"]), methods=_names(given["methods"]),
         modes=_names(given["mode"]), recorded=tuple(given["recorded"] or ()) or None, heads=heads or None,
-        calibrations=calibrations or None,
+        calibrations=calibrations or None, profile=given["profile"] or None,
         **{name: given[name] for name in alike})
     if "name" in given:
         made = prepare(given["name"], made, given["out"], given["warmup_prompts"], given["dry_run"])
     if given["dry_run"]:
         print("\n".join(lines_of_plan(made, Bench.open(made))))
         return
-    rows = run(made, given["out"], given["resume"], given["workers"], given["ray"])
+    rows = run(made, given["out"], given["resume"], given["workers"], given["ray"], given["retry"])
     write(given["out"])
     if failed := sum("error" in row for row in rows):
         print(f"longgraft: {failed} of {len(rows)} rows are failures; the summary says why", file=sys.stderr)
     print(given["out"] / "summary.md")
+    if failed == len(rows):
+        raise SystemExit(1)
 
 
 @measuring.command("suites", epilog="Example: longgraft suites")
@@ -207,8 +214,12 @@ def costs(folder: Annotated[Path, typer.Argument(help="Folder of a sweep of ar, 
     from longgraft.eval.projection import CostTable
     from longgraft.eval.report import read_rows
 
-    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    CostTable.of(list(read_rows(folder)), environment).save(out)
+    environment, config = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+                           for name in ("environment", "config"))
+    if environment["cuda"] and not environment["device"].startswith("CPU") and not config["profile"]:
+        raise ValueError(f"{folder} was measured on a GPU without --profile: its seconds by part say when work was "
+                         "launched, not what it took. Run the sweep again with --profile.")
+    CostTable.of(list(read_rows(folder)), environment, config["draft_levels"]).save(out)
     print(out)
 
 
@@ -219,7 +230,8 @@ def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
     from longgraft.eval.projection import CostTable, table
     from longgraft.eval.report import read_rows
 
-    print(table(list(read_rows(folder)), CostTable.load(costs)), end="")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    print(table(list(read_rows(folder)), CostTable.load(costs), config["draft_levels"]), end="")
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

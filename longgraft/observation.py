@@ -120,14 +120,15 @@ class Clock:
     profile: bool = False
     _stack: list[tuple[str, float]] = field(default_factory=list)
 
-    def _now(self, outermost: bool) -> float:
-        if self.wait is not None and (self.profile or outermost):
+    def now(self, wait: bool = True) -> float:
+        """Seconds, when all that was launched is done."""
+        if self.wait is not None and wait:
             self.wait()
         return time.perf_counter()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        now = self._now(not self._stack)
+        now = self.now(self.profile or not self._stack)
         if self._stack:
             outer, since = self._stack.pop()
             self.seconds[outer] += now - since
@@ -136,7 +137,7 @@ class Clock:
         try:
             yield
         finally:
-            now = self._now(len(self._stack) == 1)
+            now = self.now(self.profile or len(self._stack) == 1)
             name, since = self._stack.pop()
             self.seconds[name] += now - since
             if self._stack:

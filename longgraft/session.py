@@ -9,6 +9,7 @@ import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ class Session:
         self.eos = end_tokens(target.model, tokenizer)
         self.cache: KVCache = target.cache(0)
         if target.device.type == "cuda":
-            clock.wait = torch.cuda.synchronize
+            clock.wait = partial(torch.cuda.synchronize, target.device)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text, chat messages or token ids -> token ids."""

@@ -9,8 +9,10 @@ import pytest
 
 from longgraft.calibration import Calibration
 from longgraft.eval.ablations import ABLATIONS, prepare
+from longgraft.eval.bench import Bench, planned
+from longgraft.eval.config import SweepConfig
 from longgraft.eval.measure import Variant
-from longgraft.eval.sweep import ROWS, Bench, SweepConfig, planned, sweep
+from longgraft.eval.sweep import ROWS, sweep
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target", "verifier")]
@@ -48,7 +50,7 @@ def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path,
     used = {tuple(ids) for prompts in seen.values() for ids, _ in prompts}
     assert len(measured) == 2 and len(used) == 2 and not measured & used
     prepare("thresholds", config, tmp_path)             # what is there is not made again
-    assert set(seen) == {"thresholds-one", "thresholds-two"}
+    assert set(seen) == {"thresholds-one-budget-12", "thresholds-two-budget-12"}
     rows = sweep(made, tmp_path / "run")
     assert {(row["suite"], row["method"]) for row in rows} == {(s, m) for s in config.suites for m in made.methods}
     assert not any("error" in row for row in rows) and (tmp_path / "run" / ROWS).exists()
@@ -61,7 +63,7 @@ def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
     warmup = tmp_path / "warmup.jsonl"
     warmup.write_text("".join(json.dumps({"prompt": text[:300]}) + "\n" for text in TEXTS[:2]))
     made = prepare("warmup", config, tmp_path, warmup)
-    assert made.methods == ("graft", "graft+warm=1", "graft+warm=2", "ar")          # 50 would need 50 prompts
+    assert made.methods == ("graft+warm=none", "graft+warm=1", "graft+warm=2", "ar")          # 50 would need 50 prompts
     bench = Bench.open(made)
     filled = [int((c.snapshot >= 0).any(1).sum()) for c in bench.stock.calibrations.values()
               if isinstance(c, Calibration) and c.snapshot is not None]

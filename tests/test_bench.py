@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from longgraft.eval.bench import Bench
 from longgraft.eval.buckets import WHOLE, whole
 from longgraft.eval.compare import lines
+from longgraft.eval.config import SHORT, SweepConfig
 from longgraft.eval.recordings import write as write_recordings
 from longgraft.eval.report import key, read_rows, write
 from longgraft.eval.suites import Example, load_suite
-from longgraft.eval.sweep import ROWS, SHORT, Bench, SweepConfig, lines_of_plan, sweep
+from longgraft.eval.sweep import ROWS, lines_of_plan, sweep
 
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
 LONE = {"_id": "lone", "turns": ["def add(a, b):"]}

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from longgraft.eval.bench import Bench, planned
 from longgraft.eval.compare import lines
+from longgraft.eval.config import SweepConfig
 from longgraft.eval.ray_workers import Share, actors
 from longgraft.eval.report import key, read_rows
-from longgraft.eval.sweep import Bench, SweepConfig, planned, sweep
+from longgraft.eval.sweep import sweep
 from longgraft.eval.workers import ATTEMPTS, Job, spread
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ import pytest
 
 from longgraft.eval.compare import lines
 from longgraft.eval.projection import CostTable, table
-from longgraft.eval.report import acceptance_by_depth, cells, read_rows, summary, write
+from longgraft.eval.report import acceptance_by_depth, cells, lossless_level, read_rows, summary, write
 from longgraft.eval.statistics import bootstrap
 
 CONFIG = {"max_new_tokens": 8, "repeats": 2, "seed": 0, "temperature": 1.0}
@@ -21,7 +21,7 @@ def row(method="ar", rate=10.0, accepted=(0, 0), prompt="a", repeat=0, bucket=40
         **more):
     return {"suite": suite, "bucket": bucket, "prompt_id": prompt, "cut_tokens": 0, "mode": mode, "method": method,
             "repeat": repeat, "steps": len(accepted), "accepted_per_step": list(accepted),
-            "mat": sum(accepted) / len(accepted), "decode_tokens_per_second": rate, "prefill_seconds": 2.0,
+            "mat": sum(accepted) / max(1, len(accepted)), "decode_tokens_per_second": rate, "prefill_seconds": 2.0,
             "accepted_by_origin": {"draft": sum(accepted), "retrieved": 0, "both": 0}, "stages": {}, "loop": False,
             "seconds_by_part": {"verify": 0.1 * len(accepted), "draft": 0.05 * len(accepted)}, "token_ids": [1, 2],
             "peak_memory_bytes": 2 ** 30,
@@ -61,12 +61,57 @@ def test_answers_that_loop_can_be_left_out():
 def test_a_divergence_stands_beside_the_speedup():
     parted = [*ROWS[:2], row("graft", 30, (2, 4), lossless={"tokens": 8, "first_divergence": 3, "margin": 0.7})]
     assert cell(parted, "graft", 4096).lossless == "1/1 differ, margin up to 0.70"
-    assert "1/1 differ" in summary(parted, CONFIG, ENVIRONMENT)
+    assert "| none: 1/1 differ, margin up to 0.70 |" in summary(parted, CONFIG, ENVIRONMENT)
+
+
+@pytest.mark.parametrize(("dtype", "checks", "level"), [
+    ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, 64 tokens)"),
+    ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, 96 tokens)"),
+    ("bfloat16", [(96, None, None), (96, 3, 0.02)], "greedy-bf16: 1/2 differ, margins below 0.1"),
+    ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1"),
+    ("bfloat16", [(96, 3, 0.02), (96, 3, 0.5)], "none: 2/2 differ, margin up to 0.50"),
+    ("bfloat16", [(96, 3, 0.02), (96, 3, None)], "none: 2/2 differ")])
+def test_losslessness_has_the_names_of_its_levels_and_a_margin_only_of_greedy_draws(dtype, checks, level):
+    rows = [{"lossless": dict(zip(("tokens", "first_divergence", "margin"), check, strict=True))} for check in checks]
+    assert lossless_level(rows, dtype) == level
+
+
+def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
+    ended = [*ROWS[:6], row(rate=0, accepted=(), prompt="c"), row("graft", 0, (), prompt="c")]
+    assert cell(ended, "graft", 4096) == cell(ROWS, "graft", 4096)
+    assert cell(ended[-2:], "graft", 4096).prompts == 0 and cell(ended[-2:], "graft", 4096).failures == 0
+    # Where plain decoding went on, it is a divergence.
+    parted = [row("graft", 0, (), prompt="c", repeat=n, lossless=SAME | {"first_divergence": 1}) for n in (0, 1)]
+    assert cell([*ROWS[:6], *parted], "graft", 4096).lossless == "1/3 differ"
+
+
+def line_of(text, start):
+    return next(line for line in text.splitlines() if line.startswith(start))
+
+
+def test_a_mean_speedup_is_over_the_same_columns_for_all_methods():
+    text = summary([*ROWS, row("pld", 20), row("pld", 40, bucket=8192)], CONFIG, ENVIRONMENT)
+    # ar: 10 at 4K (repeat 0) and 10 at 8K; graft failed at 8K
+    assert " | 3.00 | exact" in line_of(text, "| pld | 0.00") and " | - | exact" in line_of(text, "| graft | 2.00")
+    without = [r for r in ROWS if r["bucket"] == 4096] + [row("graft", bucket=8192)]
+    assert " | 1.75 | exact" in line_of(summary(without, CONFIG, ENVIRONMENT), "| graft | 2.00")
+
+
+def test_what_was_asked_for_and_not_measured_is_named():
+    asked = CONFIG | {"suites": ["lcc", "qmsum"], "lengths": [4096, 8192, 65536], "modes": ["replay", "greedy"]}
+    text = summary(ROWS, asked, ENVIRONMENT)
+    assert "No prompt measured: 4K (qmsum), 8K (qmsum), 64K (lcc, qmsum)." in text.split("## Mode: greedy")[0]
+    assert "No prompt measured: 4K (lcc, qmsum), 8K" in text.split("## Mode: greedy")[1]
+    assert "No prompt measured" not in summary(ROWS, asked | {"suites": ["lcc"], "lengths": [4096, 8192],
+                                                              "modes": ["replay"]}, ENVIRONMENT)
+    assert "At most 8 new tokens" in text
 
 
 def test_time_to_the_first_token_and_memory_are_shown():
-    line = next(text for text in summary(ROWS, CONFIG, ENVIRONMENT).splitlines() if text.startswith("| 4K | graft |"))
-    assert line.endswith("| - | 2.00 | 1,024 |")
+    on_gpu = summary(ROWS, CONFIG, ENVIRONMENT | {"device": "NVIDIA H100"})
+    assert line_of(on_gpu, "| 4K | graft |").endswith("| - | 2.00 | 1,024 |")
+    # A process's highest, on a CPU, is no method's.
+    assert line_of(summary(ROWS, CONFIG, ENVIRONMENT), "| 4K | graft |").endswith("| - | 2.00 | - |")
 
 
 def test_acceptance_by_depth_is_conditional():
@@ -106,12 +151,89 @@ def test_a_folder_gets_its_tables_and_figures(folder):
     assert first == {path.name: path.read_bytes() for path in draw(list(read_rows(folder)), folder)}
 
 
+@pytest.mark.parametrize(("text", "match"), [
+    (json.dumps(ROWS[0]) + "\n{broken\n", r"per_prompt.jsonl, line 2, is no JSON"),
+    ("3\n", "line 1, is no row"), ("", "holds no row"), (json.dumps(ROWS[0])[:-9], "holds no row")])
+def test_a_broken_file_of_rows_is_named_with_the_line(tmp_path, text, match):
+    (tmp_path / "per_prompt.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=match):
+        read_rows(tmp_path)
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no per_prompt\.jsonl"):
+        read_rows(tmp_path)
+    (tmp_path / "per_prompt.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1])[:40])
+    assert read_rows(tmp_path) == [json.loads(json.dumps(ROWS[0]))]
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path):
+    from longgraft.eval.plots import draw
+
+    with pytest.raises(ValueError, match="no rows to draw"):
+        draw([], tmp_path)
+    with pytest.raises(ValueError, match=r"All rows \(1\) are failures\. The first: RuntimeError: out of memory"):
+        draw(ROWS[-1:], tmp_path)
+    with pytest.raises(ValueError, match=r"of the rows \(1\), 0 are failures and the others ended at once"):
+        draw([row(accepted=())], tmp_path)
+    with pytest.raises(ValueError, match=r"No row is of grfat\. There are: ar, graft\."):
+        draw(ROWS, tmp_path, {"ar": "plain", "grfat": "ours"})
+    with pytest.raises(ValueError, match=r"All rows of graft \(1\) are failures"):
+        draw(ROWS[-2:], tmp_path, {"graft": "ours"})
+
+
+def test_sixty_four_methods_can_be_told_apart():
+    from longgraft.eval.plots import _style
+
+    assert len({tuple(_style(index).items()) for index in range(64)}) == 64
+
+
+def test_the_legend_names_what_any_panel_shows_and_the_frontier_no_method_with_a_hole():
+    from longgraft.eval.plots import _frontier, _pyplot
+
+    rows = [*ROWS, row("pld", 20), row("pld", 40, bucket=8192), row(mode="greedy")]
+    shown = {name: name for name in ("ar", "pld", "graft")}
+    figure = _frontier(_pyplot(), cells(rows), shown, ["replay", "greedy"])
+    replay, greedy = ([line.get_label() for line in axis.lines] for axis in figure.axes)
+    assert (replay, greedy) == (["ar", "pld"], ["ar"])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ar", "pld"]
+    assert figure.axes[0].lines[1].get_ydata() == pytest.approx([30])
+
+
 def test_two_runs_are_compared_row_by_row():
     same = lines(ROWS, ROWS)
-    assert "7 rows in common" in same[0] and "in 0 of them." in same[1]
-    other = [row("graft", 60, (2, 4), repeat=0, token_ids=[1, 3])]
+    assert "7 rows in common" in same[0] and "failed in the first 1, in the second 1" in same[0]
+    assert "in 0 of them." in same[1]
+    other = [row("graft", 60, (2, 4), repeat=0, token_ids=[1, 3]), row("pld", error="x")]
     found = lines(ROWS, other)
+    assert "only in the first 7, only in the second 1; failed in the first 1, in the second 1." in found[0]
     assert "in 1 of them:" in found[1] and "lcc 4096 a replay graft 0" in found[2] and "x 2.000" in found[3]
+
+
+def test_a_comparison_pools_repeats_and_keeps_suites_and_lengths_apart():
+    def run(rates, accepted):
+        return [row("graft", rate, accepted, prompt=p, repeat=n) for p in "ab" for n, rate in enumerate(rates)] + [
+            row("graft", 10, bucket=8192), row("graft", 10, suite="qmsum"), row("graft", 10, mode="greedy")]
+
+    found = lines(run((10, 20, 90), (2, 2)), run((30, 10, 50), (1, 2)))[-4:]
+    # medians 20 and 30: not the mean of 3, 0.5 and 0.56
+    assert found[0] == ("replay, lcc, 4K, graft: tokens per second x 1.500 (1.500-1.500), MAT x 0.750 (0.750-0.750); "
+                        "2 prompts")
+    assert [line.split(": ")[0] for line in found[1:]] == [
+        "replay, lcc, 8K, graft", "replay, qmsum, 4K, graft", "greedy, lcc, 4K, graft"]
+    assert found[1].endswith("MAT -; 1 prompt")
+
+
+def test_rows_that_differ_are_listed_up_to_twenty():
+    rows = [row(prompt=str(n)) for n in range(25)]
+    found = lines(rows, [r | {"token_ids": [3]} for r in rows])
+    assert "in 25 of them:" in found[1] and found[22] == "  and 5 more" and found[23].startswith("replay, lcc")
+
+
+def test_runs_without_a_row_in_common_are_no_agreement():
+    with pytest.raises(ValueError, match=r"no measured row in common(?s:.)*suites lcc; lengths 4K, 8K; methods ar, "
+                                         r"graft; modes replay; 1 of 8 rows failed\.\n.*suites qmsum; lengths whole;"):
+        lines(ROWS, [row(suite="qmsum", bucket=0)])
 
 
 def test_a_projection_is_equation_one_and_says_that_it_is_one(tmp_path):
@@ -124,9 +246,12 @@ def test_a_projection_is_equation_one_and_says_that_it_is_one(tmp_path):
     assert f"| eagle3 | {4 * 10 / (9 + 12 + 2):.2f} " in text
     assert f"| graft | {4 * 10 / ((1 + 6) / 2 + 12 + 2 + 1):.2f} " in text
     none = {"none": 2}
-    settings = [row("graft+budget=30", 1, (3, 3), stages=none), row("eagle3@2k+levels=4", 1, (3, 3), stages=none)]
-    text = table(settings, CostTable.load(path))
-    assert f"| graft+budget=30 | {4 * 10 / (9 + 12 + 2 + 1):.2f} " in text
+    settings = [row(name, 1, (3, 3), stages=none) for name in (
+        "graft+budget=30", "eagle3@2k+levels=4", "pld", "token-recycling", "graft+budget=60")]
+    text = table([*settings, row(accepted=(), prompt="ended")], CostTable.load(path))
+    assert "Left out, for the costs are of a verification of 60 nodes: graft+budget=30 (30), pld (11), " in text
+    assert "| graft+budget=30 |" not in text and "| pld |" not in text and "| token-recycling |" not in text
+    assert f"| graft+budget=60 | {4 * 10 / (9 + 12 + 2 + 1):.2f} " in text
     assert f"| eagle3@2k+levels=4 | {4 * 10 / (4 + 12 + 2):.2f} " in text
     path.write_text("{}")
     with pytest.raises(ValueError, match="needs name"):

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from longgraft.eval.compare import lines
+from longgraft.eval.config import SweepConfig
 from longgraft.eval.report import key, write
-from longgraft.eval.sweep import ROWS, SweepConfig, sweep
+from longgraft.eval.sweep import ROWS, sweep
 from longgraft.eval.workers import Job, Processes, spread
 
 ROOT = Path(__file__).parents[1]
@@ -93,17 +94,88 @@ def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
         raise RuntimeError("out of memory, as it were")
 
     monkeypatch.setattr(PromptLookup, "propose", broken)
-    found = sweep(config(rows, lengths=(256,), modes=("replay",), methods=("pld",), prompts=1), tmp_path)
+    small = config(rows, lengths=(256,), modes=("replay",), methods=("pld", "retrieval"), prompts=1, repeats=2)
+    found = sweep(small, tmp_path)
     failed = [row for row in found if "error" in row]
-    assert [row["method"] for row in failed] == ["pld"] and "as it were" in failed[0]["error"]
-    assert "mat" not in failed[0] and len(found) == 2
+    assert [row["method"] for row in failed] == ["pld", "pld"] and "as it were" in failed[0]["error"]
+    assert "mat" not in failed[0] and len(found) == 3 * 2       # the others are measured, also after it
+    assert sweep(small, tmp_path, resume=True) == found         # failures are not tried again unasked
+    monkeypatch.undo()
+    mended = sweep(small, tmp_path, retry=True)
+    assert len(mended) == 6 and not any("error" in row for row in mended)
+
+
+def test_a_method_that_loses_something_is_caught(rows, tmp_path, monkeypatch):
+    from longgraft.acceptance import Sampled
+
+    real = Sampled.draw
+
+    def wrong(self, logits, positions):
+        drawn = real(self, logits, positions)
+        return drawn if len(positions) == 1 else (drawn + 1) % 4096     # in trees alone
+
+    monkeypatch.setattr(Sampled, "draw", wrong)
+    for modes in (("replay",), ("sampled",)):
+        found = sweep(config(rows, lengths=(256,), modes=modes, methods=("retrieval",), prompts=1), tmp_path / modes[0])
+        parted = {row["method"]: row["lossless"]["first_divergence"] for row in found}
+        assert parted["ar"] is None and parted["retrieval"] is not None
+
+
+def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path):
+    """Suites have limits of their own, and a replay's check may be longer than the replay."""
+    named = tmp_path / "lcc.jsonl"
+    named.write_text("".join(json.dumps({"_id": str(n), "context": Path(__file__).read_text()[n:n + 2500], "input": "",
+                                         "answers": ["x"], "continuation": "    return"}) + "\n" for n in (0, 40)))
+    limits = tmp_path / "longbench_prompts.json"
+    limits.write_text(json.dumps({"lcc": {"prompt": "{context}Next line of code:\n", "max_gen": 5}}))
+    made = config(rows, suites=("lcc",), data=str(tmp_path), lengths=(256,), methods=("pld",), max_new_tokens=9,
+                  check_tokens=30, budget=4, prompts=1)
+    found = sweep(made, tmp_path / "out")
+    assert {(row["mode"], row["lossless"]["tokens"]) for row in found} == {("replay", 30), ("sampled", 5)}
+    assert {row["lossless"]["first_divergence"] for row in found} == {None} and len(found) == 4
+
+
+def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
+    from longgraft.target import Target
+
+    fed, real = [], Target.run
+
+    def counted(self, tree, *arguments, **more):
+        fed.append(len(tree))
+        return real(self, tree, *arguments, **more)
+
+    monkeypatch.setattr(Target, "run", counted)
+    made = config(rows, lengths=(512,), prompts=1, methods=("pld", "token-recycling", "retrieval", "eagle3", "graft"))
+    length = sweep(made, tmp_path)[0]["prompt_tokens"]
+    assert length > 256 and sum(n for n in fed if n > 100) - 256 == length       # 256 are the warm-up's
+
+
+def test_a_wrong_data_folder_leaves_no_folder_behind(rows, tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        sweep(config(rows, suites=("lcc",), data=str(tmp_path / "nowhere")), tmp_path / "out")
+    with pytest.raises(ValueError, match="long enough for 65,536 tokens"):
+        sweep(config(rows, lengths=(65536,)), tmp_path / "out")
+    with pytest.raises(ValueError, match="needs an EAGLE-3 drafter"):
+        sweep(config(rows, drafter="none"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(sweep(config(rows, drafter="none", methods=("pld",), prompts=1, lengths=(256,)), tmp_path / "out")) == 4
+
+
+def test_a_file_may_use_the_flags_names(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('buckets = "4k,8k"\nmode = "replay,sampled"\nmethods = ["pld"]\nprompts = 2\n')
+    made = SweepConfig.load(path, prompts=3)
+    assert made.lengths == (4096, 8192) and made.modes == ("replay", "sampled") and made.prompts == 3
+    path.write_text('prompts = "five"\n')
+    with pytest.raises(ValueError, match="prompts is 'five'"):
+        SweepConfig.load(path)
 
 
 def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
     alone = sweep(config(rows, modes=("replay",)), tmp_path / "alone")
     jobs_seen: dict[tuple, dict] = {}
     together = config(rows, modes=("replay",))
-    from longgraft.eval.sweep import Bench, planned
+    from longgraft.eval.bench import Bench, planned
 
     jobs = [Job(suite, length, fitted) for suite, plan in planned(together, Bench.open(together)).items()
             for length, prompts in plan.items() for fitted in prompts]
