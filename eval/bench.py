@@ -95,7 +95,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, fitted: Fitted, wanted: se
         raise ValueError(f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
                          f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
                          "length with `longgraft sweep`.")
-    # Plain decoding is measured again beside what a resumed run lacks: a ratio is of one process.
+    # All are checked against plain decoding, also where a resumed run has its rows.
     variants = [v for v in config.variants if any(v.name == name for _, name, _ in wanted)]
     variants = list(dict.fromkeys((Variant.parse(PLAIN), *variants)))
     budgets = [v.budget(config.budget) for v in variants if v.method != TRANSFORMERS]
