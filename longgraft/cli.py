@@ -98,6 +98,15 @@ def methods() -> None:
               f"budget {method.budget}")
 
 
+@app.command(epilog="Example: longgraft templates")
+def templates() -> None:
+    """List the retrieved trees: nodes, and nodes per depth (Graft, Table 7)."""
+    from longgraft.templates import graft_templates, token_recycling
+
+    for name, template in {**graft_templates(), "token-recycling": token_recycling()}.items():
+        print(f"{name:<20} {len(template):>3} = {' + '.join(map(str, template.counts))}")
+
+
 @app.command(epilog="Example: longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128")
 def verify(
     prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],

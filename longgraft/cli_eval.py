@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -133,6 +134,7 @@ def _measure(given: dict[str, Any], base: Mapping[str, Any], lengths: tuple[int,
     from longgraft.eval.ablations import prepare
     from longgraft.eval.bench import Bench
     from longgraft.eval.config import SweepConfig
+    from longgraft.eval.plots import draw
     from longgraft.eval.report import write
     from longgraft.eval.sweep import lines_of_plan
     from longgraft.eval.sweep import sweep as run
@@ -158,6 +160,8 @@ def _measure(given: dict[str, Any], base: Mapping[str, Any], lengths: tuple[int,
     print(given["out"] / "summary.md")
     if failed == len(rows):
         raise SystemExit(1)
+    with suppress(ImportError, ValueError):     # figures are an extra; answers that all ended at once have none
+        draw(rows, given["out"])
 
 
 @measuring.command("suites", epilog="Example: longgraft suites")
@@ -189,10 +193,14 @@ def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a swee
          label: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
              metavar="METHOD=LABEL", help="Legend; methods without one are left out.")] = None,
          suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg") -> None:
-    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by depth."""
-    from longgraft.eval.plots import draw
-    from longgraft.eval.report import read_rows
+    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by depth.
 
+    Its tables are written again, also those of a sweep that was interrupted.
+    """
+    from longgraft.eval.plots import draw
+    from longgraft.eval.report import read_rows, write
+
+    write(folder)
     for path in draw(list(read_rows(folder)), folder, dict(_pair(text) for text in label or ()), suffix):
         print(path)
 

@@ -51,6 +51,11 @@ class Template:
         """[N + 1] each node's rank among its parent's successors, the root first with -1."""
         return [-1] + [path[-1] for path in self.paths]
 
+    @property
+    def counts(self) -> list[int]:
+        """Nodes per depth, from 1."""
+        return [sum(len(path) == depth for path in self.paths) for depth in range(1, max(map(len, self.paths)) + 1)]
+
     def levels(self, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Per depth: (nodes, their parents, their ranks), index tensors on `device`."""
         return _levels(self, device)
@@ -124,7 +129,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
     deepest, width: bounds, None for no bound; under bounds that leave too little room, the sum is less than n.
     """
     name = min(STAGES, key=lambda stage: abs(STAGES[stage] - n))
-    counts = _counts(graft_templates()[name].paths)
+    counts = graft_templates()[name].counts
     if deepest is not None:
         counts = (counts + [counts[-1]] * deepest)[:deepest]
     exact = [count * n / sum(counts) for count in counts]
@@ -151,10 +156,6 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
         scaled[depth] += room
         rest -= room
     return scaled if deepest is not None else scaled + [1] * rest
-
-
-def _counts(paths: Sequence[Path]) -> list[int]:
-    return [sum(len(path) == depth for path in paths) for depth in range(1, max(map(len, paths)) + 1)]
 
 
 def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:

@@ -154,3 +154,5 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
 def test_methods_and_heads_are_listed(capsys, monkeypatch):
     assert "graft-no-prune" in run(capsys, monkeypatch, "methods")[1]
     assert "YARN-64K" in run(capsys, monkeypatch, "heads")[1]
+    assert "52 = 8 + 10 + 8 + 6 + 5 + 4 + 4 + 4 + 3" in run(capsys, monkeypatch, "templates")[1]
+    assert "THUDM/LongBench" in run(capsys, monkeypatch, "suites")[1]

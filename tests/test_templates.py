@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from longgraft.templates import Template, chain, envelope, for_slots, graft_templates, token_recycling
+from longgraft.templates import Template, bounded, chain, envelope, for_slots, graft_templates, token_recycling
 
 COUNTS = {      # per depth, Graft (arXiv 2605.20104), Table 7
     "full": [8, 16, 14, 11, 8, 7, 6, 5, 5], "d0": [8, 10, 8, 6, 5, 4, 4, 4, 3],
@@ -98,3 +98,15 @@ def test_token_recyclings_template_is_the_official_one(golden):
     assert len(ours) + 1 == saved["n_nodes_with_root"]
     assert ours.parents == saved["father_index"] and ours.ranks == saved["candi_index"]
     assert [0] + [len(path) for path in ours.paths] == saved["position_offset"]
+
+
+@pytest.mark.parametrize("slots", [8, 20, 36, 52, 80])
+def test_bounds_on_depth_and_width_hold_and_fill_the_slots_where_they_leave_room(slots):
+    assert bounded(slots, 9, 8) is envelope(slots)
+    for depth, width in ((2, 8), (4, 8), (12, 8), (9, 1), (9, 2), (3, 3)):
+        template = bounded(slots, depth, width)
+        assert_closed(template)
+        assert all(len(path) <= depth and max(path) < width for path in template.paths)
+        room = sum(width ** d for d in range(1, depth + 1))
+        assert len(template) >= min(slots, room)
+    assert bounded(slots, 9, 1).paths == chain(9).paths
