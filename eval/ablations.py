@@ -25,11 +25,10 @@ ROUNDS = (1, 3, 5, 10, 25, 50)
 
 @dataclass(frozen=True)
 class Ablation:
-    """One command.  methods: what is compared; calibrated: makes the calibrations that these need, by name."""
+    """methods: what is compared; calibrated: makes calibrations, by name, that graft takes its `setting` from."""
 
-    clause: str
-    paper: str
     methods: tuple[str, ...]
+    setting: str = ""
     calibrated: Callable[[SweepConfig, Bench, Path, Path | None], dict[str, str]] | None = None
 
 
@@ -45,8 +44,7 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
     if ablation.calibrated is None or dry:
         return replace(config, methods=tuple(dict.fromkeys((*ablation.methods, *config.methods))))
     made = ablation.calibrated(config, Bench.open(config), out, warmup)
-    setting = "warm" if name == "warmup" else "thresholds"
-    methods = (*ablation.methods, *(f"graft+{setting}={key}" for key in made), *config.methods)
+    methods = (*ablation.methods, *(f"graft+{ablation.setting}={key}" for key in made), *config.methods)
     return replace(config, methods=tuple(dict.fromkeys(methods)), calibrations=config.calibrations | made)
 
 
@@ -99,15 +97,16 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
 
 
 ABLATIONS = {
-    "components": Ablation("what pruning and retrieval each contribute", "Figure 5",
-                           ("eagle3", "graft-no-retrieval", "graft-no-prune", "graft")),
-    "placement": Ablation("where retrieved tokens go under one budget", "Figure 2",
-                          ("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft")),
-    "template": Ablation("depth and width of the retrieved tree", "Figure 6",
-                         ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)),
+    # What pruning and retrieval each contribute: Figure 5.
+    "components": Ablation(("eagle3", "graft-no-retrieval", "graft-no-prune", "graft")),
+    # Where retrieved tokens go under one budget: Figure 2.
+    "placement": Ablation(("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft")),
+    # Depth and width of the retrieved tree: Figure 6.
+    "template": Ablation(("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)),
                           *(f"graft+width={n}" for n in (1, 2, 4, 6)))),
-    "budget": Ablation("nodes per verification", "section 4.3",
-                       tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft"))),
-    "warmup": Ablation("rounds of warm-up that fill the matrix", "Table 4", ("graft+warm=none",), _warmed),
-    "thresholds": Ablation("thresholds of one suite on another", "Tables 11 and 12", ("eagle3",), _by_suite),
+    "budget": Ablation(tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft"))),
+    # Rounds of warm-up that fill the matrix: Table 4.
+    "warmup": Ablation(("graft+warm=none",), "warm", _warmed),
+    # Thresholds of one suite on another: Tables 11 and 12.
+    "thresholds": Ablation(("eagle3",), "thresholds", _by_suite),
 }

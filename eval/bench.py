@@ -24,11 +24,10 @@ from longgraft.eval.report import key
 from longgraft.eval.scores import score
 from longgraft.eval.suites import load_suite
 from longgraft.eval.workers import Done, Job
-from longgraft.loading import identity_of, load
+from longgraft.loading import head_of, identity_of, load
 from longgraft.methods import Parts, build
 from longgraft.session import Sampling, Session
-from longgraft.yarn_drafters.checkpoint import load_head
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.layouts import HeadOverrides
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
 
@@ -51,10 +50,7 @@ class Bench:
         target, heads = session.target, {"": session.parts}
         for name, path in config.heads.items():
             # Prompts that are longer than a head was made for are the question here, not a mistake.
-            network = load_head(path, TargetShape.of(target.model.config),
-                                HeadOverrides(max_positions=target.max_positions), target.dtype, target.device)
-            if network.embed_tokens is None:
-                network.share_embedding(target.model.get_input_embeddings())
+            network = head_of(path, target, HeadOverrides(max_positions=target.max_positions))
             # Thresholds are of the head that they were calibrated with; the matrix's rows are the target's.
             heads[name] = replace(session.parts, network=network, thresholds=DEFAULT_THRESHOLDS, split=Parts.split)
         identity = identity_of(target, session.tokenizer, session.parts.network)
@@ -67,7 +63,7 @@ class Bench:
 
 
 def planned(config: SweepConfig, bench: Bench) -> dict[str, dict[int, list[Fitted]]]:
-    """suite -> length -> prompts, cut to length or whole.  Where one mode replays, recorded prompts come first."""
+    """suite -> length -> prompts, cut to length or whole.  Where a mode replays, these are recorded ones, if any."""
     data = None if config.data is None else Path(config.data)
     tokenizer, found = bench.session.tokenizer, {}
     for suite in config.suites:
@@ -98,9 +94,8 @@ def measure_prompt(config: SweepConfig, bench: Bench, fitted: Fitted, wanted: se
     # All are checked against plain decoding, also where a resumed run has its rows.
     variants = [v for v in config.variants if any(v.name == name for _, name, _ in wanted)]
     variants = list(dict.fromkeys((Variant.parse(PLAIN), *variants)))
-    budgets = [v.budget(config.budget) for v in variants if v.method != TRANSFORMERS]
-    room = max(limit, config.check_tokens) + max(budgets)
-    state = Prefilled(session.target, bench.stock, variants, fitted.ids, room, profile=config.profile)
+    state = Prefilled(session.target, bench.stock, variants, fitted.ids, max(limit, config.check_tokens),
+                      config.budget, config.profile)
     checks = _Checks(config, state)
     for mode in (mode for mode in config.modes if any(mode == m for m, _, _ in wanted)):
         recording = _recording(example, session)[:limit] if mode == "replay" else []
@@ -116,7 +111,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, fitted: Fitted, wanted: se
                     continue
                 about = {"mode": mode, "method": variant.name, "repeat": repeat}
                 try:
-                    tokens, stats = state.decode(variant, draw.sampling, draw.limit, config.budget, draw.eos)
+                    tokens, stats = state.decode(variant, draw.sampling, draw.limit, draw.eos)
                     row = about | stats.as_dict() | {"token_ids": tokens, "loop": loops(tokens),
                                                      "lossless": checks.of(variant, mode, draw, tokens)}
                 except FAILURES as error:
@@ -158,14 +153,14 @@ class _Checks:
             # In half precision only greedy draws have a margin to judge a divergence by.
             exact = self._state.target.dtype == torch.float32
             draw = _Draw(self._config.sampling("sampled" if exact else "greedy"), self._config.check_tokens, ())
-            ours = self._state.decode(variant, draw.sampling, draw.limit, self._config.budget)[0]
+            ours = self._state.decode(variant, draw.sampling, draw.limit)[0]
             self._beside[variant.name] = self._compare("beside replay", draw, ours)
         return self._beside[variant.name]
 
     def plain(self, kind: str, draw: _Draw) -> list[int]:
         """What plain decoding says, decoded once."""
         if kind not in self._plain:
-            self._plain[kind] = self._state.decode(Variant.parse(PLAIN), draw.sampling, draw.limit, None, draw.eos)[0]
+            self._plain[kind] = self._state.decode(Variant.parse(PLAIN), draw.sampling, draw.limit, draw.eos)[0]
         return self._plain[kind]
 
     def _compare(self, kind: str, draw: _Draw, ours: list[int]) -> dict[str, Any]:
@@ -264,8 +259,7 @@ def _failed(config: SweepConfig, suite: str, length: int, fitted: Fitted, done: 
 
 def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     """Every method runs a few steps on a short prompt, untimed: kernels are chosen, memory is allocated."""
-    budgets = [v.budget(config.budget) for v in config.variants if v.method != TRANSFORMERS]
-    state = Prefilled(bench.session.target, bench.stock, config.variants, fitted.ids[-256:], 8 + max(budgets))
+    state = Prefilled(bench.session.target, bench.stock, config.variants, fitted.ids[-256:], 8, config.budget)
     for variant in config.variants:
         with suppress(*FAILURES):       # its own rows will say it
-            state.decode(variant, Sampling(), 8, config.budget)
+            state.decode(variant, Sampling(), 8)

@@ -192,11 +192,13 @@ class _Known(Parts):
 class Prefilled:
     """A prompt that target, drafters and matrix have seen once; `decode` starts there as often as one likes."""
 
-    def __init__(self, target: Target, stock: Stock, variants: Sequence[Variant], ids: Sequence[int], room: int,
-                 chunk: int | None = None, profile: bool = False) -> None:
-        """room: tokens that may follow, with the largest tree; profile: `Clock`'s."""
-        self.target, self.ids, self._profile = target, list(ids), profile
-        self.capacity = len(ids) + room
+    def __init__(self, target: Target, stock: Stock, variants: Sequence[Variant], ids: Sequence[int], limit: int,
+                 budget: int | None = None, profile: bool = False) -> None:
+        """limit: tokens that may follow; budget: nodes per verification (None: each method's own); profile: `Clock`'s.
+        """
+        self.target, self.ids, self._budget, self._profile = target, list(ids), budget, profile
+        budgets = [variant.budget(budget) for variant in variants if variant.method != TRANSFORMERS]
+        self.capacity = len(ids) + limit + max(budgets, default=1)
         self._stock, self._prompt = stock, _Prompt(len(ids) - 1)
         for variant in variants:
             if variant.method != TRANSFORMERS:
@@ -208,14 +210,13 @@ class Prefilled:
             observer.reset(self.capacity)
         self.cache = target.cache(self.capacity)
         began = clock.now()
-        prefill(target, self.cache, torch.tensor(self.ids), list(watched.values()), Greedy(), clock, chunk,
-                progress=False)
+        prefill(target, self.cache, torch.tensor(self.ids), list(watched.values()), Greedy(), clock, progress=False)
         self.seconds = clock.now() - began      # of the target and of all that watched
         self._prompt.seconds = {kind: observer.seconds for kind, observer in watched.items()}
         self._prompt.rows = {kind: made.matrix.snapshot() for kind, made in self._prompt.retrievers.items()}
         self._prompt.over = True
 
-    def decode(self, variant: Variant, sampling: Sampling, limit: int, budget: int | None = None,
+    def decode(self, variant: Variant, sampling: Sampling, limit: int,
                eos: Sequence[int] = ()) -> tuple[list[int], Stats]:
         """(new tokens, what they cost).  The last prompt token is fed again, untimed: the pair that a drafter holds
         for it depends on the drawn root.  prefill_seconds: the target's and those of this variant's own proposers."""
@@ -227,7 +228,7 @@ class Prefilled:
             torch.cuda.reset_peak_memory_stats(self.target.device)
         parts, rule = self._parts(variant), sampling.rule(len(self.ids))
         parts.clock = clock = self._new_clock()
-        made, nodes = build(variant.method, parts), variant.budget(budget)
+        made, nodes = build(variant.method, parts), variant.budget(self._budget)
         stats.prefill_seconds += sum(self._prompt.seconds[kind] for kind in parts.kinds)
         self.cache.crop(len(self.ids) - 1)
         made.reset(self.capacity)

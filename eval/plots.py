@@ -115,11 +115,7 @@ def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes:
         panel.set_xticks(ticks, [length_name(n) for n in ticks])
         panel.minorticks_off()
         panel.set_xlabel("prompt tokens")
-        if what == "speedup":
-            panel.axhline(1.0, color="#000000", linewidth=0.8, linestyle=":")
-    panels[0].set_ylabel(label)
-    panels[0].set_ylim(bottom=0)
-    _legend(panels)
+    _finish(panels, what, label)
     return figure
 
 
@@ -141,12 +137,17 @@ def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
                       error_kw={"linewidth": 0.8, "capsize": 2})
         panel.set_axisbelow(True)
         panel.set_xticks(range(len(suites)), [suite_name(suite) for suite in suites], rotation=20, ha="right")
-        if what == "speedup":
+    _finish(panels, what, label)
+    return figure
+
+
+def _finish(panels: Sequence[Any], what: str, label: str) -> None:
+    if what == "speedup":
+        for panel in panels:
             panel.axhline(1.0, color="#000000", linewidth=0.8, linestyle=":")
     panels[0].set_ylabel(label)
     panels[0].set_ylim(bottom=0)
     _legend(panels)
-    return figure
 
 
 def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:

@@ -108,7 +108,7 @@ def measured(row: Row) -> bool:
 
 
 def lossless_level(rows: Sequence[Row], dtype: str | None = None) -> str:
-    """The level that `longgraft check` would name, and what plain decoding's tokens say of this method's."""
+    """The level that `longgraft verify` would name, and what plain decoding's tokens say of this method's."""
     checks = [row["lossless"] for row in rows if row.get("lossless")]
     if not checks:
         return "-"

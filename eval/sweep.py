@@ -21,7 +21,7 @@ import torch
 from longgraft.eval.bench import Bench, count_missing, planned, run_prompt, turns_of, warm_up
 from longgraft.eval.buckets import Fitted
 from longgraft.eval.config import SweepConfig
-from longgraft.eval.measure import TRANSFORMERS, Prefilled
+from longgraft.eval.measure import Prefilled
 from longgraft.eval.report import key
 from longgraft.eval.scores import score
 from longgraft.eval.suites import suite_name
@@ -132,11 +132,10 @@ def _sweep(config: SweepConfig, out: Path, resume: bool, retry: bool, crew: Crew
 
 def _rows(config: SweepConfig, bench: Bench, jobs: Sequence[Job], crew: Crew | None,
           opened: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
-    if crew and jobs:
+    if crew:
         yield from spread(config, jobs, crew, opened)
         return
-    if jobs:
-        warm_up(config, bench, jobs[0].fitted)
+    warm_up(config, bench, jobs[0].fitted)
     for job in jobs:
         yield from run_prompt(config, bench, job.suite, job.length, job.fitted, job.done)
 
@@ -170,9 +169,8 @@ def _rates(config: SweepConfig, bench: Bench, fitted: Fitted) -> tuple[float, fl
     """(prompt tokens, new tokens) per second, over all methods, on the end of one prompt."""
     warm_up(config, bench, fitted)
     ids, variants = fitted.ids[-2048:], config.variants
-    budgets = [v.budget(config.budget) for v in variants if v.method != TRANSFORMERS]
-    state = Prefilled(bench.session.target, bench.stock, variants, ids, 16 + max(budgets))
-    seconds = sum(state.decode(v, config.sampling("sampled"), 16, config.budget)[1].decode_seconds for v in variants)
+    state = Prefilled(bench.session.target, bench.stock, variants, ids, 16, config.budget)
+    seconds = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
     return len(ids) / state.seconds, 16 * len(variants) / seconds
 
 

@@ -199,11 +199,16 @@ def _drafter(drafter: str | Path | None, target: Target,
             return None, replace(opts, method=FALLBACK), [note]
     if path is None:
         return None, opts, []
+    return head_of(path, target, opts.head), opts, []
+
+
+def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
+    """A head in the target's precision, on its device; what has no embedding of its own shares the target's."""
     shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
-    network = load_head(path, shape, opts.head, dtype=target.dtype, device=target.device)
+    network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
     if network.embed_tokens is None:
         network.share_embedding(target.model.get_input_embeddings())
-    return network.eval(), opts, []
+    return network.eval()
 
 
 def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Options) -> Calibration:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -218,7 +219,7 @@ def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, A
     return optimizers
 
 
-class Trainer:
+class Trainer(ABC):
     """One run in one folder: owns module, optimizers, streams and state.  Subclasses say what is learnt.
 
     first_learnt: the first token of a row that the objective predicts.
@@ -239,12 +240,12 @@ class Trainer:
             "mixed": TokenStream(corpus, recipe.seed, shuffled=True, order=partial(mixed_documents, prose_share=share)),
             "grouped": TokenStream(corpus, recipe.seed + 1, order=partial(grouped_documents, prose_share=share))}
 
+    @abstractmethod
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         """The mean loss over what these rows have to be learnt, and figures to log.
 
         rows: [B, length + 1] int64, ~id where a token is context only; positions: [B, length] int64.
         """
-        raise NotImplementedError
 
     def measure(self) -> dict[str, Any]:
         """Figures on unseen text."""
