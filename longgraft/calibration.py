@@ -1,6 +1,6 @@
 """What a warm-up leaves behind: thresholds, the best fixed split, and warm rows of the matrix, in one file.
 
-Knows files and identities; how the numbers are chosen is `longgraft.eval.calibrate`'s affair.
+Knows files and identities; how the numbers are chosen is `longgraft.eval.checks.calibrate`'s affair.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longgraft.adjacency import load_rows, save_rows
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS
+from longgraft.memories.adjacency import load_rows, save_rows
 
 VERSION = "1"
 

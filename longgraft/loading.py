@@ -21,7 +21,8 @@ from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.methods import Parts, build, find
 from longgraft.observation import Clock
 from longgraft.session import Generation, Prompt, Sampling, Session, Stats
-from longgraft.target import Target, refuse
+from longgraft.target.model import Target
+from longgraft.target.refusal import refuse
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape

@@ -11,14 +11,14 @@ from functools import partial
 
 from torch import Tensor
 
-from longgraft.adjacency import AdjacencyMatrix
 from longgraft.compose import Graft, Plain, TailGraft
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS, Dense, Gates, Split
+from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.observation import Clock, Proposer, PruningPolicy
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup
-from longgraft.target import Target
+from longgraft.target.model import Target
 from longgraft.templates import DEEPEST, WIDEST, Template, bounded, chain, envelope, token_recycling
 from longgraft.yarn_drafters.network import Eagle3Network
 

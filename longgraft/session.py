@@ -18,7 +18,7 @@ from longgraft.acceptance import AcceptanceRule, Greedy, Replay, Sampled
 from longgraft.kv import KVCache
 from longgraft.observation import Clock, Proposer
 from longgraft.prefill.chunked import prefill
-from longgraft.target import Target
+from longgraft.target.model import Target
 from longgraft.text import Detokenizer
 from longgraft.tree import DRAFT, RETRIEVED, ProposalTree
 from longgraft.verifier import Verifier

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from longgraft.acceptance import AcceptanceRule, walk
 from longgraft.kv import KVCache
 from longgraft.observation import Clock, Observation, Wants
-from longgraft.target import Target
+from longgraft.target.model import Target
 from longgraft.tree import ProposalTree
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from longgraft.acceptance import AcceptanceRule
 from longgraft.kv import KVCache
 from longgraft.observation import Clock, Observation, Proposer, Wants
-from longgraft.target import TOPK_ROWS, Target
+from longgraft.target.model import TOPK_ROWS, Target
 from longgraft.tree import ROOT, ProposalTree
 
 LARGEST = 1024      # SpecPV's chunk; larger ones gained nothing where it was measured

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longgraft.target import Target
+from longgraft.target.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 

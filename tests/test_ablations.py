@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from longgraft.calibration import Calibration
-from longgraft.eval.ablations import ABLATIONS, prepare
-from longgraft.eval.bench import Bench, planned
-from longgraft.eval.config import SweepConfig
-from longgraft.eval.measure import Variant
-from longgraft.eval.sweep import ROWS, sweep
+from longgraft.eval.runs.ablations import ABLATIONS, prepare
+from longgraft.eval.runs.bench import Bench, planned
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.measure import Variant
+from longgraft.eval.runs.sweep import ROWS, sweep
 
 ROOT = Path(__file__).parents[1]
-TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target", "verifier")]
+TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target/model", "verifier")]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_every_ablation_names_variants_that_exist(config, tmp_path):
 
 def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path, monkeypatch):
     seen: dict[str, list] = {}
-    import longgraft.eval.ablations as module
+    import longgraft.eval.runs.ablations as module
 
     real = module.calibrate
     monkeypatch.setattr(module, "calibrate", lambda session, prompts, new, temperature, path: (
@@ -57,7 +57,7 @@ def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path,
 
 
 def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
-    import longgraft.eval.ablations as module
+    import longgraft.eval.runs.ablations as module
 
     monkeypatch.setattr(module, "ROUNDS", (1, 2, 50))
     warmup = tmp_path / "warmup.jsonl"

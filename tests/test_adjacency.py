@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from longgraft.adjacency import AdjacencyMatrix, save_rows
+from longgraft.memories.adjacency import AdjacencyMatrix, save_rows
 from longgraft.templates import chain, graft_templates, token_recycling
 
 VOCAB = 96

@@ -6,7 +6,8 @@ import pytest
 import torch
 from test_target import random_tree
 
-from longgraft.attention import BACKENDS, Layout, choose, dense
+from longgraft.attention.backends import BACKENDS, choose, dense
+from longgraft.attention.layout import Layout
 
 
 @pytest.mark.parametrize("window", [None, 5, 40, 1000])
@@ -30,7 +31,7 @@ def test_backends_equal_the_reference(kind, backend, heads, prefix, window):
 
 
 def test_a_merge_without_log_sum_exps_would_be_noticed(monkeypatch):
-    from longgraft import attention
+    from longgraft.attention import backends as attention
 
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 30, 16), torch.randn(1, 2, 30, 16)

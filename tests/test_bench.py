@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from longgraft.eval.bench import Bench
-from longgraft.eval.buckets import WHOLE, whole
-from longgraft.eval.compare import lines
-from longgraft.eval.config import SHORT, SweepConfig
-from longgraft.eval.recordings import write as write_recordings
-from longgraft.eval.report import key, read_rows, write
-from longgraft.eval.suites import Example, load_suite
-from longgraft.eval.sweep import ROWS, lines_of_plan, sweep
+from longgraft.eval.prompts.buckets import WHOLE, whole
+from longgraft.eval.prompts.recordings import write as write_recordings
+from longgraft.eval.prompts.suites import Example, load_suite
+from longgraft.eval.reports.compare import lines
+from longgraft.eval.reports.report import key, read_rows, write
+from longgraft.eval.runs.bench import Bench
+from longgraft.eval.runs.config import SHORT, SweepConfig
+from longgraft.eval.runs.sweep import ROWS, lines_of_plan, sweep
 
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
 LONE = {"_id": "lone", "turns": ["def add(a, b):"]}
@@ -184,7 +184,7 @@ def test_the_plan_counts_turns(questions, bench):
 
 
 def test_tables_have_suites_across_and_figures_no_length(run, questions):
-    from longgraft.eval.plots import draw
+    from longgraft.eval.reports.plots import draw
 
     write(run)
     said = (run / "summary.md").read_text()
@@ -250,7 +250,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_commands_defaults(tmp_pat
 
 
 def test_bench_runs_from_the_command_line_and_suites_are_listed(questions, tmp_path, capsys, monkeypatch):
-    from longgraft.cli import main
+    from longgraft.cli.app import main
 
     def command(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["longgraft", *words])

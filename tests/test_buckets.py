@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.eval.buckets import Bucket, fit, parse_lengths, plan
-from longgraft.eval.suites import Example, load_suite
+from longgraft.eval.prompts.buckets import Bucket, fit, parse_lengths, plan
+from longgraft.eval.prompts.suites import Example, load_suite
 
 ROWS = Path(__file__).parents[2] / "shared" / "data"
 TOKENIZER = Path(__file__).parents[1] / "yarn_drafters" / "embedded" / "target"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from longgraft.eval.calibrate import _gain, _Step, choose, stage_of
+from longgraft.eval.checks.calibrate import _gain, _Step, choose, stage_of
 
 FREE, COSTS = (0.0, 1.0), (0.1, 1.0)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import VOCAB, toy_model, toy_prompt
 
-from longgraft.cli import main
+from longgraft.cli.app import main
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from longgraft.acceptance import Greedy
-from longgraft.adjacency import AdjacencyMatrix
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
+from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.observation import Clock, Wants
 from longgraft.prefill.chunked import prefill
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import lookup
-from longgraft.target import Target
+from longgraft.target.model import Target
 from longgraft.templates import token_recycling
 from longgraft.tree import ProposalTree
 from longgraft.verifier import Verifier

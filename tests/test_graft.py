@@ -7,10 +7,10 @@ import torch
 from conftest import toy_network, toy_prompt, toy_target
 
 from longgraft.acceptance import Greedy
-from longgraft.adjacency import AdjacencyMatrix
 from longgraft.compose import Graft
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense, Gates, Split, kept_nodes
+from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.methods import Parts, build
 from longgraft.observation import Clock
 from longgraft.prefill.chunked import prefill

@@ -7,7 +7,7 @@ import torch
 from conftest import VOCAB, toy_network, toy_prompt, toy_target
 
 from longgraft.calibration import Calibration
-from longgraft.eval.measure import PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
+from longgraft.eval.runs.measure import PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
 from longgraft.methods import METHODS, Parts, build
 from longgraft.observation import Clock
 from longgraft.session import Sampling, Session, Stats

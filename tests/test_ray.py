@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from longgraft.eval.bench import Bench, planned
-from longgraft.eval.compare import lines
-from longgraft.eval.config import SweepConfig
-from longgraft.eval.ray_workers import Share, actors
-from longgraft.eval.report import key, read_rows
-from longgraft.eval.sweep import sweep
-from longgraft.eval.workers import ATTEMPTS, Job, spread
+from longgraft.eval.reports.compare import lines
+from longgraft.eval.reports.report import key, read_rows
+from longgraft.eval.runs.bench import Bench, planned
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.ray_workers import Share, actors
+from longgraft.eval.runs.sweep import sweep
+from longgraft.eval.runs.workers import ATTEMPTS, Job, spread
 
 ROOT = Path(__file__).parents[1]
 
@@ -115,7 +115,7 @@ def test_what_a_lost_node_had_is_measured_on_another(cluster, config, alone):
 
 @pytest.mark.slow
 def test_the_command_runs_on_a_cluster_of_its_own(config, alone, tmp_path, capsys, monkeypatch):
-    from longgraft.cli import main
+    from longgraft.cli.app import main
 
     monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", config.suites[0], "--buckets", "256",
                                       "--methods", "pld,graft", "--prompts", "4", "--repeats", "2",

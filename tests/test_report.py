@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from longgraft.eval.compare import lines
-from longgraft.eval.projection import CostTable, table
-from longgraft.eval.report import acceptance_by_depth, cells, lossless_level, read_rows, summary, write
+from longgraft.eval.reports.compare import lines
+from longgraft.eval.reports.projection import CostTable, table
+from longgraft.eval.reports.report import acceptance_by_depth, cells, lossless_level, read_rows, summary, write
 from longgraft.eval.statistics import bootstrap
 
 CONFIG = {"max_new_tokens": 8, "repeats": 2, "seed": 0, "temperature": 1.0}
@@ -142,7 +142,7 @@ def folder(tmp_path):
 
 
 def test_a_folder_gets_its_tables_and_figures(folder):
-    from longgraft.eval.plots import draw
+    from longgraft.eval.reports.plots import draw
 
     write(folder)
     assert len((folder / "summary.csv").read_text().splitlines()) == 1 + 2 * 2
@@ -168,7 +168,7 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path):
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path):
-    from longgraft.eval.plots import draw
+    from longgraft.eval.reports.plots import draw
 
     with pytest.raises(ValueError, match="no rows to draw"):
         draw([], tmp_path)
@@ -183,13 +183,13 @@ def test_what_cannot_be_drawn_is_said(tmp_path):
 
 
 def test_sixty_four_methods_can_be_told_apart():
-    from longgraft.eval.plots import _style
+    from longgraft.eval.reports.plots import _style
 
     assert len({tuple(_style(index).items()) for index in range(64)}) == 64
 
 
 def test_the_legend_names_what_any_panel_shows_and_the_frontier_no_method_with_a_hole():
-    from longgraft.eval.plots import _frontier, _pyplot
+    from longgraft.eval.reports.plots import _frontier, _pyplot
 
     rows = [*ROWS, row("pld", 20), row("pld", 40, bucket=8192), row(mode="greedy")]
     shown = {name: name for name in ("ar", "pld", "graft")}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from longgraft.adjacency import AdjacencyMatrix
+from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.observation import Observation
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup, lookup

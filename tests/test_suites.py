@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.eval.suites import SUITES, Example, load_suite
+from longgraft.eval.prompts.suites import SUITES, Example, load_suite
 
 ROWS = Path(__file__).parents[2] / "shared" / "data"
 

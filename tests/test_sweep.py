@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from longgraft.eval.compare import lines
-from longgraft.eval.config import SweepConfig
-from longgraft.eval.report import key, write
-from longgraft.eval.sweep import ROWS, sweep
-from longgraft.eval.workers import Job, Processes, spread
+from longgraft.eval.reports.compare import lines
+from longgraft.eval.reports.report import key, write
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.sweep import ROWS, sweep
+from longgraft.eval.runs.workers import Job, Processes, spread
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,7 +56,7 @@ def test_every_row_is_there_once_and_a_second_run_says_the_same(rows, tmp_path):
 
 
 def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_path):
-    command = [sys.executable, "-m", "longgraft.cli", "sweep", "--suites", str(rows), "--buckets", "256,512",
+    command = [sys.executable, "-m", "longgraft.cli.app", "sweep", "--suites", str(rows), "--buckets", "256,512",
                "--methods", "pld,eagle3,graft", "--mode", "replay,sampled", "--prompts", "2", "--repeats", "1",
                "--max-new-tokens", "12", "--budget", "16", "--out", str(tmp_path)]
     running = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
@@ -136,7 +136,7 @@ def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path):
 
 
 def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
-    from longgraft.target import Target
+    from longgraft.target.model import Target
 
     fed, real = [], Target.run
 
@@ -175,7 +175,7 @@ def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
     alone = sweep(config(rows, modes=("replay",)), tmp_path / "alone")
     jobs_seen: dict[tuple, dict] = {}
     together = config(rows, modes=("replay",))
-    from longgraft.eval.bench import Bench, planned
+    from longgraft.eval.runs.bench import Bench, planned
 
     jobs = [Job(suite, length, fitted) for suite, plan in planned(together, Bench.open(together)).items()
             for length, prompts in plan.items() for fitted in prompts]
@@ -193,7 +193,7 @@ def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
 
 
 def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypatch):
-    from longgraft.cli import main
+    from longgraft.cli.app import main
 
     monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", str(rows), "--buckets", "256,64k",
                                       "--methods", "pld", "--prompts", "2", "--out", str(tmp_path / "never"),

@@ -7,7 +7,7 @@ import torch
 from conftest import FAMILIES, VOCAB, toy_model, toy_prompt, toy_target
 
 from longgraft.observation import Wants
-from longgraft.target import refuse, why_not
+from longgraft.target.refusal import refuse, why_not
 from longgraft.tree import ProposalTree
 
 

@@ -410,7 +410,7 @@ def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, 
     target = toy_target("gemma2")           # soft-capped logits: known
     network = build_network(dataclasses.replace(RECIPE, heads=4), target, corpus, [0])
     DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
-    monkeypatch.setattr("longgraft.target.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
+    monkeypatch.setattr("longgraft.target.model.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
     with pytest.raises(ValueError, match="a way of its own"):
         DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
 

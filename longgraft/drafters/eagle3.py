@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longgraft.attention import BACKENDS, Layout, choose
+from longgraft.attention.backends import BACKENDS, choose
+from longgraft.attention.layout import Layout
 from longgraft.kv import KVCache
 from longgraft.observation import Clock, Level, Observation, PruningPolicy, Verdict, Wants
 from longgraft.tree import DRAFT, ROOT, ProposalTree

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from longgraft.adjacency import AdjacencyMatrix
+from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.observation import Clock, Observation, Wants
 from longgraft.templates import Template, envelope
 from longgraft.tree import RETRIEVED, ROOT, ProposalTree

@@ -20,7 +20,8 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
 from longgraft.observation import Clock
 from longgraft.session import Sampling, Session, Stats
-from longgraft.target import Target, refuse
+from longgraft.target.model import Target
+from longgraft.target.refusal import refuse
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig

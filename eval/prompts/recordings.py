@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.report import read_rows
-from longgraft.eval.suites import suite_name
+from longgraft.eval.prompts.suites import suite_name
+from longgraft.eval.reports.report import read_rows
 from longgraft.loading import EMBEDDED, embedded
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.measure import TRANSFORMERS, Variant
-from longgraft.eval.report import Row, measured
+from longgraft.eval.reports.report import Row, measured
+from longgraft.eval.runs.measure import TRANSFORMERS, Variant
 from longgraft.eval.statistics import bootstrap
 from longgraft.methods import BUDGET, find
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from longgraft.calibration import Calibration
-from longgraft.eval.bench import Bench, planned
-from longgraft.eval.buckets import fit
-from longgraft.eval.calibrate import Prompt, calibrate, prompt_of
-from longgraft.eval.config import SweepConfig
-from longgraft.eval.suites import load_suite, read_prompts, suite_name
+from longgraft.eval.checks.calibrate import Prompt, calibrate, prompt_of
+from longgraft.eval.prompts.buckets import fit
+from longgraft.eval.prompts.suites import load_suite, read_prompts, suite_name
+from longgraft.eval.runs.bench import Bench, planned
+from longgraft.eval.runs.config import SweepConfig
 from longgraft.loading import identity_of
 from longgraft.methods import find
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.buckets import parse_lengths
-from longgraft.eval.measure import COLD, PLAIN, Variant
+from longgraft.eval.prompts.buckets import parse_lengths
+from longgraft.eval.runs.measure import COLD, PLAIN, Variant
 from longgraft.session import Sampling
 
 MODES = ("replay", "sampled", "greedy")

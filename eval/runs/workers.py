@@ -55,7 +55,7 @@ class Crew(Protocol):
 def spread(config: Any, jobs: Sequence[Job], crew: Crew,
            opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[dict[str, Any]]:
     """The rows of all jobs, as they come.  opened: is told the environment of each worker."""
-    from longgraft.eval.report import key
+    from longgraft.eval.reports.report import key
 
     waiting, idle = deque(jobs), list[Any]()
     busy: dict[Any, Job | None] = {crew.start(): None for _ in range(min(crew.workers, len(jobs)))}  # None: opening
@@ -97,7 +97,7 @@ def spread(config: Any, jobs: Sequence[Job], crew: Crew,
 
 def _again(config: Any, job: Job, waiting: deque[Job], why: str) -> Iterator[dict[str, Any]]:
     """A job that has lost its worker waits for another, or ends in failure rows."""
-    from longgraft.eval.bench import failures
+    from longgraft.eval.runs.bench import failures
 
     job.attempts += 1
     if job.attempts < ATTEMPTS:
@@ -118,8 +118,8 @@ class Replica:
         """Load the target; returns what its results need to be believed."""
         import torch
 
-        from longgraft.eval.bench import Bench
-        from longgraft.eval.sweep import environment
+        from longgraft.eval.runs.bench import Bench
+        from longgraft.eval.runs.sweep import environment
 
         torch.set_num_threads(self._threads)
         self._bench = Bench.open(self._config)
@@ -127,7 +127,7 @@ class Replica:
 
     def rows(self, job: Job) -> Iterator[dict[str, Any]]:
         """What is missing of a prompt, as it is measured."""
-        from longgraft.eval.bench import run_prompt, warm_up
+        from longgraft.eval.runs.bench import run_prompt, warm_up
 
         if not self._warm:
             warm_up(self._config, self._bench, job.fitted)

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from longgraft.eval.buckets import fit
 from longgraft.eval.loops import loops
+from longgraft.eval.prompts.buckets import fit
+from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.statistics import bootstrap
-from longgraft.eval.suites import Example, load_suite
 from longgraft.loading import load
 from longgraft.observation import Wants
 from longgraft.prefill.chunked import chunk_size
 from longgraft.session import Session
-from longgraft.target import Target
+from longgraft.target.model import Target
 from longgraft.tree import ROOT, ProposalTree
 
 
@@ -78,7 +78,7 @@ def greedy_answers(session: Session, examples: Sequence[Example], length: int, n
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m longgraft.eval.quality --data DIR --held-out F.jsonl --out DIR`"""
+    """`python -m longgraft.eval.checks.quality --data DIR --held-out F.jsonl --out DIR`"""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of LongBench-schema rows")
     parser.add_argument("--held-out", type=Path, required=True, help="JSONL of {text, type}")

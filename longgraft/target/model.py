@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,55 +15,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from longgraft.attention import BACKENDS, Layout, choose, dense
+from longgraft.attention.backends import choose
+from longgraft.attention.layout import Layout
 from longgraft.kv import KVCache
 from longgraft.observation import Wants
+from longgraft.target.interface import NAME, RUNNING, Run, attention
+from longgraft.target.refusal import refuse
 from longgraft.tree import ProposalTree
 
-NAME = "longgraft"
 TOPK_ROWS = 256     # rows of prompt logits that exist at once
-
-UNKNOWN = ("s_aux", "sinks", "position_bias", "head_mask")
-
-_CHUNKED = "attention is cut into chunks that a tree may cross"
-_STATE = "it keeps a recurrent state, and a tree of guesses has no single one"
-
-
-@dataclass
-class _Run:
-    """What attention needs to know of the running forward."""
-
-    layout: Layout
-    backend: str
-    calls: int = 0
-
-
-_RUNNING: ContextVar[_Run | None] = ContextVar("longgraft_run", default=None)
-
-
-def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-               scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-               **more: Any) -> tuple[Tensor, None]:
-    """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D].
-
-    Whatever a model passes beyond what the kernels compute would be lost without a word, so it is an error.
-    """
-    run = _RUNNING.get()
-    assert run is not None, "the longgraft attention ran outside of Target.run"
-    run.calls += 1
-    if lost := [name for name in UNKNOWN if more.get(name) is not None]:
-        raise ValueError(f"{type(module).__name__} passes {', '.join(lost)} to its attention, which longgraft does "
-                         "not compute (attention sinks, biases). This model cannot be used.")
-    if attention_mask is None or attention_mask.numel() != 1:
-        raise ValueError(f"{type(module).__name__} makes an attention mask of its own, which a tree would break. "
-                         "This model cannot be used.")
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if softcap is not None:
-        # No fused kernel caps logits and returns what `split` needs; the reference does it, at any device.
-        out = dense(query, key, value, run.layout, scale, sliding_window, softcap)
-    else:
-        out = BACKENDS[run.backend](query, key, value, run.layout, scale, sliding_window)
-    return out.transpose(1, 2), None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,49 +33,6 @@ class Forward:
     logits: Tensor
     features: Tensor | None
     topk: Tensor | None
-
-
-def why_not(config: PretrainedConfig) -> str:
-    """Why models of this configuration cannot be decoded here; "" where nothing speaks against it."""
-    text = config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or ())
-    rope = getattr(text, "rope_parameters", None) or {}
-    rope_types = {rope.get("rope_type")} | {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
-    if config.is_encoder_decoder:
-        return "it is an encoder-decoder, and only decoder-only models are supported"
-    if not kinds <= {"full_attention", "sliding_attention"}:
-        if "chunked_attention" in kinds:
-            return _CHUNKED
-        return f"{_STATE} (layers: {', '.join(sorted(kinds))})"
-    if getattr(text, "attention_chunk_size", None):
-        return _CHUNKED
-    if getattr(text, "kv_lora_rank", None):
-        return "its keys and values have different sizes (multi-head latent attention)"
-    if config.model_type == "gpt_oss":
-        return "its attention has sinks, which the split backends do not add yet"
-    if rope_types & {"dynamic", "longrope"}:
-        return "its rotary frequencies change with the length, and one tree may stand on both sides"
-    return _why_not_class(config)
-
-
-def _why_not_class(config: PretrainedConfig) -> str:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return "transformers has no causal LM for it"
-    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if getattr(cls, "_is_stateful", False):
-        return _STATE
-    if not getattr(cls, "_supports_attention_backend", False):
-        return "its attention does not go through transformers' AttentionInterface"
-    return ""
-
-
-def refuse(config: PretrainedConfig, name: str) -> None:
-    """ValueError by name and reason for models that cannot work, before any weight is read."""
-    if reason := why_not(config):
-        raise ValueError(f"{name} ({config.model_type}) cannot be used: {reason}.\n"
-                         "Use a decoder-only attention model, e.g. Llama, Qwen2/3, Mistral or Gemma.")
 
 
 @dataclass
@@ -198,7 +114,7 @@ class Target:
         layout = Layout(cache.length, depths, None if chain else tree.mask, self.device)
         kept = {"all": torch.arange(len(tree)), "last": torch.tensor([len(tree) - 1]),
                 "none": torch.arange(0)}[rows]
-        run = _Run(layout, self.attention)
+        run = Run(layout, self.attention)
         with ExitStack() as stack:
             stack.enter_context(self._engaged(run))
             features = stack.enter_context(self.inputs_of(wants.features))
@@ -231,17 +147,17 @@ class Target:
         return torch.cat([_best(self.head(block), k) for block in hidden.split(TOPK_ROWS)])
 
     @contextmanager
-    def _engaged(self, run: _Run) -> Iterator[None]:
+    def _engaged(self, run: Run) -> Iterator[None]:
         """Our attention in place of the model's, until the block ends."""
-        AttentionInterface.register(NAME, _attention)
+        AttentionInterface.register(NAME, attention)
         before = [config._attn_implementation_internal for config in self._configs]
-        token = _RUNNING.set(run)
+        token = RUNNING.set(run)
         try:
             for config in self._configs:
                 config._attn_implementation_internal = NAME
             yield
         finally:
-            _RUNNING.reset(token)
+            RUNNING.reset(token)
             for config, name in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = name
 

@@ -19,7 +19,7 @@ from longgraft.calibration import Calibration, default_path
 from longgraft.drafters.eagle3 import LEVELS, Eagle3Drafter
 from longgraft.drafters.policies import KEPT_OF_60, kept_nodes
 from longgraft.eval.loops import loops
-from longgraft.eval.suites import Example
+from longgraft.eval.prompts.suites import Example
 from longgraft.loading import identity_of
 from longgraft.methods import Parts
 from longgraft.observation import Clock, Level, Observation, Verdict

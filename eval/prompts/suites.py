@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.catalogue import SUITES, Suite
-from longgraft.eval.sources import Row, hub_rows, is_path, local_file, read_rows, text_of
+from longgraft.eval.prompts.catalogue import SUITES, Suite
+from longgraft.eval.prompts.sources import Row, hub_rows, is_path, local_file, read_rows, text_of
 
 __all__ = ["SUITES", "Example", "load_suite"]
 

@@ -69,7 +69,7 @@ def sweep(
 ) -> None:
     """Measure methods over suites and prompt lengths: acceptance, decode-only speed, losslessness."""
     given = locals()
-    from longgraft.eval.buckets import parse_lengths
+    from longgraft.eval.prompts.buckets import parse_lengths
 
     _measure(given, {}, parse_lengths(buckets) if buckets else None)
 
@@ -98,7 +98,7 @@ def bench(
     A later turn follows what plain decoding answered, so that all methods are measured on the same conversation.
     """
     given = locals()
-    from longgraft.eval.config import SHORT
+    from longgraft.eval.runs.config import SHORT
 
     _measure(given, SHORT, ())
 
@@ -124,20 +124,20 @@ def ablate(
     """Measure what each part of graft is worth: components (Figure 5), placement (Figure 2), template (Figure 6),
     budget, warmup (Table 4), thresholds (Tables 11, 12)."""
     given = locals()
-    from longgraft.eval.buckets import parse_lengths
+    from longgraft.eval.prompts.buckets import parse_lengths
 
     _measure(given, {"methods": ("ar",)}, parse_lengths(buckets) if buckets else None)
 
 
 def _measure(given: dict[str, Any], base: Mapping[str, Any], lengths: tuple[int, ...] | None) -> None:
     """Run what the options of a command say.  base: the command's own defaults."""
-    from longgraft.eval.ablations import prepare
-    from longgraft.eval.bench import Bench
-    from longgraft.eval.config import SweepConfig
-    from longgraft.eval.plots import draw
-    from longgraft.eval.report import write
-    from longgraft.eval.sweep import lines_of_plan
-    from longgraft.eval.sweep import sweep as run
+    from longgraft.eval.reports.plots import draw
+    from longgraft.eval.reports.report import write
+    from longgraft.eval.runs.ablations import prepare
+    from longgraft.eval.runs.bench import Bench
+    from longgraft.eval.runs.config import SweepConfig
+    from longgraft.eval.runs.sweep import lines_of_plan
+    from longgraft.eval.runs.sweep import sweep as run
 
     alike = ("data", "prompts", "repeats", "max_new_tokens", "model", "drafter", "budget", "temperature", "seed",
              "dtype", "device", "attention", "calibration")
@@ -167,8 +167,8 @@ def _measure(given: dict[str, Any], base: Mapping[str, Any], lengths: tuple[int,
 @measuring.command("suites", epilog="Example: longgraft suites")
 def suites() -> None:
     """List the suites: what each is, where on the hub it is, which files of a --data folder are taken for it."""
-    from longgraft.eval.sources import files_of
-    from longgraft.eval.suites import SUITES
+    from longgraft.eval.prompts.sources import files_of
+    from longgraft.eval.prompts.suites import SUITES
 
     for name, suite in SUITES.items():
         place = f"hub {', '.join(part for part in suite.hub if part)}" if suite.hub else suite.source
@@ -183,7 +183,7 @@ def recordings(folder: Annotated[Path, typer.Argument(help="The --out folder of 
                method: Annotated[str, typer.Option(help="Whose answers; those of a lossless method are the target's.")]
                = "ar") -> None:
     """Write the answers of a run as text, to be replayed by any model with --recorded."""
-    from longgraft.eval.recordings import write
+    from longgraft.eval.prompts.recordings import write
 
     print(f"{write(folder, out, mode, method)} answers in {out}")
 
@@ -197,8 +197,8 @@ def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a swee
 
     Its tables are written again, also those of a sweep that was interrupted.
     """
-    from longgraft.eval.plots import draw
-    from longgraft.eval.report import read_rows, write
+    from longgraft.eval.reports.plots import draw
+    from longgraft.eval.reports.report import read_rows, write
 
     write(folder)
     for path in draw(list(read_rows(folder)), folder, dict(_pair(text) for text in label or ()), suffix):
@@ -209,8 +209,8 @@ def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a swee
 def compare(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
             second: Annotated[Path, typer.Argument(help="Folder of another.")]) -> None:
     """Compare two sweeps row by row: tokens and counts that differ, and paired ratios of speed and MAT."""
-    from longgraft.eval.compare import lines
-    from longgraft.eval.report import read_rows
+    from longgraft.eval.reports.compare import lines
+    from longgraft.eval.reports.report import read_rows
 
     print("\n".join(lines(list(read_rows(first)), list(read_rows(second)))))
 
@@ -219,8 +219,8 @@ def compare(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
 def costs(folder: Annotated[Path, typer.Argument(help="Folder of a sweep of ar, eagle3 and graft.")],
           out: Annotated[Path, typer.Option(help="JSON for `longgraft project`.")]) -> None:
     """Take from a sweep what a plain pass, a verification and a draft forward cost on its machine."""
-    from longgraft.eval.projection import CostTable
-    from longgraft.eval.report import read_rows
+    from longgraft.eval.reports.projection import CostTable
+    from longgraft.eval.reports.report import read_rows
 
     environment, config = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
                            for name in ("environment", "config"))
@@ -235,8 +235,8 @@ def costs(folder: Annotated[Path, typer.Argument(help="Folder of a sweep of ar, 
 def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
             costs: Annotated[Path, typer.Option(help="JSON of costs per prompt length, measured or given.")]) -> None:
     """Project measured acceptance onto another model's or machine's costs (Graft, Equation 1)."""
-    from longgraft.eval.projection import CostTable, table
-    from longgraft.eval.report import read_rows
+    from longgraft.eval.reports.projection import CostTable, table
+    from longgraft.eval.reports.report import read_rows
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     print(table(list(read_rows(folder)), CostTable.load(costs), config["draft_levels"]), end="")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from longgraft.eval.workers import REFUSALS, Job, Replica
+from longgraft.eval.runs.workers import REFUSALS, Job, Replica
 
 PATIENCE = 30.0     # seconds without news after which a cluster is asked whether it can still hold a worker
 LOCAL = "local"

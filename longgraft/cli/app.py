@@ -9,8 +9,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from longgraft.cli_eval import measuring
-from longgraft.cli_training import heads, train
+from longgraft.cli.measuring import measuring
+from longgraft.cli.training import heads, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")
@@ -79,7 +79,7 @@ def generate(
     answer = session.generate(ids, max_new_tokens, stop or (), **draw)
     report: dict[str, Any] = {"text": answer.text, "token_ids": answer.token_ids, "stats": answer.stats.as_dict()}
     if compare:
-        from longgraft.eval.losslessness import compare_with_plain
+        from longgraft.eval.checks.losslessness import compare_with_plain
 
         report["compare"] = compare_with_plain(session, ids, answer, sampling, max_new_tokens, bool(stop))
     if as_json:
@@ -119,8 +119,8 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there."""
-    from longgraft.eval.losslessness import check, lines
-    from longgraft.eval.suites import read_prompts
+    from longgraft.eval.checks.losslessness import check, lines
+    from longgraft.eval.prompts.suites import read_prompts
     from longgraft.session import Sampling
 
     _positive(count=count, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
@@ -137,7 +137,7 @@ def doctor(model: Model = None, drafter: Drafter = "auto",
            context: Annotated[int, typer.Option(help="Prompt tokens to plan memory for.")] = 32768,
            device: Device = None, dtype: Dtype = None) -> None:
     """Device, versions, backends, and whether a target and a head fit together."""
-    from longgraft.eval.doctor import report
+    from longgraft.eval.checks.doctor import report
 
     _positive(context=context)
     for line in report(model, _none(drafter), context, device, dtype):
@@ -160,9 +160,9 @@ def calibrate(
         "--keep-acceptance", help="The fastest thresholds that accept no less than a dense tree.")] = False,
 ) -> None:
     """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
-    from longgraft.eval.calibrate import calibrate as run
-    from longgraft.eval.calibrate import prompt_of
-    from longgraft.eval.suites import read_prompts
+    from longgraft.eval.checks.calibrate import calibrate as run
+    from longgraft.eval.checks.calibrate import prompt_of
+    from longgraft.eval.prompts.suites import read_prompts
 
     _positive(rounds=rounds, max_new_tokens=max_new_tokens)
     examples = read_prompts(prompts, rounds)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.catalogue import SUITES, Suite
+from longgraft.eval.prompts.catalogue import SUITES, Suite
 
 Row = dict[str, Any]
 

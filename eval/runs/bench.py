@@ -15,15 +15,15 @@ import torch
 
 from longgraft.calibration import Calibration
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS
-from longgraft.eval.buckets import Fitted, as_it_is, plan, whole
-from longgraft.eval.config import SweepConfig
+from longgraft.eval.checks.losslessness import first_divergence
 from longgraft.eval.loops import loops
-from longgraft.eval.losslessness import first_divergence
-from longgraft.eval.measure import COLD, PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
-from longgraft.eval.report import key
+from longgraft.eval.prompts.buckets import Fitted, as_it_is, plan, whole
+from longgraft.eval.prompts.suites import load_suite
+from longgraft.eval.reports.report import key
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.measure import COLD, PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
+from longgraft.eval.runs.workers import Done, Job
 from longgraft.eval.scores import score
-from longgraft.eval.suites import load_suite
-from longgraft.eval.workers import Done, Job
 from longgraft.loading import head_of, identity_of, load
 from longgraft.methods import Parts, build
 from longgraft.session import Sampling, Session

@@ -20,7 +20,7 @@ from longgraft.observation import Clock, Observation, Proposer, PruningPolicy, W
 from longgraft.prefill.chunked import prefill
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.session import Sampling, Stats, decode, peak_memory
-from longgraft.target import Target
+from longgraft.target.model import Target
 from longgraft.templates import envelope
 from longgraft.tree import ROOT, ProposalTree
 from longgraft.verifier import Verifier

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from longgraft.eval.bench import Bench, count_missing, planned, run_prompt, turns_of, warm_up
-from longgraft.eval.buckets import Fitted
-from longgraft.eval.config import SweepConfig
-from longgraft.eval.measure import Prefilled
-from longgraft.eval.report import key
+from longgraft.eval.prompts.buckets import Fitted
+from longgraft.eval.prompts.suites import suite_name
+from longgraft.eval.reports.report import key
+from longgraft.eval.runs.bench import Bench, count_missing, planned, run_prompt, turns_of, warm_up
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.measure import Prefilled
+from longgraft.eval.runs.workers import Crew, Done, Job, Processes, spread
 from longgraft.eval.scores import score
-from longgraft.eval.suites import suite_name
-from longgraft.eval.workers import Crew, Done, Job, Processes, spread
 from longgraft.session import Session
 
 ROWS = "per_prompt.jsonl"
@@ -70,7 +70,7 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}; it must be 1 or more.")
     if ray is not None:
-        from longgraft.eval.ray_workers import actors
+        from longgraft.eval.runs.ray_workers import actors
 
         with actors(ray, config, workers) as crew:
             return _sweep(config, out, resume or retry, retry, crew)

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from longgraft.eval.buckets import WHOLE
-from longgraft.eval.losslessness import EPSILON, level
-from longgraft.eval.measure import PLAIN
+from longgraft.eval.checks.losslessness import EPSILON, level
+from longgraft.eval.prompts.buckets import WHOLE
+from longgraft.eval.prompts.suites import suite_name
+from longgraft.eval.runs.measure import PLAIN
 from longgraft.eval.statistics import bootstrap
-from longgraft.eval.suites import suite_name
 
 Row = Mapping[str, Any]
 ALL = "all"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from longgraft.eval.report import key, length_name
+from longgraft.eval.reports.report import key, length_name
 from longgraft.eval.statistics import bootstrap
 
 COUNTS = ("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")

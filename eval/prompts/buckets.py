@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from longgraft.eval.suites import Example
+from longgraft.eval.prompts.suites import Example
 
 # The gap between two units: it falls away with what is cut.
 GAPS = {

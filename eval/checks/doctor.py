@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from longgraft.attention import available
+from longgraft.attention.backends import available
 from longgraft.loading import load
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")

@@ -1,0 +1,1 @@
+"""Losslessness, calibration, quality, and whether things fit."""

@@ -1,0 +1,1 @@
+"""Suites, length buckets and recordings: what is asked."""

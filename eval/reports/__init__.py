@@ -1,0 +1,1 @@
+"""Tables, figures, comparisons and projections of measured rows."""

@@ -1,0 +1,1 @@
+"""Sweeps: what is measured, by whom, and the rows that come of it."""

@@ -1,0 +1,1 @@
+"""Attention of a few new rows over a long prefix and over each other."""

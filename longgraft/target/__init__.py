@@ -1,0 +1,1 @@
+"""An unmodified transformers model as a target."""
