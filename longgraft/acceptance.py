@@ -17,10 +17,12 @@ from longgraft.tree import ProposalTree
 
 
 class AcceptanceRule(Protocol):
-    """Which token the target says at each position."""
+    def __call__(self, tree: ProposalTree, logits: Tensor, positions: list[int]) -> tuple[Tensor, int]: ...
 
-    def draw(self, logits: Tensor, positions: list[int]) -> Tensor:
-        """logits [n, V] -> drawn tokens [n] int64.  positions[i]: absolute position of the token to be drawn."""
+
+class _Draws:
+    def __call__(self, tree: ProposalTree, logits: Tensor, positions: list[int]) -> tuple[Tensor, int]:
+        return walk(tree, self.draw(logits, positions).tolist())
 
 
 def walk(tree: ProposalTree, draws: list[int]) -> tuple[Tensor, int]:
@@ -32,7 +34,7 @@ def walk(tree: ProposalTree, draws: list[int]) -> tuple[Tensor, int]:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(_Draws):
     """The most probable token; of equal ones the first."""
 
     def draw(self, logits: Tensor, positions: list[int]) -> Tensor:
@@ -40,7 +42,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(_Draws):
     """Temperature, top-k, top-p and min-p sampling, warped in transformers' order.
 
     The random number of a position depends on (seed, position) alone, so that a token does not depend on how
@@ -79,7 +81,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(_Draws):
     """A recorded continuation takes the place of the draw; all forwards and costs stay real.
 
     tokens: the recording, whose first token stands at absolute position `start`.

@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-from longgraft.observation import Clock, Observation, Proposer, Retriever, Wants
-from longgraft.tree import ProposalTree
+from longgraft.clock import Clock
+from longgraft.proposer import Ask, Memory, Proposer, Retriever, together
+from longgraft.tree import UNPRUNED, ProposalTree
 
 
 class Plain:
     """Proposes nothing: plain autoregressive decoding, in the same loop as everything else."""
 
-    wants = Wants()
+    memories: tuple[Memory, ...] = ()
 
-    def reset(self, capacity: int) -> None:
-        """There is nothing to forget."""
-
-    def observe(self, seen: Observation) -> None:
-        """There is nothing to learn."""
-
-    def propose(self, root: int, budget: int) -> ProposalTree:
-        return ProposalTree.root_only(root)
+    def propose(self, ask: Ask) -> ProposalTree:
+        return ProposalTree.root_only(ask.root)
 
 
 class Graft:
-    """Slots that the drafter's policy released are filled from the retriever, at the root (arXiv 2605.20104).
+    """Slots that the drafter's policy gave away are filled from the retriever, at the root (arXiv 2605.20104).
 
-    A drafter that went through all its gates (stage "none") is left as it is: exactly EAGLE-3's tree.
+    A drafter that went through all its gates is left as it is: exactly EAGLE-3's tree.
     """
 
     def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None) -> None:
         self.drafter, self.retriever, self.clock = drafter, retriever, clock or Clock()
-        self.wants = drafter.wants | retriever.wants
+        self.memories = together([drafter, retriever])
 
-    def reset(self, capacity: int) -> None:
-        self.drafter.reset(capacity)
-        self.retriever.reset(capacity)
-
-    def observe(self, seen: Observation) -> None:
-        self.drafter.observe(seen)
-        self.retriever.observe(seen)
-
-    def propose(self, root: int, budget: int) -> ProposalTree:
-        drafted = self.drafter.propose(root, budget)
-        if drafted.stage == "none" or len(drafted) == budget:
+    def propose(self, ask: Ask) -> ProposalTree:
+        drafted = self.drafter.propose(ask)
+        if drafted.stage == UNPRUNED or len(drafted) == ask.budget:
             return drafted
-        found = self.retriever.candidates(root, budget - len(drafted))
+        found = self.retriever.candidates(ask.root, ask.budget - len(drafted))
         with self.clock.part("merge"):
-            return drafted.merge(found, at=0, budget=budget)
+            return drafted.merge(found, at=0, budget=ask.budget)
 
 
 class TailGraft:
@@ -58,23 +45,15 @@ class TailGraft:
                  clock: Clock | None = None) -> None:
         self.drafter, self.retriever, self.clock = drafter, retriever, clock or Clock()
         self.leaves, self.length = leaves, length
-        self.wants = drafter.wants | retriever.wants
+        self.memories = together([drafter, retriever])
 
-    def reset(self, capacity: int) -> None:
-        self.drafter.reset(capacity)
-        self.retriever.reset(capacity)
-
-    def observe(self, seen: Observation) -> None:
-        self.drafter.observe(seen)
-        self.retriever.observe(seen)
-
-    def propose(self, root: int, budget: int) -> ProposalTree:
-        tree = self.drafter.propose(root, budget)
+    def propose(self, ask: Ask) -> ProposalTree:
+        tree = self.drafter.propose(ask)
         inner = set(tree.parents.tolist())
         ends = [node for node in range(len(tree)) if node not in inner]
         scores = tree.scores.tolist()
         for leaf in sorted(ends, key=lambda node: (-scores[node], node))[:self.leaves]:
-            slots = min(self.length, budget - len(tree))
+            slots = min(self.length, ask.budget - len(tree))
             if slots < 1:
                 break
             found = self.retriever.candidates(int(tree.tokens[leaf]), slots)

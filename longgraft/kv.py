@@ -48,6 +48,11 @@ class _Layer(CacheLayerMixin):
         self.values[:, :, start:start + n] = value_states
         return self.keys, self.values
 
+    def drop(self) -> None:
+        """Give the buffers back."""
+        self.keys = self.values = None
+        self.is_initialized = False
+
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         n = query_length if isinstance(query_length, int) else len(query_length)
         return self.owner.length + n, 0
@@ -66,13 +71,22 @@ class KVCache(Cache):
     """Committed rows [0, length) of every layer, and scratch rows behind them.
 
     A forward writes at [length, length + n); nothing counts until `keep`.  One owner at a time.
+
+    length:  committed rows
+    skipped: tokens that were read and have no row: a cache that leaves rows out stands at a later position
     """
 
+    layers: list[Any]       # all are ours; transformers types them by their base
+
     def __init__(self, layers: int, capacity: int) -> None:
-        self.length = 0
-        self.capacity = -(-capacity // ROUND) * ROUND
+        self.length = self.skipped = 0
+        self.capacity = _rounded(capacity)
         super().__init__(layers=[_Layer(self) for _ in range(layers)])
-        self.rows: list[Any] = self.layers      # the same list, for type checkers: all are ours
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the next token."""
+        return self.length + self.skipped
 
     def keep(self, path: Tensor) -> None:
         """Commit the scratch rows `path` [a], ascending from 0: moves only rows that are not in place yet."""
@@ -81,7 +95,7 @@ class KVCache(Cache):
         if still < len(nodes):
             source = self.length + path[still:]
             start, stop = self.length + still, self.length + len(nodes)
-            for layer in self.rows:
+            for layer in self.layers:
                 index = source.to(layer.keys.device)
                 layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
                 layer.values[:, :, start:stop] = layer.values.index_select(2, index)
@@ -94,15 +108,49 @@ class KVCache(Cache):
         self.length = length
 
     def reserve(self, capacity: int) -> None:
-        """Forget everything; make room for `capacity` rows, keeping larger buffers that are there."""
-        self.length = 0
-        if capacity > self.capacity:
-            self.capacity = -(-capacity // ROUND) * ROUND
-            for layer in self.rows:
-                layer.keys = layer.values = None
-                layer.is_initialized = False
+        """Room for `capacity` rows; committed ones stay."""
+        if capacity <= self.capacity:
+            return
+        kept = self.state() if self.length else []
+        self.capacity = _rounded(capacity)
+        for layer in self.layers:
+            layer.drop()
+        for layer, (keys, values) in zip(self.layers, kept, strict=bool(kept)):
+            layer.lazy_initialization(keys, values)
+            layer.keys[:, :, :self.length], layer.values[:, :, :self.length] = keys, values
+
+    def clear(self) -> None:
+        """Forget everything, but keep the buffers."""
+        self.length = self.skipped = 0
+
+    def release(self) -> None:
+        """Forget everything and give the buffers back."""
+        self.clear()
+        self.capacity = 0
+        for layer in self.layers:
+            layer.drop()
+
+    def state(self) -> list[tuple[Tensor, Tensor]]:
+        """Copies of the committed keys and values [1, Hkv, length, D] of each layer."""
+        return [(layer.keys[:, :, :self.length].clone(), layer.values[:, :, :self.length].clone())
+                for layer in self.layers if layer.is_initialized]
+
+    def restore(self, state: list[tuple[Tensor, Tensor]]) -> None:
+        """Hold the rows of a `state`, and no others."""
+        self.clear()
+        rows = state[0][0].shape[2] if state else 0
+        self.reserve(rows)
+        for layer, (keys, values) in zip(self.layers, state, strict=bool(state)):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys, values)
+            layer.keys[:, :, :rows], layer.values[:, :, :rows] = keys, values
+        self.length = rows
 
     def bytes(self) -> int:
         """Allocated size."""
-        tensors = [t for layer in self.rows if layer.is_initialized for t in (layer.keys, layer.values)]
+        tensors = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
         return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _rounded(capacity: int) -> int:
+    return -(-capacity // ROUND) * ROUND

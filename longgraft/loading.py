@@ -6,11 +6,10 @@ Knows hub ids, folders and the registries; knows no decoding.
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,19 @@ import torch
 
 from longgraft.calibration import Calibration, default_path
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
-from longgraft.methods import Parts, build, find
-from longgraft.observation import Clock
-from longgraft.session import Generation, Prompt, Sampling, Session, Stats
+from longgraft.engine import Engine
+from longgraft.methods import DEFAULT, RETRIEVAL, Method, build, find
+from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
+from longgraft.parts import Parts
+from longgraft.proposer import Proposer
+from longgraft.sampling import Sampling
+from longgraft.session import Generation, Session
 from longgraft.target.model import Target
 from longgraft.target.refusal import refuse
-from longgraft.yarn_drafters.checkpoint import load_head
-from longgraft.yarn_drafters.known_heads import find_head, known_targets
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.text import Prompt
+from longgraft.yarn_drafters.layouts import HeadOverrides
 from longgraft.yarn_drafters.network import Eagle3Network
 
-EMBEDDED = "embedded"       # the pair that ships with the package
-FALLBACK = "retrieval"      # what "graft" becomes where no drafter is known
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was
 # kept (embedded pair, README "Results").
 CPU_BUDGET = 16
@@ -40,7 +40,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Options:
     """How a session decodes.  None: the method's own or the device's choice."""
 
-    method: str = "graft"
+    method: str | Method | Proposer = DEFAULT
     budget: int | None = None           # nodes per verification, root included; None: the method's, on a CPU 16
     draft_levels: int = LEVELS          # draft forwards at most: EAGLE's depth + 1
     draft_top_k: int = TOP_K
@@ -61,7 +61,38 @@ class Options:
         find(self.method)
 
 
-def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = True, **options: Any) -> Session:
+@dataclass(frozen=True)
+class Loaded:
+    """A target and what a method needs on it, before a session is made of them.
+
+    method: the one that was asked for, or its fallback; notes: what was chosen instead of what, for people
+    """
+
+    target: Target
+    tokenizer: Any
+    method: Method
+    parts: Parts
+    calibration: Calibration
+    notes: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Whose calibration this is."""
+        return identity_of(self.target, self.tokenizer, self.parts.head)
+
+    def session(self, budget: int | None = None, chunk: int | None = None) -> Session:
+        """budget: nodes per verification; None: the method's, on a CPU at most CPU_BUDGET."""
+        on_cpu, method = self.target.device.type == "cpu", self.method
+        nodes = budget or (min(method.budget, CPU_BUDGET) if on_cpu else method.budget)
+        proposer = build(method, self.parts)
+        gates = f", {self.calibration.describe()}" if "thresholds" in method.takes else ""
+        about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
+                 f"{self.target.attention}, method {method.name}, budget {nodes}{gates}")
+        return Session(Engine(self.target, proposer, self.parts.clock, nodes, chunk), self.tokenizer,
+                       (*self.notes, about))
+
+
+def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
     """A session: `load(...)` once, then `generate` and `stream` as often as you like.
 
     model:   a hub id, a folder, a loaded (model, tokenizer), or None for the embedded pair
@@ -71,29 +102,39 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     options: the fields of `Options`
     """
     opts = Options(**options)
+    session = assemble(model, drafter, opts).session(opts.budget, opts.chunk)
+    if tell:
+        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    return session
+
+
+def assemble(model: Any, drafter: str | Path | None, opts: Options) -> Loaded:
+    """Everything that the method needs, loaded."""
     target, tokenizer = _target(model, opts)
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    network, opts, notes = _drafter(drafter, target, opts)
-    method = find(opts.method)
-    clock, calibration = Clock(), _calibration(target, tokenizer, network, opts)
-    parts = Parts(target, network if method.needs_drafter else None, calibration.snapshot, calibration.thresholds,
-                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.draft_window, persist=opts.persist,
-                  clock=clock)
-    limits = {}
-    if parts.network is not None and not (method.windowed or opts.draft_window or parts.network.config.window):
-        limits[f"{target.name}'s drafter"] = parts.network.config.max_positions
-    usual = method.budget if target.device.type != "cpu" else min(method.budget, CPU_BUDGET)
-    budget = opts.budget or usual
-    session = Session(target, tokenizer, build(opts.method, parts), clock, budget, limits, opts.chunk, parts)
-    gates = f", {calibration.describe()}" if method.needs_drafter else ""
-    session.about = [*notes, f"{target.name} on {target.device} in {str(target.dtype)[6:]}, attention "
-                             f"{target.attention}, method {opts.method}, budget {budget}{gates}"]
-    if tell:
-        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
-    return session
+    method, given, notes = _needs(find(opts.method), Sources(target, drafter, opts.head))
+    calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
+    parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
+                  opts.draft_top_k, opts.draft_window, persist=opts.persist)
+    return Loaded(target, tokenizer, method, parts, calibration, notes)
+
+
+def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
+    """(the method, what it needs, what to tell): where a need is not known, the method's fallback, which says so."""
+    given: dict[str, Any] = {}
+    for need in method.needs:
+        try:
+            given[need.name] = need.load(sources)
+        except Missing as error:
+            if not (method.fallback and sources.drafter == AUTO):
+                raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
+            why = str(error).splitlines()[0].rstrip(".")
+            other, given, notes = _needs(find(method.fallback), sources)
+            return other, given, (f"{why}; decoding with method {other.name} instead of {method.name}", *notes)
+    return method, given, ()
 
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
@@ -118,7 +159,7 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     mask = kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("The attention mask hides some tokens; longgraft takes no padding. Give the bare prompt.")
-    session = session or load((model, None), None, tell=False, method=FALLBACK)
+    session = session or load((model, None), None, tell=False, method=RETRIEVAL)
     if session.target.model is not model:
         raise ValueError("The session was loaded for another model. Pass load((model, tokenizer), ...) of this one.")
     _only_known(logits_processor, {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
@@ -134,10 +175,10 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
                             int(torch.randint(2 ** 31, (1,))))
     eos = c.eos_token_id
     ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(torch.as_tensor(eos).tolist())
-    ids, new = input_ids[0].tolist(), []
+    ids, new = input_ids[0].tolist(), list[int]()
     limit = c.max_length - len(ids) if c.max_new_tokens is None else c.max_new_tokens
-    for tokens in session.tokens(ids, Stats(), limit, sampling, ends):
-        new += tokens
+    for step in session.open(ids, limit, sampling, eos=ends):
+        new += step.tokens
     return torch.cat([input_ids, torch.tensor([new], device=input_ids.device, dtype=input_ids.dtype)], dim=1)
 
 
@@ -183,35 +224,6 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -
     return dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
 
 
-def _drafter(drafter: str | Path | None, target: Target,
-             opts: Options) -> tuple[Eagle3Network | None, Options, list[str]]:
-    """The network, the options that its absence changes, and what to tell about it."""
-    if not find(opts.method).needs_drafter:
-        return None, opts, []
-    path: str | Path | None = drafter
-    if drafter == "auto":
-        known = find_head(target.name)
-        path = embedded("drafter") if target.name == EMBEDDED else known.head if known else None
-        if path is None:
-            if opts.method != Options.method:
-                raise ValueError(f"No EAGLE-3 head of {target.name} is known, and method {opts.method!r} needs one.\n"
-                                 f"Pass --drafter; known targets: {', '.join(known_targets())}.")
-            note = f"no EAGLE-3 head of {target.name} is known; decoding by retrieval alone"
-            return None, replace(opts, method=FALLBACK), [note]
-    if path is None:
-        return None, opts, []
-    return head_of(path, target, opts.head), opts, []
-
-
-def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
-    """A head in the target's precision, on its device; what has no embedding of its own shares the target's."""
-    shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
-    network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
-    if network.embed_tokens is None:
-        network.share_embedding(target.model.get_input_embeddings())
-    return network.eval()
-
-
 def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Options) -> Calibration:
     identity = identity_of(target, tokenizer, network)
     if opts.calibration is None:
@@ -241,8 +253,3 @@ def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
-
-
-def embedded(part: str) -> Path:
-    """A part of the pair that ships with the package."""
-    return Path(str(importlib.resources.files("longgraft.yarn_drafters"))) / "embedded" / part

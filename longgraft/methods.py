@@ -1,138 +1,189 @@
-"""The registry: every method is one expression over proposers.
+"""The registry: every method is one expression over proposers.  Installed packages and files add methods of their own.
 
 Knows names and constructors; no code outside this file asks for a method by name.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-
-from torch import Tensor
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Literal
 
 from longgraft.compose import Graft, Plain, TailGraft
-from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
-from longgraft.drafters.policies import DEFAULT_THRESHOLDS, Dense, Gates, Split
-from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.observation import Clock, Proposer, PruningPolicy
+from longgraft.drafters.policies import Dense, Filled, Split
+from longgraft.needs import HEAD, Need
+from longgraft.parts import Parts
+from longgraft.proposer import Proposer
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup
-from longgraft.target.model import Target
-from longgraft.templates import DEEPEST, WIDEST, Template, bounded, chain, envelope, token_recycling
-from longgraft.yarn_drafters.network import Eagle3Network
+from longgraft.templates import chain, token_recycling
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
 WINDOW = 2048   # tokens that a windowed drafter sees: what most heads are trained on
+ENTRY_POINTS = "longgraft.methods"      # the group under which installed packages register a `Method`
 
+# Settings that a method may be given for itself (`method+name=value`), by what it is made of.
+BUDGETED = frozenset({"budget"})
+DRAFTS = BUDGETED | {"levels", "top_k"}
+GATED = DRAFTS | {"thresholds"}
+LOOKS_UP = BUDGETED | {"depth", "width", "warm"}
 
-@dataclass
-class Parts:
-    """What methods are made of, and the settings that they share.
-
-    snapshot: warm rows that every request starts from; None: empty.  persist: rows outlive a request instead.
-    """
-
-    target: Target
-    network: Eagle3Network | None = None
-    snapshot: Tensor | None = None
-    thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
-    split: int = 40             # nodes kept of 60 where nothing is pruned, root included (A15)
-    levels: int = LEVELS
-    top_k: int = TOP_K
-    window: int | None = None   # tokens of its past that the drafter sees; None: what its checkpoint says
-    depth: int | None = None    # bounds on retrieved trees: tokens in a row, successors of one token; None: Table 7's
-    width: int | None = None
-    persist: bool = False
-    clock: Clock = field(default_factory=Clock)
-
-    def drafter(self, policy: PruningPolicy, window: int | None = None) -> Eagle3Drafter:
-        """window: the method's own, where the settings leave it open."""
-        assert self.network is not None
-        return Eagle3Drafter(self.network, policy, self.levels, self.top_k, self.clock, self.window or window)
-
-    def gates(self) -> Gates:
-        return Gates(self.thresholds)
-
-    def matrix(self) -> AdjacencyMatrix:
-        return AdjacencyMatrix(self.target.vocab_size, device=self.target.device)
-
-    def retriever(self, shape: Callable[[int], Template] = envelope) -> MatrixRetriever:
-        """Graft's: seeded by the prompt, refilled in the envelope's order."""
-        if shape is envelope and (self.depth or self.width):
-            shape = partial(bounded, depth=self.depth or DEEPEST, width=self.width or WIDEST)
-        return MatrixRetriever(self.matrix(), snapshot=self.snapshot, shape=shape, persist=self.persist,
-                               clock=self.clock)
+Promise = Literal["exact", "distribution", "lossy"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A registry entry.  budget: the method's own, where it is not the common one; windowed: its drafter has no
-    length limit."""
+    """A way to decode.
+
+    clause, paper: for people
+    build:    from parts to a proposer
+    needs:    what must be given besides the target
+    promise:  exact: in float32 the ids of plain decoding, greedy and sampled; distribution: its law; lossy: neither,
+              and kept out of lossless tables
+    budget:   nodes per verification, root included, where none is given
+    takes:    settings that can be its own
+    fallback: the method that takes its place where what it needs is not known for a target; "": none does
+    """
 
     name: str
     clause: str
     paper: str
     build: Callable[[Parts], Proposer]
-    needs_drafter: bool = False
-    needs_matrix: bool = False
-    windowed: bool = False
+    needs: tuple[Need, ...] = ()
+    promise: Promise = "exact"
     budget: int = BUDGET
-    lossless: bool = True
+    takes: frozenset[str] = BUDGETED
+    fallback: str = ""
 
-    @property
-    def needs(self) -> str:
-        """In words, for people."""
-        return ", ".join(["EAGLE-3 drafter"] * self.needs_drafter + ["top-k logits"] * self.needs_matrix) or "nothing"
+    def usual_budget(self, wanted: int | None) -> int:
+        """The wanted nodes per verification, the method's own, or one where it never proposes anything."""
+        return self.budget if wanted is None or self.budget == 1 else wanted
 
 
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104)"
 EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
+LOOKUP = "Prompt lookup decoding (Saxena, 2023)"
+RECYCLING = "Token Recycling (arXiv 2408.08696)"
 
 METHODS: dict[str, Method] = {method.name: method for method in (
-    Method("ar", "plain decoding, one token a step", "-", lambda p: Plain(), budget=1),
-    Method("pld", "copies what followed the same n-gram before", "Prompt lookup decoding (Saxena, 2023)",
-           lambda p: PromptLookup(clock=p.clock), budget=11),
-    Method("token-recycling", "a static tree of the target's last top-8 per token, not seeded by the prompt",
-           "Token Recycling (arXiv 2408.08696)",
-           lambda p: MatrixRetriever(p.matrix(), shape=lambda _: token_recycling(), prompt=False, persist=True,
-                                     in_order=True, clock=p.clock),
-           needs_matrix=True, budget=81),
+    Method("ar", "plain decoding, one token a step", "-", lambda p: Plain(), budget=1, takes=frozenset()),
+    Method("pld", "copies what followed the same n-gram before", LOOKUP,
+           lambda p: PromptLookup(p.history(), clock=p.clock), budget=11),
+    Method("token-recycling", "a static tree of the target's last top-8 per token, learnt over all requests", RECYCLING,
+           lambda p: MatrixRetriever(p.rows(warm=False, unseen=0, seeded=False, in_order=True, lasting=True),
+                                     lambda _: token_recycling(), p.clock),
+           budget=81),
     Method("retrieval", "graft's matrix alone, seeded by the prompt; what a model without a head gets", GRAFT,
-           lambda p: p.retriever(), needs_matrix=True),
-    Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()),
-           needs_drafter=True),
-    Method("eagle3-window", "eagle3 with a drafter that sees only its last 2,048 tokens",
-           EAGLE3 + "; vLLM, SGLang", lambda p: p.drafter(Dense(), window=WINDOW), needs_drafter=True, windowed=True),
+           lambda p: p.retriever(), takes=LOOKS_UP),
+    Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
+    Method("eagle3-window", "eagle3 with a drafter that sees only its last 2,048 tokens", EAGLE3 + "; vLLM, SGLang",
+           lambda p: p.drafter(Dense(), window=WINDOW), (HEAD,), takes=DRAFTS),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT,
-           lambda p: Graft(p.drafter(p.gates()), p.retriever(), p.clock),
-           needs_drafter=True, needs_matrix=True),
+           lambda p: Graft(p.drafter(p.gates()), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
+           fallback="retrieval"),
     Method("graft-root", "never stops; a fixed 20 of 60 slots retrieved at the root", GRAFT + ", Figure 2",
-           lambda p: Graft(p.drafter(Split()), p.retriever(), p.clock),
-           needs_drafter=True, needs_matrix=True),
+           lambda p: Graft(p.drafter(Split()), p.retriever(), p.clock), (HEAD,), takes=DRAFTS | LOOKS_UP),
     Method("graft-tail", "never stops; four retrieved chains of five behind the best leaves", GRAFT + ", Figure 2",
-           lambda p: TailGraft(p.drafter(Split()), p.retriever(chain), clock=p.clock),
-           needs_drafter=True, needs_matrix=True),
+           lambda p: TailGraft(p.drafter(Split()), p.retriever(chain), clock=p.clock), (HEAD,),
+           takes=DRAFTS | {"warm"}),
     Method("graft-no-retrieval", "stops when unsure and leaves the freed slots empty", GRAFT + ", Figure 5",
-           lambda p: p.drafter(p.gates()), needs_drafter=True),
+           lambda p: p.drafter(p.gates()), (HEAD,), takes=GATED),
+    Method("graft-filled", "stops when unsure and fills the freed slots with drafted candidates", GRAFT + ", Figure 5",
+           lambda p: p.drafter(Filled(p.gates())), (HEAD,), takes=GATED),
     Method("graft-no-prune", "never stops; the retrieved share is the calibrated one", GRAFT + ", Figure 5",
-           lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock),
-           needs_drafter=True, needs_matrix=True),
+           lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP),
 )}
 
+PLAIN, DENSE, DEFAULT, RETRIEVAL = "ar", "eagle3", "graft", "retrieval"     # those with a part to play elsewhere
+COMPARED = (PLAIN, DENSE, DEFAULT)      # what a sweep measures where nothing is said
+# What the paper's figures and tables compare; `method+setting=value` is a variant of a method.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    # What pruning and retrieval each contribute: Figure 5.
+    "components": ("eagle3", "graft-no-retrieval", "graft-filled", "graft-no-prune", "graft"),
+    # Where retrieved tokens go under one budget: Figure 2.
+    "placement": ("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft"),
+    # Depth and width of the retrieved tree: Figure 6.
+    "template": ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)), *(f"graft+width={n}" for n in (1, 2, 4, 6))),
+    "budget": tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft")),
+    # Rounds of warm-up that fill the matrix: Table 4.
+    "warmup": ("graft+warm=none",),
+    # Thresholds of one suite on another: Tables 11 and 12.
+    "thresholds": ("eagle3",)}
 
-def find(name: str) -> Method:
-    """The entry of this name; ValueError lists the known ones."""
-    if name not in METHODS:
-        raise ValueError(f"Method {name!r} is unknown. Known: {', '.join(METHODS)}.")
-    return METHODS[name]
+
+@cache
+def installed() -> dict[str, Method]:
+    """Methods of installed packages, by name; ValueError where one cannot be loaded or takes a name of ours."""
+    found: dict[str, Method] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            method = as_method(point.load(), point.name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"Method {point.name!r}, registered by an installed package as {point.value!r}, cannot be "
+                             f"loaded: {error}. Mend or uninstall that package.") from error
+        if method.name in METHODS or method.name in found:
+            raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which there is "
+                             "already. Uninstall it, or give its method another name.")
+        found[method.name] = method
+    return found
 
 
-def build(name: str, parts: Parts) -> Proposer:
-    """The method's proposer; ValueError where a part is missing."""
-    method = find(name)
-    if method.needs_drafter and parts.network is None:
-        without = ", ".join(m.name for m in METHODS.values() if not m.needs_drafter)
-        raise ValueError(f"Method {name!r} needs an EAGLE-3 drafter for {parts.target.name}, and none was given.\n"
-                         f"Pass --drafter PATH_OR_REPO, or use a method without one: {without}.")
+def known() -> dict[str, Method]:
+    """The registry and what installed packages add."""
+    return METHODS | installed()
+
+
+def find(what: str | Method | Proposer) -> Method:
+    """A method by its name, as `FILE.py:OBJECT` or `MODULE:OBJECT`, or the object itself: a `Method`, or whatever
+    proposes.  ValueError lists the known ones."""
+    if not isinstance(what, str):
+        return as_method(what, type(what).__name__)
+    if what in METHODS:
+        return METHODS[what]
+    if ":" in what:
+        return as_method(_named(what), what)
+    methods = known()
+    if what not in methods:
+        raise ValueError(f"Method {what!r} is unknown. Known: {', '.join(methods)}; FILE.py:OBJECT names one of yours.")
+    return methods[what]
+
+
+def as_method(found: object, name: str) -> Method:
+    """A `Method` as it is; an object that proposes as a method of this name."""
+    if isinstance(found, Method):
+        return found
+    if isinstance(found, Proposer) and not isinstance(found, type):
+        return Method(name, f"an object of {type(found).__name__}", "-", lambda _: found)
+    raise ValueError(f"{name!r} is a {type(found).__name__}. A method is a longgraft.methods.Method, or an object with "
+                     "`memories` and `propose`; see docs/adding-a-method.md.")
+
+
+@cache
+def _named(what: str) -> object:
+    place, _, name = what.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            path = Path(place)
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise ValueError(f"Method {what!r} cannot be loaded: {error}. Give FILE.py:OBJECT or MODULE:OBJECT.") from error
+
+
+def build(what: str | Method | Proposer, parts: Parts) -> Proposer:
+    """The method's proposer; ValueError where something that it needs is missing."""
+    method = find(what)
+    if missing := [need.clause for need in method.needs if need.name not in parts.given]:
+        raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
+                         f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
     return method.build(parts)

@@ -1,9 +1,88 @@
-"""Token ids to text, piece by piece, and stop strings.  Knows a tokenizer; knows no model."""
+"""Prompts to token ids, token ids to text piece by piece, and stop strings.  Knows a tokenizer; knows no model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
+
+import torch
+
+Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """tokenizer: None where a model came without one: prompts are token ids then.  model: its name, for messages."""
+
+    tokenizer: Any
+    vocab_size: int
+    model: str
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Text, chat messages or token ids ([T] or [1, T]) -> token ids; ValueError for anything else."""
+        if isinstance(prompt, str):
+            _whole_characters(prompt)
+            ids = self.need("text")(prompt)["input_ids"]
+        elif _is_chat(prompt):
+            ids = self.need("chat messages").apply_chat_template(
+                list(prompt), add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+        else:
+            ids = _ids(prompt)
+        if not ids:
+            raise ValueError("The prompt is empty. Give at least one token.")
+        self.known(ids, "prompt")
+        return ids
+
+    def known(self, ids: Sequence[int], what: str) -> None:
+        """ValueError for ids outside the vocabulary: on a GPU they would end the process."""
+        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} knows "
+                             f"0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
+
+    def need(self, what: str) -> Any:
+        """The tokenizer; ValueError where there is none."""
+        if self.tokenizer is None:
+            raise ValueError(f"{self.model} came without a tokenizer, so the prompt cannot be {what}. Give token ids.")
+        return self.tokenizer
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One, several or none; ValueError for what is no text."""
+    found = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if wrong := [value for value in found if not isinstance(value, str) or not value]:
+        raise ValueError(f"A stop string is {wrong[0]!r}; it must be text of at least one character.")
+    return found
+
+
+def _whole_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"The prompt has half a character ({text[error.start]!r}) at place {error.start:,}: a file "
+                         "was decoded wrongly. Read it as UTF-8.") from error
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and bool(prompt) and isinstance(
+        prompt[0], dict)
+
+
+def _ids(prompt: Any) -> list[int]:
+    """[T] or [1, T] whole numbers, of a list, an array or a tensor."""
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+        raise ValueError(f"The prompt is a {type(prompt).__name__}. Give text, chat messages or token ids.")
+    shape = getattr(prompt, "shape", None)      # of a tensor or an array
+    if shape is not None:
+        if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
+            raise ValueError(f"The prompt has the shape {tuple(shape)}; one prompt of shape (T,) or (1, T) is needed. "
+                             "Give several one after the other.")
+        prompt = prompt.reshape(-1).tolist()    # type: ignore[attr-defined]
+    ids = list(prompt)
+    if wrong := [value for value in ids if isinstance(value, bool) or not isinstance(value, Integral)]:
+        raise ValueError(f"The prompt holds {wrong[0]!r}, a {type(wrong[0]).__name__}; token ids are whole numbers.")
+    return [int(i) for i in ids]
 
 
 class Detokenizer:

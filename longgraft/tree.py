@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 ROOT, DRAFT, RETRIEVED = 1, 2, 4      # bits of ProposalTree.origin; a node found by both has both
+UNPRUNED = -1       # ProposalTree.stage of a drafted tree that no policy cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,18 +21,19 @@ class ProposalTree:
     parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens
     scores:  [n] float32, log-probability of the path under the drafter; nan where retrieved, 0 at the root
     origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED
-    stage:   where drafting stopped ("d0", "d1", "d5" or "none"); None where nothing was drafted in levels
+    stage:   expansions after which a policy stopped drafting or gave slots away; UNPRUNED: it did neither; None:
+             nothing was drafted in levels
     """
 
     tokens: Tensor
     parents: Tensor
     scores: Tensor
     origin: Tensor
-    stage: str | None = None
+    stage: int | None = None
 
     @classmethod
     def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
-              stage: str | None = None) -> ProposalTree:
+              stage: int | None = None) -> ProposalTree:
         """A tree from plain lists, root first."""
         return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
                    torch.tensor(origin, dtype=torch.int8), stage)
@@ -61,6 +63,11 @@ class ProposalTree:
         for parent in self.parents.tolist():
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return torch.tensor(depths)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether each node follows the one before it: then every row sees all rows up to its own."""
+        return torch.equal(self.parents, torch.arange(-1, len(self) - 1))
 
     @cached_property
     def mask(self) -> Tensor:

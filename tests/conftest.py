@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from longgraft.engine import Engine
+from longgraft.methods import build, find
+from longgraft.needs import HEAD
+from longgraft.parts import Parts
+from longgraft.sampling import Sampling
+from longgraft.session import Generation, Session, answer
 from longgraft.target.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
@@ -77,6 +83,21 @@ def golden() -> Path:
 
 def toy_target(family: str = "llama", attention: str = "auto") -> Target:
     return Target(toy_model(family), family, attention)
+
+
+def toy_parts(family: str = "llama", seed: int = 0, **more) -> Parts:
+    return Parts(toy_target(family), {HEAD.name: toy_network(seed)}, **more)
+
+
+def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17, **more) -> Session:
+    parts = toy_parts(family, **more)
+    engine = Engine(parts.target, build(method, parts), parts.clock, budget or find(method).budget, chunk)
+    return Session(engine, None)
+
+
+def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=()) -> Generation:
+    """To the end, by ids alone."""
+    return answer(session.open(ids, new, sampling, eos=eos))
 
 
 def toy_prompt(length: int, seed: int = 0) -> list[int]:

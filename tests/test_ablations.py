@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from longgraft.calibration import Calibration
-from longgraft.eval.runs.ablations import ABLATIONS, prepare
+from longgraft.eval.runs.ablations import prepare
 from longgraft.eval.runs.bench import Bench, planned
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.measure import Variant
 from longgraft.eval.runs.sweep import ROWS, sweep
+from longgraft.eval.runs.variants import Variant
+from longgraft.methods import GROUPS
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target/model", "verifier")]
@@ -30,7 +31,7 @@ def config(tmp_path) -> SweepConfig:
 
 
 def test_every_ablation_names_variants_that_exist(config, tmp_path):
-    for name in ABLATIONS:
+    for name in GROUPS:
         made = prepare(name, config, tmp_path, dry=True)
         assert made.methods and all(Variant.parse(method) for method in made.methods) and "ar" in made.methods
     with pytest.raises(ValueError, match=r"'speed' is unknown\. Known: components, placement"):
@@ -42,8 +43,8 @@ def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path,
     import longgraft.eval.runs.ablations as module
 
     real = module.calibrate
-    monkeypatch.setattr(module, "calibrate", lambda session, prompts, new, temperature, path: (
-        seen.update({path.stem: prompts}), real(session, prompts, new, temperature, path)))
+    monkeypatch.setattr(module, "calibrate", lambda loaded, prompts, new, temperature, path, **more: (
+        seen.update({path.stem: prompts}), real(loaded, prompts, new, temperature, path, **more)))
     made = prepare("thresholds", config, tmp_path)
     assert made.methods == ("eagle3", "graft+thresholds=one", "graft+thresholds=two", "ar")
     measured = {f.ids for prompts in planned(made, Bench.open(made)).values() for f in prompts[256]}

@@ -9,14 +9,18 @@ import pytest
 import torch
 
 from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.observation import Clock, Wants
-from longgraft.prefill.chunked import prefill
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.rows import RowsMemory
+from longgraft.observation import Wants
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import lookup
-from longgraft.target.model import Target
+from longgraft.target.model import Segment, Target
 from longgraft.templates import token_recycling
 from longgraft.tree import ProposalTree
 from longgraft.verifier import Verifier
@@ -38,16 +42,16 @@ def load_drafter(golden, target, name, setting):
     network = load_head(golden / f"models/drafter_{name}", TargetShape(8, 128, 512), HeadOverrides())
     network.share_embedding(target.model.get_input_embeddings())
     _, levels, top_k = SETTINGS[setting]
-    return Eagle3Drafter(network, Dense(), levels, top_k)
+    return Eagle3Drafter(DrafterMemory(network), Dense(), levels, top_k)
 
 
 def start(target, drafter, prompt, chunk=64):
     """Prefilled verifier and the first root."""
-    clock = Clock()
-    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), clock)
-    drafter.reset(len(prompt) + 200)
-    root = prefill(target, verifier.cache, torch.tensor(prompt), [drafter], Greedy(), clock, chunk)
-    return verifier, root
+    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
+    drafter.memory.reset(len(prompt) + 200)
+    for seen in read_prompt(verifier, torch.tensor(prompt), drafter.memory.wants, chunk):
+        drafter.memory.observe(seen)
+    return verifier, seen.next_token
 
 
 def shape_of(tree: ProposalTree):
@@ -69,11 +73,13 @@ def test_features_are_those_of_the_official_eagle3(golden, kind, prompt):
     saved = np.load(golden / f"eagle3_{kind}/features_{prompt}.npz")
     target = load_target(golden, kind)
     tokens = torch.from_numpy(saved["prompt_ids"]).long().flatten()
-    seen = target.run(ProposalTree.chain(tokens), target.cache(512), Wants(features=(2, 4, 5)), rows="none")
+    segment = Segment(ProposalTree.chain(tokens), target.cache(512), "none")
+    report, = target.run([segment], Wants(layers=(2, 4, 5)))
     expected = torch.from_numpy(saved["features"])
     positions = torch.from_numpy(saved["feature_positions"]).long()
     atol, rtol = (1e-3, 1e-4) if kind == "rand" else (5e-5, 1e-5)
-    torch.testing.assert_close(seen.features[positions], expected, atol=atol, rtol=rtol)
+    features = torch.cat([report.hidden[layer] for layer in (2, 4, 5)], -1)
+    torch.testing.assert_close(features[positions], expected, atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -85,9 +91,9 @@ def test_first_draft_trees_are_those_of_the_official_eagle3(golden, kind, prompt
     drafter = load_drafter(golden, target, kind, setting)
     _, root = start(target, drafter, saved["prompt_ids"].flatten().tolist())
     assert root == saved["draft_tokens"].flatten()[0]
-    torch.testing.assert_close(drafter.state[0, 0], torch.from_numpy(saved["drafter_last_hidden"]).flatten(),
+    torch.testing.assert_close(drafter.memory.newest()[0, 0], torch.from_numpy(saved["drafter_last_hidden"]).flatten(),
                                atol=1e-3, rtol=1e-3)
-    tree = drafter.propose(root, SETTINGS[setting][0])
+    tree = drafter.propose(Ask(root, SETTINGS[setting][0], 0))
     expected = golden_shape(saved["draft_tokens"].flatten(), saved["tree_position_ids"],
                             saved["parent_index"].flatten())
     assert shape_of(tree) == expected
@@ -107,11 +113,11 @@ def test_accepted_lengths_per_round_are_those_of_the_official_eagle3(golden, kin
         verifier, root = start(target, drafter, prompt)
         lengths, output = [], list(prompt)
         while len(lengths) < len(case["accept_lengths"]):
-            tree = drafter.propose(root, SETTINGS[setting][0])
-            seen = verifier.verify(tree, drafter.wants)
+            tree = drafter.propose(Ask(root, SETTINGS[setting][0], 0))
+            seen = verifier.verify(tree, drafter.memory.wants)
             output += tree.tokens[seen.path].tolist()
             lengths.append(len(seen.path) - 1)
-            drafter.observe(seen)
+            drafter.memory.observe(seen)
             root = seen.next_token
         assert lengths == case["accept_lengths"], (case["prompt"], setting)
         assert output == case["output_ids"]
@@ -127,7 +133,7 @@ def test_yarn_trees_are_those_of_the_official_specpv(golden, prompt, setting):
     drafter = load_drafter(golden, target, "rand_yarn", setting)
     assert drafter.network.config.max_positions == 65536
     _, root = start(target, drafter, saved["prompt_ids"].flatten().tolist(), chunk=1024)
-    tree = drafter.propose(root, SETTINGS[setting][0])
+    tree = drafter.propose(Ask(root, SETTINGS[setting][0], 0))
     assert shape_of(tree) == golden_shape(saved["draft_tokens"].flatten(), saved["tree_position_ids"],
                                           saved["parent_index"].flatten())
 
@@ -176,21 +182,21 @@ def lookup_all(matrix, root):
 
 @pytest.mark.parametrize("kind", ["rand", "aligned"])
 def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
-    target, clock, checked = load_target(golden, kind), Clock(), 0
-    matrix = AdjacencyMatrix(512, unseen=0)
-    retriever = MatrixRetriever(matrix, shape=lambda _: token_recycling())
+    target, checked = load_target(golden, kind), 0
+    memory = RowsMemory(AdjacencyMatrix(512, unseen=0))
+    matrix, retriever = memory.matrix, MatrixRetriever(memory, lambda _: token_recycling())
     for case in [c for c in json.loads((golden / "token_recycling/generate.json").read_text())
                  if c["kind"] == kind and c["robust_to_noise"]]:
         matrix.rows.copy_(torch.from_numpy(
             np.load(golden / f"token_recycling/matrix_{kind}_p{case['prompt']}.npz")["matrix_start"]))
         prompt = case["prompt_ids"]
-        verifier = Verifier(target, target.cache(len(prompt) + 300), Greedy(), clock)
+        verifier = Verifier(target, target.cache(len(prompt) + 300), Greedy(), Clock())
         # The official code prefills all but the last prompt token, which is the first root.
-        prefill(target, verifier.cache, torch.tensor(prompt[:-1]), [], Greedy(), clock)
+        list(read_prompt(verifier, torch.tensor(prompt[:-1]), Wants(), following=prompt[-1]))
         root, lengths = prompt[-1], []
         while len(lengths) < len(case["accept_lengths"]):
             official, tree = lookup_all(matrix, root), retriever.candidates(root, 80)
-            seen = verifier.verify(tree, retriever.wants)
+            seen = verifier.verify(tree, memory.wants)
             # The official tree repeats tokens of zero rows; our trie holds each once.  Its update goes by its rows.
             matrix.update(torch.tensor(official), seen.topk[twins(tree, official)])
             lengths.append(len(seen.path))

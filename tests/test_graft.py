@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import toy_network, toy_prompt, toy_target
+from conftest import toy_parts, toy_prompt, toy_target
 
 from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
 from longgraft.compose import Graft
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.methods import Parts, build
-from longgraft.observation import Clock
-from longgraft.prefill.chunked import prefill
+from longgraft.memories.rows import RowsMemory
+from longgraft.methods import METHODS, build
+from longgraft.observation import Wants
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.templates import for_slots, graft_templates
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 from longgraft.verifier import Verifier
 
 
 def trees(proposer, steps=8, budget=60):
     """The trees that a method proposes while it decodes."""
-    target, clock, prompt = toy_target(), Clock(), toy_prompt(60)
-    verifier = Verifier(target, target.cache(400), Greedy(), clock)
-    proposer.reset(400)
-    root = prefill(target, verifier.cache, torch.tensor(prompt), [proposer], Greedy(), clock, 16)
+    target, prompt = toy_target(), torch.tensor(toy_prompt(60))
+    verifier = Verifier(target, target.cache(400), Greedy(), Clock())
+    wants = Wants.union(memory.wants for memory in proposer.memories)
+    for memory in proposer.memories:
+        memory.reset(400)
+    for seen in read_prompt(verifier, prompt, wants, 16):
+        for memory in proposer.memories:
+            memory.observe(seen)
     out = []
     for _ in range(steps):
-        tree = proposer.propose(root, budget)
-        seen = verifier.verify(tree, proposer.wants)
-        proposer.observe(seen)
-        root = seen.next_token
-        out.append(tree)
+        out.append(proposer.propose(Ask(seen.next_token, budget, verifier.cache.position)))
+        seen = verifier.verify(out[-1], wants)
+        for memory in proposer.memories:
+            memory.observe(seen)
     return out
 
 
-def parts(**more) -> Parts:
-    return Parts(toy_target(), toy_network(), **more)
+def drafter(policy) -> Eagle3Drafter:
+    return toy_parts().drafter(policy)
 
 
 def same(a: ProposalTree, b: ProposalTree) -> bool:
@@ -45,28 +51,27 @@ def same(a: ProposalTree, b: ProposalTree) -> bool:
 
 
 def test_thresholds_of_zero_are_eagle3_tree_for_tree():
-    ours, theirs = trees(build("graft", parts(thresholds={0: 0, 1: 0, 5: 0}))), trees(build("eagle3", parts()))
+    ours, theirs = trees(build("graft", toy_parts(thresholds={0: 0, 1: 0, 5: 0}))), trees(build("eagle3", toy_parts()))
     assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert {len(tree) for tree in ours} == {60} and {tree.stage for tree in ours} == {"none"}
+    assert {len(tree) for tree in ours} == {60} and {tree.stage for tree in ours} == {UNPRUNED}
 
 
 @pytest.mark.parametrize("gate, forwards, drafted", [(0, 1, 7), (1, 2, 23), (5, 6, 39), (None, 9, 59)])
 def test_a_closed_gate_saves_forwards_and_leaves_its_budget(gate, forwards, drafted):
     calls = []
-    network = toy_network()
-    drafter = Eagle3Drafter(network, Gates({gate: 2.0} if gate is not None else {}))
-    expand = drafter._expand
-    drafter._expand = lambda *args: calls.append(1) or expand(*args)
-    for tree in trees(drafter, steps=2):
+    ours = drafter(Gates({gate: 2.0} if gate is not None else {}))
+    expand = ours._expand
+    ours._expand = lambda *args: calls.append(1) or expand(*args)
+    for tree in trees(ours, steps=2):
         assert len(tree) == drafted + 1
-        assert tree.stage == ("none" if gate is None else f"d{gate}")
+        assert tree.stage == (UNPRUNED if gate is None else gate)
     assert len(calls) == 2 * (forwards - 1)     # the first forward of a step is the observation's
 
 
 @pytest.mark.parametrize("gate, retrieved", [(0, 52), (1, 36), (5, 20)])
 def test_freed_slots_are_filled_up_to_the_budget(gate, retrieved):
     dense = torch.arange(97 * 8, dtype=torch.int32).view(97, 8) * 7 % 96
-    for tree in trees(build("graft", parts(thresholds={gate: 2.0}, snapshot=dense))):
+    for tree in trees(build("graft", toy_parts(thresholds={gate: 2.0}, snapshot=dense))):
         # The matrix's last updates may leave fewer distinct tokens than slots, never more.
         assert len(tree) <= 60
         new = int(((tree.origin & DRAFT) == 0).sum()) - 1
@@ -79,16 +84,15 @@ def test_an_empty_frozen_matrix_is_no_retrieval():
         def update(self, tokens, topk):
             pass
 
-    drafter = Eagle3Drafter(toy_network(), Gates({5: 2.0}))
-    frozen = MatrixRetriever(Frozen(96))
-    ours = trees(Graft(drafter, frozen))
-    theirs = trees(build("graft-no-retrieval", parts(thresholds={5: 2.0})))
+    frozen = MatrixRetriever(RowsMemory(Frozen(96)))
+    ours = trees(Graft(drafter(Gates({5: 2.0})), frozen))
+    theirs = trees(build("graft-no-retrieval", toy_parts(thresholds={5: 2.0})))
     assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_trees_are_closed_with_distinct_siblings():
     for method in ("graft", "graft-root", "graft-tail", "eagle3", "retrieval", "token-recycling"):
-        for tree in trees(build(method, parts(thresholds={1: 2.0})), budget=81 if method == "token-recycling" else 60):
+        for tree in trees(build(method, toy_parts(thresholds={1: 2.0})), budget=METHODS[method].budget):
             parents = tree.parents.tolist()
             assert parents[0] == -1 and all(p < i for i, p in enumerate(parents))
             assert len(tree.children) == len(tree) - 1
@@ -101,7 +105,7 @@ def test_a_markov_target_is_accepted_to_the_template_s_depth():
     follows = (torch.arange(96) * 5 + 1) % 96
     matrix = AdjacencyMatrix(96)
     matrix.update(torch.arange(96), torch.stack([(follows + i) % 96 for i in range(8)], 1).int())
-    tree = MatrixRetriever(matrix).candidates(3, 52)
+    tree = MatrixRetriever(RowsMemory(matrix, snapshot=matrix.snapshot())).candidates(3, 52)
     node, depth, token = 0, 0, 3
     while (child := tree.children.get((node, int(follows[token])))) is not None:
         node, depth, token = child, depth + 1, int(follows[token])
@@ -145,20 +149,20 @@ def test_any_number_of_slots_has_a_template_of_that_size(slots):
 
 
 def test_a_fixed_split_drafts_all_levels():
-    for tree in trees(Eagle3Drafter(toy_network(), Split(40)), steps=2):
-        assert len(tree) == 40 and tree.stage == "split"
-    dense = trees(Eagle3Drafter(toy_network(), Dense()), steps=1)[0]
-    assert same(trees(Eagle3Drafter(toy_network(), Split(40)), steps=1)[0], dense.top(40))
+    for tree in trees(drafter(Split(40)), steps=2):
+        assert len(tree) == 40 and tree.stage == 8      # all expansions, and then a share given away
+    dense = trees(drafter(Dense()), steps=1)[0]
+    assert same(trees(drafter(Split(40)), steps=1)[0], dense.top(40))
 
 
 def test_the_matrix_does_not_depend_on_the_chunk_size():
     rows = []
     for chunk in (1, 7, None):
-        target, clock = toy_target(), Clock()
-        retriever = MatrixRetriever(AdjacencyMatrix(96))
-        retriever.reset(100)
-        prefill(target, target.cache(100), torch.tensor(toy_prompt(60)), [retriever], Greedy(), clock, chunk)
-        rows.append(retriever.matrix.snapshot()[:96])
+        target, memory = toy_target(), RowsMemory(AdjacencyMatrix(96))
+        verifier = Verifier(target, target.cache(100), Greedy(), Clock())
+        for seen in read_prompt(verifier, torch.tensor(toy_prompt(60)), memory.wants, chunk):
+            memory.observe(seen)
+        rows.append(memory.state()[:96])
     assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
 
 

@@ -6,24 +6,18 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import VOCAB, toy_model, toy_network, toy_prompt, toy_target
+from conftest import VOCAB, answered, toy_model, toy_prompt, toy_session
 
-from longgraft.methods import METHODS, Parts, build
-from longgraft.session import Sampling, Session, Stats
+from longgraft.methods import METHODS
+from longgraft.sampling import Sampling
+from longgraft.session import Session
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 
 
-def session(method: str, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
-            **parts) -> Session:
-    made = Parts(toy_target(family), toy_network(), **parts)
-    return Session(made.target, None, build(method, made), made.clock, budget or METHODS[method].budget, chunk=chunk)
-
-
-def answer(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GREEDY, eos=()) -> list[int]:
-    steps = ours.tokens(toy_prompt(length), Stats(), new, sampling, eos)
-    return [token for step in steps for token in step]
+def said(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GREEDY, eos=()) -> list[int]:
+    return answered(ours, toy_prompt(length), new, sampling, eos).token_ids
 
 
 @cache
@@ -41,7 +35,7 @@ def plain(family: str, length: int, new: int, sampling: Sampling) -> list[int]:
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, WARPED], ids=["greedy", "sampled", "warped"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_exactly_what_the_target_would(method, family, sampling):
-    assert answer(session(method, family), sampling=sampling) == plain(family, 60, 24, sampling)
+    assert said(toy_session(method, family), sampling=sampling) == plain(family, 60, 24, sampling)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, None])
@@ -49,22 +43,21 @@ def test_every_method_says_exactly_what_the_target_would(method, family, samplin
 @pytest.mark.parametrize("method", METHODS)
 def test_neither_budget_nor_chunk_changes_the_answer(method, budget, chunk):
     for sampling in (GREEDY, SAMPLED):
-        assert answer(session(method, "mistral-window", budget, chunk), sampling=sampling) == plain(
+        assert said(toy_session(method, "mistral-window", budget, chunk), sampling=sampling) == plain(
             "mistral-window", 60, 24, sampling)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prompt_of_one_token(method):
-    assert answer(session(method), length=1) == plain("llama", 1, 24, GREEDY)
+    assert said(toy_session(method), length=1) == plain("llama", 1, 24, GREEDY)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_exactly_as_many_tokens_as_asked(method):
     for new in (1, 2, 5, 11):
-        ours = session(method)
-        stats = Stats()
-        tokens = [t for step in ours.tokens(toy_prompt(60), stats, new, GREEDY, ()) for t in step]
-        assert tokens == plain("llama", 60, 24, GREEDY)[:new]
+        found = answered(toy_session(method), toy_prompt(60), new)
+        assert found.token_ids == plain("llama", 60, 24, GREEDY)[:new] and found.finish_reason == "length"
+        stats = found.stats
         assert stats.new_tokens == new == 1 + sum(stats.accepted_per_step) + stats.steps
 
 
@@ -73,48 +66,38 @@ def test_the_end_token_is_the_last_also_inside_an_accepted_path(method):
     expected = plain("llama", 60, 24, GREEDY)
     for end in set(expected):
         at = expected.index(end)
-        assert answer(session(method), eos=(end,)) == expected[:at + 1]
+        assert said(toy_session(method), eos=(end,)) == expected[:at + 1]
 
 
 def test_some_of_these_answers_were_accepted_several_tokens_a_step():
     """Else the tests above would prove nothing."""
     for method in ("retrieval", "graft", "graft-root", "token-recycling"):
-        stats = Stats()
-        for _ in session(method).tokens(toy_prompt(60), stats, 24, GREEDY, ()):
-            pass
-        assert max(stats.accepted_per_step) >= 3
-    stats = Stats()
-    for _ in session("eagle3", "mistral-window").tokens(toy_prompt(60), stats, 40, GREEDY, ()):
-        pass
-    assert sum(stats.accepted_per_step) >= 3
+        assert max(answered(toy_session(method), toy_prompt(60), 24).stats.accepted_per_step) >= 3
+    assert sum(answered(toy_session("eagle3", "mistral-window"), toy_prompt(60), 40).stats.accepted_per_step) >= 3
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_replay_says_the_recording_and_counts_what_it_would_have_accepted(method):
     recording = tuple(toy_prompt(30, seed=3))
-    stats = Stats()
-    ours = session(method)
-    tokens = [t for step in ours.tokens(toy_prompt(60), stats, 99, Sampling(replay=recording)) for t in step]
-    assert tokens == list(recording)
-    assert stats.new_tokens == 30
+    found = answered(toy_session(method), toy_prompt(60), 99, Sampling(replay=recording))
+    assert found.token_ids == list(recording)
+    assert found.stats.new_tokens == 30
 
 
 def test_a_warm_snapshot_changes_speed_and_not_the_answer():
     generator = torch.Generator().manual_seed(0)
     snapshot = torch.randint(0, VOCAB, (VOCAB + 1, 8), generator=generator, dtype=torch.int32)
-    ours = session("graft", snapshot=snapshot)
-    assert answer(ours) == plain("llama", 60, 24, GREEDY)
-    assert answer(ours) == plain("llama", 60, 24, GREEDY)     # and again: nothing of a request is left
+    ours = toy_session("graft", snapshot=snapshot)
+    assert said(ours) == plain("llama", 60, 24, GREEDY)
+    assert said(ours) == plain("llama", 60, 24, GREEDY)     # and again: nothing of a request is left
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_runs_take_the_same_steps(method):
-    ours, seen = session(method), []
+    ours, seen = toy_session(method), []
     for _ in range(2):
-        stats = Stats()
-        for _ in ours.tokens(toy_prompt(60), stats, 24, SAMPLED, ()):
-            pass
-        seen.append((stats.accepted_per_step, dict(stats.accepted_by_origin), dict(stats.stages)))
+        stats = answered(ours, toy_prompt(60), 24, SAMPLED).stats
+        seen.append((stats.accepted_per_step, stats.accepted_by_origin, stats.stages))
     # Token Recycling keeps its matrix between requests, as its authors' code does.
     assert seen[0] == seen[1] or method == "token-recycling"
 

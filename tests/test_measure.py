@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import VOCAB, toy_network, toy_prompt, toy_target
+from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.calibration import Calibration
-from longgraft.eval.runs.measure import PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
-from longgraft.methods import METHODS, Parts, build
-from longgraft.observation import Clock
-from longgraft.session import Sampling, Session, Stats
+from longgraft.eval.runs.measure import Learned, Prefilled
+from longgraft.eval.runs.variants import TRANSFORMERS, Stock, Variant
+from longgraft.methods import METHODS, PLAIN
+from longgraft.sampling import Sampling
+from longgraft.stats import Stats
 
 PROMPT, NEW = toy_prompt(90), 24
 REPLAY = torch.randint(1, VOCAB, (NEW,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -18,17 +19,16 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=3),
 
 
 def prefilled(names, calibrations=None, **more) -> Prefilled:
-    parts = Parts(toy_target(), toy_network())
+    parts = toy_parts()
     return Prefilled(parts.target, Stock({"": parts} | more, calibrations or {}),
                      [Variant.parse(name) for name in names], PROMPT, NEW + 90)
 
 
-def alone(name: str, sampling: Sampling) -> tuple[list[int], Stats]:
+def alone(name: str, sampling: Sampling, **parts) -> tuple[list[int], Stats]:
     """A session that prefills for itself."""
-    parts = Parts(toy_target(), toy_network())
-    session = Session(parts.target, None, build(name, parts), Clock(), METHODS[name].budget)
-    stats = Stats()
-    return [t for new in session.tokens(PROMPT, stats, NEW, sampling, eos=()) for t in new], stats
+    variant = Variant.parse(name)
+    found = answered(toy_session(variant.method, budget=variant.budget(None), **parts), PROMPT, NEW, sampling)
+    return found.token_ids, found.stats
 
 
 @pytest.mark.parametrize("mode", SAMPLINGS)
@@ -42,13 +42,29 @@ def test_every_method_decodes_as_it_does_alone(mode):
 
 
 def test_heads_do_not_share_their_caches():
-    other = Parts(toy_target(), toy_network(seed=7))
+    other = toy_parts(seed=7)
     state = prefilled(["eagle3", "eagle3@other"], other=other)
     lone = Prefilled(other.target, Stock({"": other}), [Variant.parse("eagle3")], PROMPT, NEW + 90)
-    steps = [s.decode(Variant.parse(name), SAMPLINGS["replay"], NEW)[1].accepted_by_origin
+    found = [s.decode(Variant.parse(name), SAMPLINGS["replay"], NEW)[1].accepted_per_step
              for s, name in ((state, "eagle3"), (state, "eagle3@other"), (lone, "eagle3"))]
-    caches = [d.cache.rows[0].keys[:, :, :len(PROMPT) - 1] for s in (state, lone) for d in s._prompt.drafters.values()]
-    assert torch.equal(caches[1], caches[2]) and not torch.equal(caches[0], caches[1]) and steps[1] == steps[2]
+    assert found[0] != found[1] == found[2]
+
+
+def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
+    """Token Recycling keeps its matrix between prompts; a repeat starts from where the prompt started."""
+    parts, learned = toy_parts(), Learned()
+    session, variant = toy_session("token-recycling"), Variant.parse("token-recycling")
+    for n, ids in enumerate([PROMPT, toy_prompt(70, seed=4), PROMPT]):
+        expected = answered(session, ids, NEW, SAMPLINGS["replay"]).stats
+        state = Prefilled(parts.target, Stock({"": parts}), [variant], ids, NEW, learned=learned, runs=["replay", "x"])
+        assert state.learned_from(variant, "replay") == n and state.learned_from(Variant.plain(), "replay") is None
+        for _ in range(2):
+            _, stats = state.decode(variant, SAMPLINGS["replay"], NEW, run="replay")
+            assert stats.accepted_per_step == expected.accepted_per_step
+        state.decode(variant, SAMPLINGS["sampled"], NEW)    # a check beside the run teaches it nothing
+        if n == 2:
+            cold = state.decode(variant, SAMPLINGS["replay"], NEW, run="x")[1]
+            assert sum(cold.accepted_per_step) < sum(stats.accepted_per_step)
 
 
 def test_the_other_baseline_says_what_plain_decoding_says():
@@ -67,15 +83,11 @@ def test_settings_of_a_variant_reach_its_trees():
                 "graft+thresholds=w": {"thresholds": warm.thresholds, "split": 24}}
     state = prefilled(["graft", *settings], {"w": warm})
     for name, changes in settings.items():
-        variant = Variant.parse(name)
-        parts = Parts(toy_target(), toy_network(), **changes)
-        session = Session(parts.target, None, build(variant.method, parts), Clock(), variant.budget(60))
-        stats, ours = Stats(), state.decode(variant, Sampling(), NEW)
-        assert ours[0] == [t for new in session.tokens(PROMPT, stats, NEW, Sampling(), eos=()) for t in new]
-        assert (ours[1].accepted_per_step, ours[1].stages, ours[1].accepted_by_origin) == (
-            stats.accepted_per_step, stats.stages, stats.accepted_by_origin), name
-        made = vars(state._parts(variant))
-        assert all(made[key] is value or made[key] == value for key, value in changes.items()), name
+        tokens, stats = state.decode(Variant.parse(name), Sampling(), NEW)
+        expected, theirs = alone(name, Sampling(), **changes)
+        assert tokens == expected
+        assert (stats.accepted_per_step, stats.stages, stats.accepted_by_origin) == (
+            theirs.accepted_per_step, theirs.stages, theirs.accepted_by_origin), name
     assert Variant.parse("graft+budget=20").budget(60) == 20
 
 

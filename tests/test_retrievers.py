@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from longgraft.clock import Clock
 from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.memories.history import History
+from longgraft.memories.rows import RowsMemory
 from longgraft.observation import Observation
+from longgraft.proposer import Ask
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup, lookup
 from longgraft.templates import chain, envelope, for_slots, token_recycling
@@ -18,6 +22,10 @@ from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 VOCAB = 64
 NAN = float("nan")
+
+
+def retriever_of(matrix: AdjacencyMatrix) -> MatrixRetriever:
+    return MatrixRetriever(RowsMemory(matrix, snapshot=matrix.snapshot()))
 
 
 def prompt_chunk(tokens: list[int], topk: torch.Tensor | None = None) -> Observation:
@@ -31,9 +39,9 @@ def row(first: int) -> list[int]:
 
 def markov() -> MatrixRetriever:
     """Token t is followed by t + 1, else t + 2, ..."""
-    retriever = MatrixRetriever(AdjacencyMatrix(VOCAB))
+    retriever = retriever_of(AdjacencyMatrix(VOCAB))
     rows = torch.tensor([row(token + 1) for token in range(VOCAB)])
-    retriever.observe(prompt_chunk(list(range(VOCAB)), rows))
+    retriever.memories[0].observe(prompt_chunk(list(range(VOCAB)), rows))
     return retriever
 
 
@@ -42,7 +50,7 @@ def sparse() -> MatrixRetriever:
     """Rows for half of the vocabulary, random and without repeats within a row."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.stack([torch.randperm(VOCAB, generator=generator)[:8] for _ in range(VOCAB // 2)])
-    retriever = MatrixRetriever(AdjacencyMatrix(VOCAB))
+    retriever = retriever_of(AdjacencyMatrix(VOCAB))
     retriever.matrix.update(torch.arange(0, VOCAB, 2), rows)
     return retriever
 
@@ -57,7 +65,7 @@ def test_candidates_are_parents_first_with_distinct_siblings_and_only_seen_token
     assert all(tokens[i] in rows[tokens[p]] for i, p in enumerate(parents) if i)
     assert tree.scores[0] == 0 and torch.isnan(tree.scores[1:]).all()
     assert tree.origin.tolist() == [ROOT] + [RETRIEVED] * (len(tree) - 1)
-    assert len(sparse.propose(4, slots + 1)) <= slots + 1
+    assert len(sparse.propose(Ask(4, slots + 1, 0))) <= slots + 1
 
 
 def test_full_rows_fill_the_slots_with_the_templates_own_nodes_first():
@@ -65,28 +73,28 @@ def test_full_rows_fill_the_slots_with_the_templates_own_nodes_first():
     tree = retriever.candidates(10, 20)
     assert len(tree) == 81
     assert tree.tokens.tolist()[1:] == [(10 + sum(path) + len(path)) % VOCAB for path in template.paths]
-    proposal = retriever.propose(10, 21)
+    proposal = retriever.propose(Ask(10, 21, 0))
     assert proposal.tokens.tolist() == tree.tokens.tolist()[:21]
     assert proposal.parents.tolist() == for_slots(20).parents
 
 
 def test_a_markov_target_gets_the_greedy_chain():
     retriever = markov()
-    greedy = MatrixRetriever(retriever.matrix, shape=chain).propose(7, 6)
+    greedy = MatrixRetriever(retriever.memories[0], chain).propose(Ask(7, 6, 0))
     assert greedy.tokens.tolist() == [7, 8, 9, 10, 11, 12]
-    tree, node, depth = retriever.propose(7, 53), 0, 0
+    tree, node, depth = retriever.propose(Ask(7, 53, 0)), 0, 0
     while (child := tree.children.get((node, 8 + depth))) is not None:
         node, depth = child, depth + 1
     assert depth == 9
 
 
 def test_an_empty_matrix_or_no_slots_offers_the_root_alone(sparse):
-    assert MatrixRetriever(AdjacencyMatrix(VOCAB)).candidates(3, 20).tokens.tolist() == [3]
-    assert sparse.candidates(4, 0).tokens.tolist() == [4] == sparse.propose(4, 1).tokens.tolist()
+    assert retriever_of(AdjacencyMatrix(VOCAB)).candidates(3, 20).tokens.tolist() == [3]
+    assert sparse.candidates(4, 0).tokens.tolist() == [4] == sparse.propose(Ask(4, 1, 0)).tokens.tolist()
 
 
 def test_rows_of_zeros_draft_token_zero_once_per_parent():
-    retriever = MatrixRetriever(AdjacencyMatrix(VOCAB, unseen=0), shape=lambda _: token_recycling())
+    retriever = MatrixRetriever(RowsMemory(AdjacencyMatrix(VOCAB, unseen=0)), lambda _: token_recycling())
     tree = retriever.candidates(9, 80)      # the official code drafts eight zeros, and zeros below each
     assert tree.tokens.tolist() == [9] + [0] * 6 and tree.parents.tolist() == [-1, 0, 1, 2, 3, 4, 5]
 
@@ -101,11 +109,11 @@ def learned(in_order: bool) -> list[int]:
     hidden: set[int] = set()
     while len(hidden) < 6:      # the winner is hidden under another token, and the next one shows
         tokens = [20 + node if node in hidden else 5 for node in range(6)]
-        retriever = MatrixRetriever(AdjacencyMatrix(VOCAB), in_order=in_order)
+        memory = RowsMemory(AdjacencyMatrix(VOCAB), in_order=in_order)
         tree = ProposalTree.build(tokens, parents, scores, origin)
-        retriever.observe(Observation(tree, path, 1, torch.tensor([row(node) for node in range(6)]).int()))
-        winner = int(retriever.matrix.rows[5, 0])
-        assert retriever.matrix.touched() == len(hidden) + 1
+        memory.observe(Observation(tree, path, 1, torch.tensor([row(node) for node in range(6)]).int()))
+        winner = int(memory.matrix.rows[5, 0])
+        assert memory.matrix.touched() == len(hidden) + 1
         order.append(winner)
         hidden.add(winner)
     return order[::-1]
@@ -121,46 +129,48 @@ def test_prompt_chunks_of_any_size_give_the_same_matrix(chunk):
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 20, (100,), generator=generator)
     topk = torch.randint(0, VOCAB, (100, 8), generator=generator).int()
-    retriever = MatrixRetriever(AdjacencyMatrix(VOCAB))
-    retriever.reset(200)
+    memory = RowsMemory(AdjacencyMatrix(VOCAB))
+    memory.reset(200)
     for part, rows in zip(tokens.split(chunk), topk.split(chunk), strict=True):
-        retriever.observe(prompt_chunk(part.tolist(), rows))
+        memory.observe(prompt_chunk(part.tolist(), rows))
     last = {token: position for position, token in enumerate(tokens.tolist())}
-    assert all(torch.equal(retriever.matrix.rows[token], topk[position]) for token, position in last.items())
-    assert retriever.matrix.touched() == len(last)
+    assert all(torch.equal(memory.matrix.rows[token], topk[position]) for token, position in last.items())
+    assert memory.matrix.touched() == len(last)
 
 
 def test_prompt_logits_are_left_alone_where_the_method_says_so():
-    retriever = MatrixRetriever(AdjacencyMatrix(VOCAB), prompt=False)
-    retriever.observe(prompt_chunk([1, 2], torch.tensor([row(1), row(2)])))
-    assert retriever.matrix.touched() == 0
+    memory = RowsMemory(AdjacencyMatrix(VOCAB), seeded=False)
+    memory.observe(prompt_chunk([1, 2], torch.tensor([row(1), row(2)])))
+    assert memory.matrix.touched() == 0
 
 
 def test_a_wider_top_k_than_the_matrix_is_cut():
-    retriever = MatrixRetriever(AdjacencyMatrix(VOCAB, width=4))
-    assert retriever.wants.topk == 4
-    retriever.observe(prompt_chunk([1], torch.tensor([row(9)])))
-    assert retriever.matrix.rows[1].tolist() == row(9)[:4]
+    memory = RowsMemory(AdjacencyMatrix(VOCAB, width=4))
+    assert memory.wants.topk == 4
+    memory.observe(prompt_chunk([1], torch.tensor([row(9)])))
+    assert memory.matrix.rows[1].tolist() == row(9)[:4]
 
 
 def test_a_request_starts_from_the_warm_rows_unless_they_persist():
     warm = AdjacencyMatrix(VOCAB)
     warm.update(torch.tensor([3]), torch.tensor([row(30)]))
     for persist, expected in ((False, 1), (True, 2)):
-        retriever = MatrixRetriever(AdjacencyMatrix(VOCAB), snapshot=warm.snapshot(), persist=persist)
-        retriever.reset(10)
-        retriever.observe(prompt_chunk([8], torch.tensor([row(1)])))
-        retriever.reset(10)
-        assert retriever.matrix.touched() == expected and retriever.matrix.rows[3].tolist() == row(30)
-    cold = MatrixRetriever(warm)
+        memory = RowsMemory(AdjacencyMatrix(VOCAB), snapshot=warm.snapshot(), lasting=persist)
+        memory.reset(10)
+        memory.observe(prompt_chunk([8], torch.tensor([row(1)])))
+        memory.reset(10)
+        assert memory.matrix.touched() == expected and memory.matrix.rows[3].tolist() == row(30)
+    cold = RowsMemory(warm)
     cold.reset(10)
     assert warm.touched() == 0
 
 
 def test_time_is_booked_under_retrieve_and_update():
-    retriever = markov()
-    retriever.candidates(1, 20)
-    assert set(retriever.clock.seconds) == {"update", "retrieve"}
+    clock = Clock()
+    memory = RowsMemory(AdjacencyMatrix(VOCAB), clock=clock)
+    memory.observe(prompt_chunk([1], torch.tensor([row(9)])))
+    MatrixRetriever(memory, clock=clock).candidates(1, 20)
+    assert set(clock.seconds) == {"update", "retrieve"}
 
 
 def official(history: list[int], max_ngram: int, length: int) -> list[int]:
@@ -176,10 +186,11 @@ def official(history: list[int], max_ngram: int, length: int) -> list[int]:
 def test_prompt_lookup_drafts_are_the_official_ones(golden):
     cases = json.loads((golden / "pld/cases.json").read_text())["cases"]
     for case in cases:
-        proposer = PromptLookup(case["max_ngram_size"], case["num_pred_tokens"])
-        proposer.reset(0)       # the history grows where the capacity was too small
-        proposer.observe(prompt_chunk(case["history"][:-1]))
-        tree = proposer.propose(case["history"][-1], case["num_pred_tokens"] + 1)
+        history = History()
+        proposer = PromptLookup(history, case["max_ngram_size"], case["num_pred_tokens"])
+        history.reset(0)        # it grows where the capacity was too small
+        history.observe(prompt_chunk(case["history"][:-1]))
+        tree = proposer.propose(Ask(case["history"][-1], case["num_pred_tokens"] + 1, 0))
         assert tree.tokens.tolist() == [case["history"][-1], *case["draft"]]
     assert len(cases) == 40
 
@@ -196,18 +207,19 @@ def test_prompt_lookup_follows_the_rule_on_random_histories():
 
 
 def test_prompt_lookup_remembers_the_kept_path_only():
-    proposer = PromptLookup(max_ngram=2, length=2)
-    proposer.reset(20)
-    assert proposer.propose(1, 11).tokens.tolist() == [1]       # nothing was seen yet
-    proposer.observe(prompt_chunk([1, 2, 3, 4]))
+    history = History()
+    proposer = PromptLookup(history, max_ngram=2, length=2)
+    history.reset(20)
+    assert proposer.propose(Ask(1, 11, 0)).tokens.tolist() == [1]       # nothing was seen yet
+    history.observe(prompt_chunk([1, 2, 3, 4]))
     tree = ProposalTree.build([9, 8, 1], [-1, 0, 0], [0.0, NAN, NAN], [ROOT, RETRIEVED, RETRIEVED])
-    proposer.observe(Observation(tree, torch.tensor([0, 2]), 2))
-    drafted = proposer.propose(2, 11)                           # 1 2 3 4 9 1, and the root 2
+    history.observe(Observation(tree, torch.tensor([0, 2]), 2))
+    drafted = proposer.propose(Ask(2, 11, 0))                           # 1 2 3 4 9 1, and the root 2
     assert drafted.tokens.tolist() == [2, 3, 4] and drafted.origin.tolist() == [ROOT, RETRIEVED, RETRIEVED]
-    assert proposer.propose(2, 2).tokens.tolist() == [2, 3]
-    assert proposer.propose(2, 1).tokens.tolist() == [2]
-    proposer.reset(20)
-    assert proposer.propose(2, 11).tokens.tolist() == [2]
+    assert proposer.propose(Ask(2, 2, 0)).tokens.tolist() == [2, 3]
+    assert proposer.propose(Ask(2, 1, 0)).tokens.tolist() == [2]
+    history.reset(20)
+    assert proposer.propose(Ask(2, 11, 0)).tokens.tolist() == [2]
 
 
 def test_looking_up_a_long_history_is_fast():

@@ -7,6 +7,7 @@ import torch
 from conftest import FAMILIES, VOCAB, toy_model, toy_prompt, toy_target
 
 from longgraft.observation import Wants
+from longgraft.target.model import Segment
 from longgraft.target.refusal import refuse, why_not
 from longgraft.tree import ProposalTree
 
@@ -16,6 +17,11 @@ def random_tree(nodes: int, seed: int) -> ProposalTree:
     generator = torch.Generator().manual_seed(seed)
     parents = [-1] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, nodes)]
     return ProposalTree.build([(7 * i + 3) % VOCAB for i in range(nodes)], parents, [0.0] * nodes, [2] * nodes)
+
+
+def read(target, segment, wants=Wants()):      # noqa: B008 - frozen
+    report, = target.run([segment], wants)
+    return report
 
 
 def path_to(tree: ProposalTree, node: int) -> list[int]:
@@ -31,9 +37,9 @@ def test_every_node_gets_the_logits_of_its_own_path(family, attention):
     target, prompt, tree = toy_target(family, attention), torch.tensor(toy_prompt(50)), random_tree(20, 1)
     cache = target.cache(128)
     for chunk in prompt.split(17):
-        target.run(ProposalTree.chain(chunk), cache, Wants(), rows="none")
+        read(target, Segment(ProposalTree.chain(chunk), cache, "none"), Wants())
         cache.keep(torch.arange(len(chunk)))
-    logits = target.run(tree, cache, Wants()).logits
+    logits = read(target, Segment(tree, cache)).logits
     for node in range(len(tree)):
         ids = torch.cat([prompt, tree.tokens[path_to(tree, node)]])[None]
         with torch.no_grad():
@@ -41,27 +47,40 @@ def test_every_node_gets_the_logits_of_its_own_path(family, attention):
         torch.testing.assert_close(logits[node], expected, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("logits, rows", [("last", slice(19, 20)), ("none", slice(0, 0))])
+def test_fewer_logits_leave_a_tree_its_mask(logits, rows):
+    target, prompt, tree = toy_target(), torch.tensor(toy_prompt(50)), random_tree(20, 1)
+    cache, wants = target.cache(128), Wants(layers=(3,), final=True, topk=8)
+    read(target, Segment(ProposalTree.chain(prompt), cache, "none"))
+    cache.keep(torch.arange(len(prompt)))
+    whole, part = read(target, Segment(tree, cache), wants), read(target, Segment(tree, cache, logits), wants)
+    torch.testing.assert_close(part.logits, whole.logits[rows])
+    torch.testing.assert_close(part.hidden[3], whole.hidden[3])
+    torch.testing.assert_close(part.final, whole.final)
+    assert torch.equal(part.topk, whole.topk) and part.final.shape == (20, 32)
+
+
 def test_a_wrong_mask_would_be_noticed():
     target, prompt, tree = toy_target(), torch.tensor(toy_prompt(50)), random_tree(20, 1)
     cache = target.cache(128)
-    target.run(ProposalTree.chain(prompt), cache, Wants(), rows="none")
+    read(target, Segment(ProposalTree.chain(prompt), cache, "none"), Wants())
     cache.keep(torch.arange(len(prompt)))
-    right = target.run(tree, cache, Wants()).logits
+    right = read(target, Segment(tree, cache)).logits
     tree.__dict__["mask"] = torch.ones(20, 20, dtype=torch.bool).tril()
-    assert (target.run(tree, cache, Wants()).logits - right).abs().max() > 0.1
+    assert (read(target, Segment(tree, cache)).logits - right).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keeping_a_path_equals_a_fresh_prefill(family):
     target, prompt, tree = toy_target(family), torch.tensor(toy_prompt(40)), random_tree(20, 2)
     cache, path = target.cache(128), path_to(random_tree(20, 2), 19)
-    target.run(ProposalTree.chain(prompt), cache, Wants(), rows="none")
+    read(target, Segment(ProposalTree.chain(prompt), cache, "none"), Wants())
     cache.keep(torch.arange(len(prompt)))
-    target.run(tree, cache, Wants())
+    read(target, Segment(tree, cache))
     cache.keep(torch.tensor(path))
     fresh = target.cache(128)
     committed = torch.cat([prompt, tree.tokens[path]])
-    target.run(ProposalTree.chain(committed), fresh, Wants(), rows="none")
+    read(target, Segment(ProposalTree.chain(committed), fresh, "none"), Wants())
     for ours, theirs in zip(cache.layers, fresh.layers, strict=True):
         n = len(committed)
         torch.testing.assert_close(ours.keys[:, :, :n], theirs.keys[:, :, :n], atol=1e-4, rtol=1e-4)
@@ -70,15 +89,16 @@ def test_keeping_a_path_equals_a_fresh_prefill(family):
 
 def test_features_are_the_inputs_of_layers():
     target, prompt = toy_target("qwen3"), torch.tensor(toy_prompt(30))
-    seen = target.run(ProposalTree.chain(prompt), target.cache(64), Wants(features=(1, 2, 3)), rows="none")
+    seen = read(target, Segment(ProposalTree.chain(prompt), target.cache(64), "none"), Wants(layers=(1, 2, 3)))
     with torch.no_grad():
         states = toy_model("qwen3")(prompt[None], output_hidden_states=True).hidden_states
-    torch.testing.assert_close(seen.features, torch.cat([states[i][0] for i in (1, 2, 3)], -1), atol=1e-4, rtol=1e-4)
+    for layer in (1, 2, 3):
+        torch.testing.assert_close(seen.hidden[layer], states[layer][0], atol=1e-4, rtol=1e-4)
 
 
 def test_prompt_topk_is_that_of_the_logits_even_behind_a_soft_cap():
     target, prompt = toy_target("gemma2"), torch.tensor(toy_prompt(30))
-    seen = target.run(ProposalTree.chain(prompt), target.cache(64), Wants(topk=8), rows="last")
+    seen = read(target, Segment(ProposalTree.chain(prompt), target.cache(64), "last"), Wants(topk=8))
     with torch.no_grad():
         logits = toy_model("gemma2")(prompt[None], attention_mask=torch.ones(1, 30)).logits[0]
     assert seen.logits.shape == (1, VOCAB)
@@ -91,8 +111,8 @@ def test_the_model_is_left_as_it_was_also_after_an_exception():
     target, model = toy_target("llama"), toy_model("llama")
     before = model.config._attn_implementation
     with pytest.raises(IndexError):
-        target.run(ProposalTree.chain(torch.tensor([VOCAB + 5])), target.cache(64), Wants(features=(1,), topk=4),
-                   rows="last")
+        read(target, Segment(ProposalTree.chain(torch.tensor([VOCAB + 5])), target.cache(64), "last"),
+             Wants(layers=(1,), topk=4))
     assert model.config._attn_implementation == before
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 

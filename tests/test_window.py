@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import VOCAB, toy_network
+from conftest import VOCAB, toy_network, toy_parts
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
-from longgraft.methods import WINDOW, Parts, build
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.methods import WINDOW, build
 from longgraft.observation import Observation
+from longgraft.proposer import Ask
 from longgraft.tree import ROOT, ProposalTree
 
 
 def proposed(tokens: torch.Tensor, features: torch.Tensor, window: int | None, chunk: int = 64, levels: int = 9):
     """The tree after a prompt, whose pairs are observed `chunk` at a time."""
-    drafter = Eagle3Drafter(toy_network(), Dense(), levels=levels, window=window)
-    drafter.reset(len(tokens) + 100)
+    memory = DrafterMemory(toy_network(), window)
+    drafter = Eagle3Drafter(memory, Dense(), levels=levels)
+    memory.reset(len(tokens) + 100)
     for start in range(0, len(tokens) - 1, chunk):
         end = min(start + chunk, len(tokens) - 1)
         chain = ProposalTree.chain(tokens[start:end], origin=ROOT)
-        drafter.observe(Observation(chain, torch.arange(end - start), int(tokens[end]), None, features[start:end]))
-    return drafter.propose(int(tokens[-1]), 60)
+        hidden = dict(zip((1, 2, 3), features[start:end].split(32, dim=1), strict=True))
+        memory.observe(Observation(chain, torch.arange(end - start), int(tokens[end]), hidden=hidden, prompt=True))
+    return drafter.propose(Ask(int(tokens[-1]), 60, len(tokens) - 1))
 
 
 def text(length: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,20 +61,18 @@ def test_the_prompt_s_chunks_do_not_matter(window):
 def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkeypatch):
     """The same window of text, once at the beginning and once 40,000 positions later."""
     tokens, features = text(14)
-    far = Eagle3Drafter._forward
+    far = DrafterMemory.forward
 
     def shifted(self, hidden, fed, positions, layout):
         return far(self, hidden, fed, positions + 40_000, layout)
 
     near = proposed(tokens, features, 13)
-    monkeypatch.setattr(Eagle3Drafter, "_forward", shifted)
+    monkeypatch.setattr(DrafterMemory, "forward", shifted)
     assert same(near, proposed(tokens, features, 13))
 
 
 def test_methods_and_settings_choose_the_window():
-    from conftest import toy_target
-
-    parts = Parts(toy_target(), toy_network())
-    assert build("eagle3", parts).window is None and build("eagle3-window", parts).window == WINDOW
-    wide = Parts(toy_target(), toy_network(), window=512)
-    assert build("eagle3", wide).window == build("eagle3-window", wide).window == 512
+    parts = toy_parts()
+    assert build("eagle3", parts).memory.window is None and build("eagle3-window", parts).memory.window == WINDOW
+    wide = toy_parts(window=512)
+    assert build("eagle3", wide).memory.window == build("eagle3-window", wide).memory.window == 512

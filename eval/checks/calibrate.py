@@ -1,6 +1,6 @@
 """Warm-up: dense drafting on a few prompts fills the matrix and logs what every gate would have seen.
 
-Knows sessions and proposers.  The paper's warm-up: arXiv 2605.20104, section 3.3.
+Knows targets and proposers.  The paper's warm-up: arXiv 2605.20104, section 3.3.
 """
 
 from __future__ import annotations
@@ -8,24 +8,30 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from longgraft.acceptance import Greedy
 from longgraft.calibration import Calibration, default_path
-from longgraft.drafters.eagle3 import LEVELS, Eagle3Drafter
+from longgraft.clock import Clock
+from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import KEPT_OF_60, kept_nodes
 from longgraft.eval.loops import loops
 from longgraft.eval.prompts.suites import Example
-from longgraft.loading import identity_of
-from longgraft.methods import Parts
-from longgraft.observation import Clock, Level, Observation, Verdict
-from longgraft.retrievers.matrix import MatrixRetriever
-from longgraft.session import Sampling, Session, Stats
-from longgraft.tree import ProposalTree
+from longgraft.loading import Loaded
+from longgraft.methods import as_method
+from longgraft.observation import Wants
+from longgraft.parts import Parts
+from longgraft.proposer import Ask, Level, Verdict, together
+from longgraft.sampling import Sampling
+from longgraft.session import Session, answer
+from longgraft.target.model import Segment
+from longgraft.tree import UNPRUNED, ProposalTree
+from longgraft.verifier import Verifier
 
 SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split: 10, 20 or 36 retrieved
 QUANTILES = 12              # candidate thresholds per gate
@@ -34,13 +40,20 @@ Prompt = tuple[Sequence[int], Sequence[int]]    # ids, and those to replay; none
 
 @dataclass
 class _Step:
-    """One dense step.  position: index of the root in the output; confidence: c_d per level; trees: what each
-    stage would have verified."""
+    """One dense step.
+
+    position:   of the root
+    confidence: c_d per level
+    stages:     what each gate (UNPRUNED: none) would have had verified; splits: by nodes kept of 60.  Trees until
+                the answer is known, then how many of their tokens it accepts
+    """
 
     position: int
     confidence: list[float]
-    trees: dict[str, ProposalTree]
-    accepted: dict[str, int] = field(default_factory=dict)
+    stages: dict[int, ProposalTree]
+    splits: dict[int, ProposalTree]
+    accepted: dict[int, int] = field(default_factory=dict)
+    accepted_split: dict[int, int] = field(default_factory=dict)
 
 
 class _Recorder:
@@ -57,43 +70,32 @@ class _Recorder:
 class _Warmup:
     """EAGLE-3's dense tree is verified; the trees that Graft's stages would have made are kept beside it."""
 
-    def __init__(self, session: Session, clock: Clock) -> None:
-        parts = Parts(session.target, session.parts.network, persist=True, clock=clock)
+    def __init__(self, parts: Parts) -> None:
         self.policy = _Recorder()
-        self.drafter: Eagle3Drafter = parts.drafter(self.policy)
-        self.retriever: MatrixRetriever = parts.retriever()
-        self.wants = self.drafter.wants | self.retriever.wants
+        self.drafter = parts.drafter(self.policy)
+        self.retriever = parts.retriever()
+        self.memories = together([self.drafter, self.retriever])
         self.steps: list[_Step] = []
-        self.seen = 0
 
-    def reset(self, capacity: int) -> None:
-        self.drafter.reset(capacity)
-        self.retriever.reset(capacity)
-        self.seen = 0
-
-    def observe(self, seen: Observation) -> None:
-        self.drafter.observe(seen)
-        self.retriever.observe(seen)
-        self.seen += 0 if seen.prompt else len(seen.path)
-
-    def propose(self, root: int, budget: int) -> ProposalTree:
+    def propose(self, ask: Ask) -> ProposalTree:
         self.policy.confidence = []
-        dense = self.drafter.propose(root, budget)
+        dense = self.drafter.propose(ask)
         if self.policy.confidence:
-            trees = {"none": dense} | {f"d{d}": self._stage(root, d, budget) for d in KEPT_OF_60}
-            trees |= {f"split{k}": self._graft(root, dense.top(kept_nodes(budget, k)), budget) for k in SPLITS}
-            self.steps.append(_Step(self.seen, self.policy.confidence, trees))
+            stages = {UNPRUNED: dense} | {d: self._stage(ask, d) for d in KEPT_OF_60}
+            splits = {k: self._graft(ask, dense.top(kept_nodes(ask.budget, k))) for k in SPLITS}
+            self.steps.append(_Step(ask.position, self.policy.confidence, stages, splits))
         return dense
 
-    def _stage(self, root: int, depth: int, budget: int) -> ProposalTree:
+    def _stage(self, ask: Ask, depth: int) -> ProposalTree:
         """The tree that gate `depth` would have made: the best of its levels, and retrieved nodes."""
-        kept = kept_nodes(budget, KEPT_OF_60[depth])
-        short = Eagle3Drafter(self.drafter.network, lambda level: Verdict(kept - 1), depth + 1, self.drafter.top_k)
-        short.cache, short.state = self.drafter.cache, self.drafter.state
-        return self._graft(root, short.propose(root, budget), budget)
+        kept, whole = kept_nodes(ask.budget, KEPT_OF_60[depth]), self.drafter
+        levels = min(depth + 1, whole.levels)       # the last level of a shallow tree stands for deeper gates
+        short = Eagle3Drafter(whole.memory, lambda level: Verdict(kept - 1), levels, whole.top_k)
+        return self._graft(ask, short.propose(ask))
 
-    def _graft(self, root: int, drafted: ProposalTree, budget: int) -> ProposalTree:
-        return drafted.merge(self.retriever.candidates(root, budget - len(drafted)), at=0, budget=budget)
+    def _graft(self, ask: Ask, drafted: ProposalTree) -> ProposalTree:
+        found = self.retriever.candidates(ask.root, ask.budget - len(drafted))
+        return drafted.merge(found, at=0, budget=ask.budget)
 
 
 def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = None) -> Prompt:
@@ -102,28 +104,31 @@ def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = No
     return session.encode(ids or example.encode(session.tokenizer)), said
 
 
-def calibrate(session: Session, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float,
-              out: Path | None, draft_cost: float | None = None, keep: bool = False) -> Path:
+def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float, out: Path | None,
+              *, budget: int | None = None, draft_cost: float | None = None, keep: bool = False) -> Path:
     """Run the prompts, choose thresholds on half of them, report the other half, write the file.
 
+    budget:     nodes per verification; None: what a session would take
     draft_cost: of one drafted level, in verifications; None: measured here and now
     keep:       only thresholds that accept no less than the dense tree does
     """
     from tqdm import tqdm
 
-    clock = Clock()
-    warmup = _Warmup(session, clock)
-    recorder = Session(session.target, session.tokenizer, warmup, clock, session.budget, session.limits, session.chunk)
+    # Rows outlive each answer: they are what the warm-up is for.
+    warmup = _Warmup(replace(loaded.parts, persist=True, snapshot=None, kept={}))
+    session = replace(loaded, method=as_method(warmup, "warm-up")).session(budget)
+    budget = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     looping = 0
     for index, (ids, said) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
         recording = said[:max_new_tokens]
-        sampling = Sampling(replay=recording) if recording else Sampling(temperature, seed=index)
-        output = [t for new in recorder.tokens(ids, Stats(), len(recording) or max_new_tokens, sampling) for t in new]
-        _replay(warmup.steps, output)
+        sampling = (Sampling(replay=recording) if recording else
+                    Sampling(temperature, seed=index if temperature else 0))
+        said_now = answer(session.open(ids, len(recording) or max_new_tokens, sampling)).token_ids
+        _replay(warmup.steps, [*ids, *said_now])
         # In a loop every guess is right, and every gate looks useless: such answers only fill the matrix.
-        looped = not recording and loops(output)
+        looped = not recording and loops(said_now)
         looping += looped
         if not looped:
             halves[index % 2].extend(warmup.steps)
@@ -131,19 +136,19 @@ def calibrate(session: Session, prompts: Sequence[Prompt], max_new_tokens: int, 
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
                          "themselves, the others ended at once. Give other prompts, or --temperature 1.")
-    costs = _costs(session, warmup) if draft_cost is None else (draft_cost, 1.0)
+    costs = _costs(loaded, warmup, budget) if draft_cost is None else (draft_cost, 1.0)
     thresholds, gain = choose(chosen, costs, keep)
-    split = max(SPLITS, key=lambda k: sum(step.accepted[f"split{k}"] for step in chosen + unseen))
+    split = max(SPLITS, key=lambda k: sum(step.accepted_split[k] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
-             "budget": str(session.budget), "temperature": f"{temperature:g}",
+             "budget": str(budget), "temperature": f"{temperature:g}", "levels": str(loaded.parts.levels),
+             "top_k": str(loaded.parts.top_k), "window": str(loaded.parts.window or "none"),
              "date": time.strftime("%Y-%m-%d"), "draft_cost": f"{costs[0] / costs[1]:.3f}",
              "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
              "acceptance_on_other_half": f"{_gain(unseen, thresholds, (0.0, 1.0)):.3f}"}
     result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about)
-    identity = identity_of(session.target, session.tokenizer, session.parts.network)
-    path = out or default_path(identity)
-    result.save(path, identity)
+    path = out or default_path(loaded.identity)
+    result.save(path, loaded.identity)
     print(f"longgraft: {result.describe()}, split {split}; " + ", ".join(f"{k} {v}" for k, v in about.items()),
           file=sys.stderr)
     return path
@@ -164,53 +169,65 @@ def choose(steps: Sequence[_Step], costs: tuple[float, float],
     return {d: round(tau, 4) for d, tau in best.items()}, _gain(steps, best, costs)
 
 
-def stage_of(step: _Step, thresholds: Mapping[int, float]) -> str:
-    """Where these thresholds would have stopped the step."""
+def stage_of(step: _Step, thresholds: Mapping[int, float]) -> int:
+    """The gate at which these thresholds would have stopped the step, or UNPRUNED."""
     for depth, tau in sorted(thresholds.items()):
         if tau > 0 and depth < len(step.confidence) and not step.confidence[depth] > tau:
-            return f"d{depth}"
-    return "none"
+            return depth
+    return UNPRUNED
 
 
 def _gain(steps: Sequence[_Step], thresholds: Mapping[int, float], costs: tuple[float, float]) -> float:
     """Tokens per second under the thresholds over tokens per second of the dense tree."""
     draft, verify = costs
 
-    def speed(stages: list[str]) -> float:
+    def speed(stages: list[int]) -> float:
         tokens = sum(step.accepted[stage] + 1 for step, stage in zip(steps, stages, strict=True))
-        return tokens / sum((LEVELS if stage == "none" else int(stage[1:]) + 1) * draft + verify for stage in stages)
+        levels = (len(step.confidence) if stage == UNPRUNED else stage + 1
+                  for step, stage in zip(steps, stages, strict=True))
+        return tokens / sum(count * draft + verify for count in levels)
 
-    return speed([stage_of(step, thresholds) for step in steps]) / speed(["none"] * len(steps))
+    return speed([stage_of(step, thresholds) for step in steps]) / speed([UNPRUNED] * len(steps))
 
 
-def _replay(steps: Sequence[_Step], output: Sequence[int]) -> None:
-    """How much of each tree the output that followed would have accepted: it does not depend on the tree."""
+def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:
+    """How much of each tree the whole text, prompt and answer, would have accepted: it does not depend on the tree."""
     for step in steps:
-        rest = output[step.position + 1:]
-        for name, tree in step.trees.items():
-            node, depth = 0, 0
-            while depth < len(rest) and (node, rest[depth]) in tree.children:
-                node, depth = tree.children[node, rest[depth]], depth + 1
-            step.accepted[name] = depth
-        step.trees = {}
+        rest = text[step.position + 1:]
+        step.accepted = {stage: _accepted(tree, rest) for stage, tree in step.stages.items()}
+        step.accepted_split = {kept: _accepted(tree, rest) for kept, tree in step.splits.items()}
+        step.stages, step.splits = {}, {}
 
 
-def _costs(session: Session, warmup: _Warmup) -> tuple[float, float]:
+def _accepted(tree: ProposalTree, rest: Sequence[int]) -> int:
+    """Tokens of `rest` that lie on a path of the tree from its root."""
+    node, depth = 0, 0
+    while depth < len(rest) and (node, rest[depth]) in tree.children:
+        node, depth = tree.children[node, rest[depth]], depth + 1
+    return depth
+
+
+def _costs(loaded: Loaded, warmup: _Warmup, budget: int) -> tuple[float, float]:
     """Median seconds of one draft forward and of one verification of a whole tree, measured here and now."""
-    budget = session.budget
-    tree = ProposalTree.chain(torch.arange(budget) % session.target.vocab_size)
-    cache = session.target.cache(budget * 2)
+    target = loaded.target
+    wants = Wants.union(memory.wants for memory in warmup.memories)
+    tree = ProposalTree.chain(torch.arange(budget) % target.vocab_size)
+    cache = target.cache(budget * 2)
+    for memory in warmup.memories:
+        memory.reset(budget)
+    seen = Verifier(target, cache, Greedy(), Clock()).read(tree.tokens[:1], wants)
+    warmup.drafter.memory.observe(seen)
 
-    def median(action: object, times: int = 7) -> float:
+    def median(action: Callable[[], object], times: int = 7) -> float:
         seconds = []
         for _ in range(times):
             began = time.perf_counter()
-            action()        # type: ignore[operator]
-            if session.target.device.type == "cuda":
+            action()
+            if target.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - began)
         return float(np.median(seconds))
 
-    verify = median(lambda: session.target.run(tree, cache, warmup.wants))
-    dense = median(lambda: warmup.drafter.propose(0, budget))
-    return dense / LEVELS, verify
+    verify = median(lambda: target.run([Segment(tree, cache)], wants))
+    dense = median(lambda: warmup.drafter.propose(Ask(0, budget, 1)))
+    return dense / warmup.drafter.levels, verify

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from longgraft.attention.backends import available
-from longgraft.loading import load
+from longgraft.engine import limits
+from longgraft.loading import Options, assemble
+from longgraft.methods import DEFAULT, RETRIEVAL
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
 
@@ -27,9 +29,9 @@ def report(model: str | None, drafter: str | None, context: int, device: str | N
         yield f"device: CPU, {torch.get_num_threads()} threads; no CUDA device"
     for name, reason in available().items():
         yield f"attention {name}: {reason or 'available'}"
-    session = load(model, drafter, tell=False, device=device, dtype=dtype,
-                   method="graft" if drafter is not None else "retrieval")
-    target, network = session.target, session.parts.network
+    loaded = assemble(model, drafter, Options(method=DEFAULT if drafter is not None else RETRIEVAL, device=device,
+                                              dtype=dtype))
+    target, network = loaded.target, loaded.parts.head
     yield (f"target {target.name}: {target.config.model_type}, {target.config.num_hidden_layers} layers, hidden "
            f"{target.config.hidden_size:,}, vocabulary {target.vocab_size:,}, {target.max_positions:,} positions, "
            f"{str(target.dtype)[6:]} on {target.device}")
@@ -40,15 +42,15 @@ def report(model: str | None, drafter: str | None, context: int, device: str | N
         yield (f"drafter: layout {c.layout}, hidden {c.hidden_size:,}, draft vocabulary {c.draft_vocab_size:,} of "
                f"{c.vocab_size:,}, features from the inputs of layers {c.feature_layers}, rope {c.rope.kind} "
                f"(base {c.rope.base:,.0f}, factor {c.rope.factor:g}), {c.max_positions:,} positions: fits")
-    allowed = min(session.limits.values())
+    allowed = min(limits(target, loaded.method.build(loaded.parts).memories).values())
     if context > allowed:
         yield f"context {context:,}: too long, {allowed:,} positions are allowed"
-    yield from memory(session, network, context)
+    yield from memory(target, network, context)
 
 
-def memory(session: Any, network: Any, context: int) -> list[str]:
+def memory(target: Any, network: Any, context: int) -> list[str]:
     """Arithmetic of what a prompt of `context` tokens keeps: weights, both caches, matrix."""
-    target, parts = session.target, {}
+    parts = {}
     parts["target weights"] = _bytes(target.model)
     parts["target cache"] = context * target.cache_bytes_per_token()
     parts["matrix"] = (target.vocab_size + 1) * 8 * 4 + target.vocab_size * 8

@@ -10,9 +10,13 @@ from typing import Any
 
 import torch
 
+from longgraft.clock import Clock
 from longgraft.compose import Plain
+from longgraft.engine import Engine
 from longgraft.observation import Wants
-from longgraft.session import Generation, Sampling, Session, Stats
+from longgraft.sampling import Sampling
+from longgraft.session import Generation, Session, answer
+from longgraft.target.model import Segment
 from longgraft.tree import ProposalTree
 
 EPSILON = 0.1       # logits; near ties of half precision stay below
@@ -20,11 +24,8 @@ EPSILON = 0.1       # logits; near ties of half precision stay below
 
 def plain_session(session: Session) -> Session:
     """Plain decoding of the same target, in the same loop, on the same kernels."""
-    from longgraft.observation import Clock
-
-    plain = Session(session.target, session.tokenizer, Plain(), Clock(), budget=1, chunk=session.chunk)
-    plain.cache = session.cache     # one after the other: two caches of a long prompt may not fit
-    return plain
+    engine = Engine(session.target, Plain(), Clock(), budget=1, chunk=session.engine.chunk)
+    return Session(engine, session.tokenizer)
 
 
 def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -35,33 +36,30 @@ def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
-def compare_with_plain(session: Session, ids: Sequence[int], answer: Generation, sampling: Sampling,
-                       max_new_tokens: int, stopped: bool = False) -> dict[str, Any]:
-    """Plain decoding of the same prompt: speedup of decoding alone, and whether the ids are identical.
-
-    stopped: the answer may have ended at a stop string, which plain decoding does not look for.
-    """
-    plain, stats = plain_session(session), Stats()
-    tokens = [t for new in plain.tokens(ids, stats, max_new_tokens, sampling) for t in new]
-    tokens = tokens[:len(answer.token_ids)] if stopped else tokens
-    at = first_divergence(answer.token_ids, tokens)
-    rate = answer.stats.decode_tokens_per_second
-    return {"identical": at is None, "first_divergence": at,
-            "plain_tokens_per_second": stats.decode_tokens_per_second,
-            "speedup": rate / stats.decode_tokens_per_second if stats.decode_tokens_per_second else 0.0}
+def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,
+                       max_new_tokens: int) -> dict[str, Any]:
+    """Plain decoding of the same prompt: speedup of decoding alone, and whether the ids are identical."""
+    theirs = answer(plain_session(session).open(list(ids), max_new_tokens, sampling))
+    # A stop string, which plain decoding does not look for, ends an answer earlier.
+    tokens = theirs.token_ids[:len(ours.token_ids)] if ours.finish_reason == "stop" else theirs.token_ids
+    at = first_divergence(ours.token_ids, tokens)
+    rate, plain = ours.stats.decode_tokens_per_second, theirs.stats.decode_tokens_per_second
+    return {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain,
+            "speedup": rate / plain if plain else 0.0}
 
 
 def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling,
           max_new_tokens: int) -> dict[str, Any]:
-    """Per prompt: first divergence from plain decoding and the plain logits' margin there; and the level reached."""
+    """Per prompt: first divergence from plain decoding and, of greedy answers, the plain logits' margin there; and the
+    level reached."""
     rows = []
     plain = plain_session(session)
     for ids in prompts:
-        ours = [t for new in session.tokens(ids, Stats(), max_new_tokens, sampling) for t in new]
-        theirs = [t for new in plain.tokens(ids, Stats(), max_new_tokens, sampling) for t in new]
+        ours, theirs = (answer(one.open(list(ids), max_new_tokens, sampling)).token_ids for one in (session, plain))
         at = first_divergence(ours, theirs)
+        near = at is not None and sampling.temperature == 0     # of draws a margin says nothing
         rows.append({"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at,
-                     "margin": None if at is None else margin(session, [*ids, *theirs[:at]])})
+                     "margin": margin(session, [*ids, *theirs[:at]]) if near else None})
     return {"level": _level(rows, session, sampling), "dtype": str(session.target.dtype)[6:], "rows": rows,
             "epsilon": EPSILON, "temperature": sampling.temperature}
 
@@ -69,8 +67,9 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
 def margin(session: Session, ids: Sequence[int]) -> float:
     """Difference of the two largest logits after `ids`, in the model's own precision."""
     target = session.target
-    seen = target.run(ProposalTree.chain(torch.tensor(ids)), target.cache(len(ids)), Wants(), rows="last")
-    best = seen.logits[0].float().topk(2).values
+    segment = Segment(ProposalTree.chain(torch.tensor(ids)), target.cache(len(ids)), "last")
+    report, = target.run([segment], Wants())
+    best = report.logits[0].float().topk(2).values
     return float(best[0] - best[1])
 
 
@@ -79,7 +78,8 @@ def lines(report: dict[str, Any]) -> list[str]:
     out = []
     for row in report["rows"]:
         at = row["first_divergence"]
-        what = "identical" if at is None else f"differs from token {at}, top-2 margin there {row['margin']:.4f}"
+        near = "" if row["margin"] is None else f", top-2 margin there {row['margin']:.4f}"
+        what = "identical" if at is None else f"differs from token {at}{near}"
         out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['new_tokens']:>5} new: {what}")
     return [*out, f"level: {report['level']} ({report['dtype']}, temperature {report['temperature']:g})"]
 

@@ -14,28 +14,31 @@ from typing import Any
 
 import torch
 
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
 from longgraft.eval.loops import loops
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.statistics import bootstrap
 from longgraft.loading import load
+from longgraft.methods import RETRIEVAL
 from longgraft.observation import Wants
-from longgraft.prefill.chunked import chunk_size
+from longgraft.prefill.chunked import read_prompt
 from longgraft.session import Session
-from longgraft.target.model import Target
+from longgraft.target.model import Segment, Target
 from longgraft.tree import ROOT, ProposalTree
+from longgraft.verifier import Verifier
 
 
 def continuation_logits(target: Target, prompt: Sequence[int], continuation: Sequence[int]) -> torch.Tensor:
     """[m, V]: what the target says at each token of a recorded continuation, given all before it."""
     cache, ids = target.cache(len(prompt) + len(continuation)), torch.tensor([*prompt, *continuation])
-    start, end, size = 0, len(prompt) - 1, chunk_size(target, Wants())
-    while start < end:
-        chain = ProposalTree.chain(ids[start:min(start + size, end)], origin=ROOT)
-        target.run(chain, cache, Wants(), rows="none")
-        cache.keep(torch.arange(len(chain)))
-        start += len(chain)
-    return target.run(ProposalTree.chain(ids[end:-1], origin=ROOT), cache, Wants()).logits.float()
+    end = len(prompt) - 1
+    verifier = Verifier(target, cache, Greedy(), Clock())
+    for _ in read_prompt(verifier, ids[:end], Wants(), following=int(ids[end])):
+        pass
+    report, = target.run([Segment(ProposalTree.chain(ids[end:-1], origin=ROOT), cache)], Wants())
+    return report.logits.float()
 
 
 def accuracies(session: Session, example: Example, lengths: Sequence[int], most: int) -> dict[int, dict[str, float]]:
@@ -89,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--model")
     options = parser.parse_args(argv)
-    session = load(options.model, None, method="retrieval", tell=False)
+    session = load(options.model, None, method=RETRIEVAL, tell=False)
     lengths = [int(n) for n in options.lengths.split(",")]
     report: dict[str, Any] = {"bits_per_byte": {}, "accuracy": {}, "greedy": []}
     texts: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.report import read_rows
-from longgraft.loading import EMBEDDED, embedded
+from longgraft.needs import EMBEDDED, embedded
 
 
 def recordings(rows: Sequence[Mapping[str, Any]], tokenizer: Any, model: str) -> list[dict[str, str]]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.eval.reports.report import Row, measured
-from longgraft.eval.runs.measure import TRANSFORMERS, Variant
+from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.eval.statistics import bootstrap
-from longgraft.methods import BUDGET, find
+from longgraft.methods import BUDGET, COMPARED, DEFAULT, DENSE, PLAIN, find
+from longgraft.needs import HEAD
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class CostTable:
         by_length = {}
         for length in sorted({row["bucket"] for row in good}):
             spent = {name: _per_step([r for r in good if r["bucket"] == length and r["method"] == name])
-                     for name in ("ar", "eagle3", "graft")}
-            if not (spent["ar"] and spent["eagle3"]):
+                     for name in COMPARED}
+            if not (spent[PLAIN] and spent[DENSE]):
                 continue
-            tree, graft = spent["eagle3"], spent["graft"]
+            tree, graft = spent[DENSE], spent[DEFAULT]
             by_length[length] = Costs(
-                plain=sum(spent["ar"].values()), verify=tree["verify"], draft=tree["draft"] / levels,
+                plain=sum(spent[PLAIN].values()), verify=tree["verify"], draft=tree["draft"] / levels,
                 retrieve=graft["retrieve"] + graft["merge"] + graft["update"], host=tree["accept"] + tree["host"])
         if not by_length:
             raise ValueError("Costs are taken from rows of the methods ar and eagle3 at the same prompt length; this "
@@ -91,7 +92,7 @@ def _per_step(rows: Sequence[Row]) -> Counter[str]:
 def draft_forwards(row: Row, levels: int) -> float:
     """Mean draft forwards per step: a tree that stopped at gate d took d + 1, a whole one `levels`."""
     variant = Variant.parse(row["method"])
-    if not find(variant.method).needs_drafter:
+    if HEAD not in find(variant.method).needs:
         return 0.0
     levels = variant.numbers.get("levels", levels)
     steps = sum(row["stages"].values())
@@ -110,7 +111,7 @@ def speedup(row: Row, costs: Costs, levels: int = 9) -> float:
     if method.budget == 1:
         return 1.0
     step = (draft_forwards(row, levels) * costs.draft + costs.verify + costs.host
-            + (costs.retrieve if method.needs_matrix else 0.0))
+            + (costs.retrieve if "update" in row["seconds_by_part"] else 0.0))
     return (row["mat"] + 1.0) * costs.plain / step
 
 

@@ -7,8 +7,8 @@ and appendix C.4.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from longgraft.calibration import Calibration
@@ -17,19 +17,9 @@ from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import load_suite, read_prompts, suite_name
 from longgraft.eval.runs.bench import Bench, planned
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.loading import identity_of
-from longgraft.methods import find
+from longgraft.methods import DEFAULT, GROUPS, find
 
 ROUNDS = (1, 3, 5, 10, 25, 50)
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """methods: what is compared; calibrated: makes calibrations, by name, that graft takes its `setting` from."""
-
-    methods: tuple[str, ...]
-    setting: str = ""
-    calibrated: Callable[[SweepConfig, Bench, Path, Path | None], dict[str, str]] | None = None
 
 
 def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = None,
@@ -38,14 +28,16 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
 
     Where the configuration names methods of its own, these are measured beside the ablation's.
     """
-    if name not in ABLATIONS:
-        raise ValueError(f"Ablation {name!r} is unknown. Known: {', '.join(ABLATIONS)}.")
-    ablation = ABLATIONS[name]
-    if ablation.calibrated is None or dry:
-        return replace(config, methods=tuple(dict.fromkeys((*ablation.methods, *config.methods))))
-    made = ablation.calibrated(config, Bench.open(config), out, warmup)
-    methods = (*ablation.methods, *(f"graft+{ablation.setting}={key}" for key in made), *config.methods)
-    return replace(config, methods=tuple(dict.fromkeys(methods)), calibrations=config.calibrations | made)
+    if name not in GROUPS:
+        raise ValueError(f"Ablation {name!r} is unknown. Known: {', '.join(GROUPS)}.")
+    made: dict[str, str] = {}
+    methods = GROUPS[name]
+    if name in CALIBRATED and not dry:
+        setting, calibrated = CALIBRATED[name]
+        made = calibrated(config, Bench.open(config), out, warmup)
+        methods += tuple(f"{DEFAULT}+{setting}={key}" for key in made)
+    return replace(config, methods=tuple(dict.fromkeys((*methods, *config.methods))),
+                   calibrations=config.calibrations | made)
 
 
 def _warmed(config: SweepConfig, bench: Bench, out: Path, warmup: Path | None) -> dict[str, str]:
@@ -81,14 +73,11 @@ def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Path | None) -> d
 
 
 def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], out: Path, name: str) -> str:
-    budget = config.budget or find("graft").budget
+    budget = config.budget or find(DEFAULT).budget
     path = out / f"{name}-budget-{budget}.safetensors"
     if not path.exists():
-        bench.session.budget = budget
-        calibrate(bench.session, prompts, config.max_new_tokens, config.temperature, path)
-    session = bench.session
-    identity = identity_of(session.target, session.tokenizer, session.parts.network)
-    found = Calibration.load(path, identity, session.target.device)
+        calibrate(bench.loaded, prompts, config.max_new_tokens, config.temperature, path, budget=budget)
+    found = Calibration.load(path, bench.loaded.identity, bench.loaded.target.device)
     assert found.snapshot is not None
     rows = int((found.snapshot >= 0).any(1).sum())
     size = rows * found.snapshot.shape[1] * 4 / 1e6
@@ -96,17 +85,5 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
     return str(path)
 
 
-ABLATIONS = {
-    # What pruning and retrieval each contribute: Figure 5.
-    "components": Ablation(("eagle3", "graft-no-retrieval", "graft-no-prune", "graft")),
-    # Where retrieved tokens go under one budget: Figure 2.
-    "placement": Ablation(("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft")),
-    # Depth and width of the retrieved tree: Figure 6.
-    "template": Ablation(("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)),
-                          *(f"graft+width={n}" for n in (1, 2, 4, 6)))),
-    "budget": Ablation(tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft"))),
-    # Rounds of warm-up that fill the matrix: Table 4.
-    "warmup": Ablation(("graft+warm=none",), "warm", _warmed),
-    # Thresholds of one suite on another: Tables 11 and 12.
-    "thresholds": Ablation(("eagle3",), "thresholds", _by_suite),
-}
+# Those of `GROUPS` whose calibrations are made first: the setting that takes them, and who makes them.
+CALIBRATED = {"warmup": ("warm", _warmed), "thresholds": ("thresholds", _by_suite)}

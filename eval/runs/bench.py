@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,16 @@ from longgraft.eval.prompts.buckets import Fitted, as_it_is, plan, whole
 from longgraft.eval.prompts.suites import load_suite
 from longgraft.eval.reports.report import key
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.measure import COLD, PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
+from longgraft.eval.runs.measure import Learned, Prefilled
+from longgraft.eval.runs.variants import COLD, Stock, Variant
 from longgraft.eval.runs.workers import Done, Job
 from longgraft.eval.scores import score
-from longgraft.loading import head_of, identity_of, load
-from longgraft.methods import Parts, build
-from longgraft.session import Sampling, Session
+from longgraft.loading import Loaded, Options, assemble
+from longgraft.methods import DEFAULT, PLAIN, RETRIEVAL, build
+from longgraft.needs import HEAD, head_of
+from longgraft.parts import Parts
+from longgraft.sampling import Sampling
+from longgraft.session import Session
 from longgraft.yarn_drafters.layouts import HeadOverrides
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
@@ -36,30 +40,32 @@ FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or varia
 class Bench:
     """What a sweep runs on: one target, its tokenizer, and what its variants are made of."""
 
+    loaded: Loaded
     session: Session
     stock: Stock
+    learned: Learned = field(default_factory=Learned)
 
     @classmethod
     def open(cls, config: SweepConfig) -> Bench:
         """Load the target once, every head and every calibration."""
         drafter, calibration = (None if name == COLD else name for name in (config.drafter, config.calibration))
-        method = "graft" if drafter else "retrieval"
-        session = load(config.model, drafter, tell=False, method=method, calibration=calibration,
-                       draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
-                       dtype=config.dtype, attention=config.attention)
-        target, heads = session.target, {"": session.parts}
+        options = Options(method=DEFAULT if drafter else RETRIEVAL, calibration=calibration,
+                          draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
+                          dtype=config.dtype, attention=config.attention)
+        loaded = assemble(config.model, drafter, options)
+        target, parts = loaded.target, loaded.parts
+        heads = {"": parts}
         for name, path in config.heads.items():
             # Prompts that are longer than a head was made for are the question here, not a mistake.
             network = head_of(path, target, HeadOverrides(max_positions=target.max_positions))
             # Thresholds are of the head that they were calibrated with; the matrix's rows are the target's.
-            heads[name] = replace(session.parts, network=network, thresholds=DEFAULT_THRESHOLDS, split=Parts.split)
-        identity = identity_of(target, session.tokenizer, session.parts.network)
-        stock = Stock(heads, {name: Calibration.load(Path(path), identity, target.device)
+            heads[name] = replace(parts, given={HEAD.name: network}, thresholds=DEFAULT_THRESHOLDS, split=Parts.split)
+        stock = Stock(heads, {name: Calibration.load(Path(path), loaded.identity, target.device)
                               for name, path in config.calibrations.items()})
         for variant in config.variants:
-            if variant.method != TRANSFORMERS:
+            if variant.ours:
                 build(variant.method, stock.parts(variant))     # what it lacks is said before anything runs
-        return cls(session, stock)
+        return cls(loaded, loaded.session(), stock)
 
 
 def planned(config: SweepConfig, bench: Bench) -> dict[str, dict[int, list[Fitted]]]:
@@ -93,9 +99,9 @@ def measure_prompt(config: SweepConfig, bench: Bench, fitted: Fitted, wanted: se
                          "length with `longgraft sweep`.")
     # All are checked against plain decoding, also where a resumed run has its rows.
     variants = [v for v in config.variants if any(v.name == name for _, name, _ in wanted)]
-    variants = list(dict.fromkeys((Variant.parse(PLAIN), *variants)))
+    variants = list(dict.fromkeys((Variant.plain(), *variants)))
     state = Prefilled(session.target, bench.stock, variants, fitted.ids, max(limit, config.check_tokens),
-                      config.budget, config.profile)
+                      budget=config.budget, profile=config.profile, learned=bench.learned, runs=config.modes)
     checks = _Checks(config, state)
     for mode in (mode for mode in config.modes if any(mode == m for m, _, _ in wanted)):
         recording = _recording(example, session)[:limit] if mode == "replay" else []
@@ -111,12 +117,14 @@ def measure_prompt(config: SweepConfig, bench: Bench, fitted: Fitted, wanted: se
                     continue
                 about = {"mode": mode, "method": variant.name, "repeat": repeat}
                 try:
-                    tokens, stats = state.decode(variant, draw.sampling, draw.limit, draw.eos)
+                    tokens, stats = state.decode(variant, draw.sampling, draw.limit, draw.eos, mode)
                     row = about | stats.as_dict() | {"token_ids": tokens, "loop": loops(tokens),
                                                      "lossless": checks.of(variant, mode, draw, tokens)}
                 except FAILURES as error:
                     yield about | {"error": f"{type(error).__name__}: {error}"}
                     continue
+                if (before := state.learned_from(variant, mode)) is not None:
+                    row["learned_from"] = before
                 if mode != "replay" and repeat == 0:
                     row["score"] = score(example.suite, session.tokenizer.decode(tokens, skip_special_tokens=True),
                                          example.answers)
@@ -145,7 +153,7 @@ class _Checks:
 
         transformers' own `generate` is compared where it is greedy as plain decoding is; None elsewhere.
         """
-        if variant.method == TRANSFORMERS:
+        if not variant.ours:
             return self._compare(mode, draw, tokens) if mode == "greedy" else None
         if mode != "replay":
             return self._compare(mode, draw, tokens)
@@ -160,7 +168,7 @@ class _Checks:
     def plain(self, kind: str, draw: _Draw) -> list[int]:
         """What plain decoding says, decoded once."""
         if kind not in self._plain:
-            self._plain[kind] = self._state.decode(Variant.parse(PLAIN), draw.sampling, draw.limit, draw.eos)[0]
+            self._plain[kind] = self._state.decode(Variant.plain(), draw.sampling, draw.limit, draw.eos)[0]
         return self._plain[kind]
 
     def _compare(self, kind: str, draw: _Draw, ours: list[int]) -> dict[str, Any]:
@@ -184,7 +192,7 @@ def _missing(config: SweepConfig, suite: str, length: int, fitted: Fitted,
     return {(mode, variant.name, repeat) for mode in config.modes for variant in config.variants
             for repeat in range(config.repeats)
             if (mode != "replay" or example.continuations)
-            and (mode != "sampled" or variant.method != TRANSFORMERS)     # its random numbers are others
+            and (mode != "sampled" or variant.ours)     # its random numbers are others
             and (suite, length, example.id, mode, variant.name, repeat) not in done}
 
 
@@ -259,7 +267,7 @@ def _failed(config: SweepConfig, suite: str, length: int, fitted: Fitted, done: 
 
 def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     """Every method runs a few steps on a short prompt, untimed: kernels are chosen, memory is allocated."""
-    state = Prefilled(bench.session.target, bench.stock, config.variants, fitted.ids[-256:], 8, config.budget)
+    state = Prefilled(bench.session.target, bench.stock, config.variants, fitted.ids[-256:], 8, budget=config.budget)
     for variant in config.variants:
         with suppress(*FAILURES):       # its own rows will say it
             state.decode(variant, Sampling(), 8)

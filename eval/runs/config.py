@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.eval.prompts.buckets import parse_lengths
-from longgraft.eval.runs.measure import COLD, PLAIN, Variant
-from longgraft.session import Sampling
+from longgraft.eval.runs.variants import COLD, Variant
+from longgraft.methods import COMPARED, PLAIN
+from longgraft.sampling import Sampling
 
 MODES = ("replay", "sampled", "greedy")
 # EAGLE's tables and the paper's Tables 1 and 5: question sets as they are, temperature 0, up to 1,024 new tokens.
@@ -36,7 +37,7 @@ class SweepConfig:
     data: str | None = None
     recorded: tuple[str, ...] = ()
     lengths: tuple[int, ...] = (4096, 8192, 16384, 32768)
-    methods: tuple[str, ...] = (PLAIN, "eagle3", "graft")
+    methods: tuple[str, ...] = COMPARED
     modes: tuple[str, ...] = ("replay",)
     prompts: int = 5                # of a suite and length
     repeats: int = 3

@@ -169,9 +169,9 @@ def _rates(config: SweepConfig, bench: Bench, fitted: Fitted) -> tuple[float, fl
     """(prompt tokens, new tokens) per second, over all methods, on the end of one prompt."""
     warm_up(config, bench, fitted)
     ids, variants = fitted.ids[-2048:], config.variants
-    state = Prefilled(bench.session.target, bench.stock, variants, ids, 16, config.budget)
+    state = Prefilled(bench.session.target, bench.stock, variants, ids, 16, budget=config.budget)
     seconds = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
-    return len(ids) / state.seconds, 16 * len(variants) / seconds
+    return len(ids) / state.prefill_seconds, 16 * len(variants) / seconds
 
 
 def argv() -> list[str]:

@@ -55,7 +55,7 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; print the speedup.")] = False,
 ) -> None:
     """Answer a long prompt."""
-    from longgraft.session import Sampling
+    from longgraft.sampling import Sampling
 
     # What is wrong with the request is said before a model is loaded for it.
     if stream and (compare or as_json):
@@ -71,7 +71,7 @@ def generate(
     if recording is not None:
         sampling = Sampling(replay=_recorded(session, recording))
     draw, ids = vars(sampling), session.encode(prompt)
-    session.check(len(ids), min(max_new_tokens, len(sampling.replay or [0] * max_new_tokens)))
+    session.check(len(ids), min(max_new_tokens, len(sampling.replay or ()) or max_new_tokens))
     if not as_json:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     if stream:
@@ -81,7 +81,7 @@ def generate(
     if compare:
         from longgraft.eval.checks.losslessness import compare_with_plain
 
-        report["compare"] = compare_with_plain(session, ids, answer, sampling, max_new_tokens, bool(stop))
+        report["compare"] = compare_with_plain(session, ids, answer, sampling, max_new_tokens)
     if as_json:
         print(json.dumps(report))
     else:
@@ -121,7 +121,7 @@ def verify(
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there."""
     from longgraft.eval.checks.losslessness import check, lines
     from longgraft.eval.prompts.suites import read_prompts
-    from longgraft.session import Sampling
+    from longgraft.sampling import Sampling
 
     _positive(count=count, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
     examples = read_prompts(prompts, count)
@@ -166,10 +166,16 @@ def calibrate(
 
     _positive(rounds=rounds, max_new_tokens=max_new_tokens)
     examples = read_prompts(prompts, rounds)
-    session = _load(model, drafter, method="eagle3", budget=budget, device=device, dtype=dtype, calibration=None)
+    from longgraft.loading import Options, assemble
+    from longgraft.methods import DENSE
+
+    loaded = assemble(model, _none(drafter), Options(method=DENSE, budget=budget, device=device, dtype=dtype,
+                                                     calibration=None))
+    session = loaded.session(budget)
+    print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     warm = [prompt_of(example, session) for example in examples]
-    path = run(session, warm, max_new_tokens, temperature, out, draft_cost, keep_acceptance)
-    print(path)
+    print(run(loaded, warm, max_new_tokens, temperature, out, budget=budget, draft_cost=draft_cost,
+              keep=keep_acceptance))
 
 
 def read_prompt(text: Path | None, ids: Path | None) -> str | list[int]:

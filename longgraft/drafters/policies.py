@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from longgraft.observation import Level, Verdict
+from longgraft.proposer import Level, Verdict
 
 # Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7).
 KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
@@ -46,7 +46,7 @@ class Gates:
             return Verdict()
         # A gate that is none of the paper's keeps what its nearest shallower stage keeps.
         of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= gate), default=0)]
-        return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False, stage=f"d{gate}")
+        return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False)
 
     def _gate(self, level: Level) -> int | None:
         """This level's checkpoint; the last level of a shallow tree stands for the deeper ones."""
@@ -56,10 +56,20 @@ class Gates:
 
 
 @dataclass(frozen=True)
+class Filled:
+    """`gates`, but the slots that they free stay with drafted candidates (Figure 5's `w/o retrieval`, filled)."""
+
+    gates: Gates
+
+    def __call__(self, level: Level) -> Verdict:
+        return replace(self.gates(level), slots=None)
+
+
+@dataclass(frozen=True)
 class Split:
     """No gate: all levels are drafted, and a fixed share of the tree is left to retrieval (`w/o prune`)."""
 
     kept_of_60: int = 40
 
     def __call__(self, level: Level) -> Verdict:
-        return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1, stage="split")
+        return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1)

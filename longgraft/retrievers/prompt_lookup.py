@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from longgraft.observation import Clock, Observation, Wants
+from longgraft.clock import Clock
+from longgraft.memories.history import History
+from longgraft.proposer import Ask
 from longgraft.tree import RETRIEVED, ProposalTree
 
 
@@ -15,35 +17,15 @@ class PromptLookup:
     max_ngram, length: 3 and 10, the official settings; a smaller budget copies less.
     """
 
-    wants = Wants()
-
-    def __init__(self, max_ngram: int = 3, length: int = 10, clock: Clock | None = None) -> None:
+    def __init__(self, history: History, max_ngram: int = 3, length: int = 10, clock: Clock | None = None) -> None:
+        self.memories = (history,)
         self.max_ngram, self.length, self.clock = max_ngram, length, clock or Clock()
-        self._history, self._size = np.empty(0, dtype=np.int64), 0
+        self._history = history
 
-    def reset(self, capacity: int) -> None:
-        self._size = 0
-        self._reserve(capacity + 1)
-
-    def observe(self, seen: Observation) -> None:
-        kept = seen.tree.tokens[seen.path].numpy()
-        self._reserve(self._size + len(kept) + 1)
-        self._history[self._size:self._size + len(kept)] = kept
-        self._size += len(kept)
-
-    def propose(self, root: int, budget: int) -> ProposalTree:
+    def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            self._reserve(self._size + 1)
-            self._history[self._size] = root        # committed, observed with the next tree
-            found = lookup(self._history[:self._size + 1], self.max_ngram, min(self.length, budget - 1))
-            return ProposalTree.chain(torch.from_numpy(np.concatenate([[root], found])), RETRIEVED)
-
-    def _reserve(self, size: int) -> None:
-        """Room for `size` tokens; doubling keeps the copies linear where the capacity was too small."""
-        if len(self._history) < size:
-            grown = np.empty(max(size, 2 * len(self._history)), dtype=np.int64)
-            grown[:self._size] = self._history[:self._size]
-            self._history = grown
+            found = lookup(self._history.up_to(ask.root), self.max_ngram, min(self.length, ask.budget - 1))
+            return ProposalTree.chain(torch.from_numpy(np.concatenate([[ask.root], found])), RETRIEVED)
 
 
 def lookup(history: np.ndarray, max_ngram: int, length: int) -> np.ndarray:

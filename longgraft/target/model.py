@@ -6,10 +6,10 @@ hooks and cache belong to one `run`, and are taken back when it ends, also by an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,26 @@ TOPK_ROWS = 256     # rows of prompt logits that exist at once
 
 
 @dataclass(frozen=True, eq=False)
-class Forward:
-    """logits [m, V] (m = n, 1 or 0 rows), features [n, F] and topk [n, K] where wanted."""
+class Segment:
+    """A tree or a prompt chunk to run on, written behind the committed rows of its cache.
+
+    logits: whose are returned: "all" nodes', the "last" one's or "none".
+    """
+
+    tree: ProposalTree
+    cache: KVCache
+    logits: Literal["all", "last", "none"] = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [n, K] int32, hidden (layer ->
+    [n, H]) and final [n, H]."""
 
     logits: Tensor
-    features: Tensor | None
     topk: Tensor | None
+    hidden: Mapping[int, Tensor]
+    final: Tensor | None
 
 
 @dataclass
@@ -101,39 +115,41 @@ class Target:
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         return 2 * c.num_hidden_layers * heads * size * self.dtype.itemsize
 
-    @torch.no_grad()
-    def run(self, tree: ProposalTree, cache: KVCache, wants: Wants, rows: str = "all") -> Forward:
-        """One pass over a tree's nodes, written behind the cache's committed rows.
+    def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
+        """One report per segment; today each is a pass of its own, so that a single one costs one pass."""
+        return [self._pass(segment, wants) for segment in segments]
 
-        rows: whose logits are returned: "all", "last" or "none".  A chain (prompt chunk) needs no mask.
-        Prompt top-k is taken block by block, so that no [n, V] logits exist; it reads the output embedding's
-        product directly, which orders tokens as the logits do (soft-caps and scales are monotone).
+    @torch.no_grad()
+    def _pass(self, segment: Segment, wants: Wants) -> Report:
+        """A chain needs no mask, whatever is returned of it.
+
+        Where not all logits are, top-k is taken block by block, so that no [n, V] exists; it reads the output
+        embedding's product directly, which orders tokens as the logits do (soft-caps and scales are monotone).
         """
-        chain = rows != "all"
-        depths = torch.arange(len(tree)) if chain else tree.depths
-        layout = Layout(cache.length, depths, None if chain else tree.mask, self.device)
-        kept = {"all": torch.arange(len(tree)), "last": torch.tensor([len(tree) - 1]),
-                "none": torch.arange(0)}[rows]
-        run = Run(layout, self.attention)
+        tree, cache = segment.tree, segment.cache
+        n = len(tree)
+        depths = torch.arange(n) if tree.is_chain else tree.depths
+        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), self.attention)
+        kept = {"all": torch.arange(n), "last": torch.tensor([n - 1]), "none": torch.arange(0)}[segment.logits]
+        by_block = wants.topk > 0 and segment.logits != "all"
         with ExitStack() as stack:
             stack.enter_context(self._engaged(run))
-            features = stack.enter_context(self.inputs_of(wants.features))
-            last = stack.enter_context(self._last_hidden()) if chain and wants.topk else {}
+            hidden = stack.enter_context(self.inputs_of(wants.layers))
+            last = stack.enter_context(self._last_hidden()) if by_block or wants.final else {}
             out = self.model(
                 input_ids=tree.tokens[None].to(self.device),
-                position_ids=(cache.length + depths)[None].to(self.device),
+                position_ids=(cache.position + depths)[None].to(self.device),
                 # A mask that is already 4-D is handed through unread; ours is the layout.
                 attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device),
                 past_key_values=cache, use_cache=True, logits_to_keep=kept.to(self.device))
         if run.calls != self.config.num_hidden_layers:
             raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
                              "attention interface, so its tree mask would be ignored. This model cannot be used.")
-        logits = out.logits[0]
-        topk = None
+        logits, topk = out.logits[0], None
         if wants.topk:
-            topk = self._topk(last["hidden"], wants.topk) if chain else _best(logits, wants.topk)
-        joined = torch.cat([features[k][0] for k in wants.features], dim=-1) if wants.features else None
-        return Forward(logits, joined, topk)
+            topk = self._topk(last["hidden"], wants.topk) if by_block else _best(logits, wants.topk)
+        return Report(logits, topk, {layer: rows[0] for layer, rows in hidden.items()},
+                      last["hidden"] if wants.final else None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final hidden states [.., Ht] -> the model's logits [.., V], soft-capped or scaled as its family does."""

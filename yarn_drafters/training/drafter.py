@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
-from longgraft.observation import Clock
-from longgraft.session import Sampling, Session, Stats
+from longgraft.engine import Engine
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.session import Session
 from longgraft.target.model import Target
 from longgraft.target.refusal import refuse
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
@@ -171,12 +173,11 @@ class DrafterTrainer(Trainer):
 
     def _mat(self, rows: Tensor) -> float:
         """Accepted draft tokens per step, decoding each row's end from its beginning."""
-        session = Session(self.target, None, Eagle3Drafter(self.network, Dense()), Clock(), budget=60)
+        drafter = Eagle3Drafter(DrafterMemory(self.network), Dense())
+        session = Session(Engine(self.target, drafter, Clock()), None)
         new, accepted, steps = min(self.recipe.mat_tokens, rows.shape[1] // 2), 0, 0
         for row in rows.tolist():
-            stats = Stats()
-            for _ in session.tokens(row[:-new], stats, new, Sampling(replay=row[-new:])):
-                pass
+            stats = session.generate(row[:-new], new, replay=row[-new:]).stats
             accepted, steps = accepted + sum(stats.accepted_per_step), steps + stats.steps
         return accepted / max(1, steps)
 

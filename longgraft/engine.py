@@ -1,0 +1,92 @@
+"""A target with one method, which opens requests.  Knows targets, proposers and limits; knows no text but ids.
+
+One request at a time: a new one ends the one before, unless that one is being answered in another thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+
+from longgraft.clock import Clock
+from longgraft.kv import KVCache
+from longgraft.proposer import Memory, Proposer
+from longgraft.request import Decoder, Goal, Request
+from longgraft.sampling import Sampling
+from longgraft.target.model import Target
+from longgraft.text import Detokenizer
+from longgraft.usage import peak_memory, reset_peak_memory
+from longgraft.verifier import Verifier
+
+
+class Engine:
+    """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory."""
+
+    def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
+                 chunk: int | None = None) -> None:
+        self.target, self.proposer, self.clock, self.budget, self.chunk = target, proposer, clock, budget, chunk
+        self.cache: KVCache = target.cache(0)
+        self._lock = threading.Lock()
+        self._current: tuple[Request, threading.Thread] | None = None
+        if target.device.type == "cuda":
+            clock.wait = partial(torch.cuda.synchronize, target.device)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Positions that target and memories allow, by who says so."""
+        return limits(self.target, self.proposer.memories)
+
+    def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """ValueError where the request does not fit the target's or a memory's positions."""
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number, 1 or more.")
+        for name, limit in self.limits.items():
+            if prompt_tokens + max_new_tokens > limit:
+                raise ValueError(
+                    f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to follow, but {name} "
+                    f"allows {limit:,} positions. Shorten the prompt"
+                    f"{'' if name == self.target.name else ', give the drafter a window (draft_window) or use pld'}.")
+
+    def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None) -> Request:
+        """A request for these ids, which nothing was done for yet.  Where a recording is replayed, it ends with it."""
+        if sampling.replay is not None:
+            goal = Goal(min(goal.limit, len(sampling.replay)), stop=goal.stop)
+        self.check(len(ids), goal.limit)
+        with self._lock:
+            self._take_over()
+            capacity = len(ids) + goal.limit + self.budget
+            self.cache.clear()
+            self.cache.reserve(capacity)
+            for memory in self.proposer.memories:
+                memory.reset(capacity)
+            self.clock.lap()
+            reset_peak_memory(self.target.device)
+            verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock)
+            decoder = Decoder(verifier, self.proposer, self.budget, goal, text)
+            request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device))
+            self._current = request, threading.current_thread()
+        return request
+
+    def _take_over(self) -> None:
+        if self._current is None:
+            return
+        request, thread = self._current
+        if thread is not threading.current_thread() and thread.is_alive():
+            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a time. Wait "
+                               "for it, or load another session.")
+        request.supersede()
+
+    def _release(self) -> None:
+        self.cache.release()
+        for memory in self.proposer.memories:
+            memory.release()
+        self._current = None
+
+
+def limits(target: Target, memories: Iterable[Memory]) -> dict[str, int]:
+    """Positions that a target and what learns from it allow, by who says so."""
+    found = {target.name: target.max_positions}
+    return found | {f"{target.name}'s {memory.name}": memory.positions for memory in memories if memory.positions}

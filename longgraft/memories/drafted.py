@@ -1,0 +1,112 @@
+"""What a drafter network remembers of the committed tokens: its own keys and values, and its newest state.
+
+Knows the network and its cache; knows no tree of guesses and no policy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.attention.backends import BACKENDS, choose
+from longgraft.attention.layout import Layout
+from longgraft.clock import Clock
+from longgraft.kv import KVCache
+from longgraft.observation import Observation, Wants
+from longgraft.proposer import Memory
+from longgraft.yarn_drafters.network import Eagle3Network
+
+MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
+
+
+class DrafterMemory(Memory):
+    """The pairs of an EAGLE-3 drafter: slot t pairs feature t with token t + 1 at position t, so the root's pair is
+    the last one observed.
+
+    Fed lazily: what decoding steps observe waits until `newest` is asked for, so that a step which proposes nothing
+    costs no draft forward.  A prompt's chunks are fed at once: their features would be large.
+
+    window: tokens of its own past that each slot sees, itself included; None: the network's own choice.  Rotary
+    embeddings only know differences, so a window needs no other positions: none above it is ever met.
+    """
+
+    name = "drafter"
+
+    def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None) -> None:
+        self.network, self.clock = network, clock or Clock()
+        self.window = window or network.config.window
+        self.wants = Wants(layers=tuple(sorted(set(network.config.feature_layers))))
+        self.positions = None if self.window else network.config.max_positions
+        weight = network.fc.weight
+        self.device, self._backend = weight.device, BACKENDS[choose("auto", weight.device, weight.dtype)]
+        self.cache = KVCache(network.config.layers, 0)
+        self._scratch = 0
+        self._newest: Tensor | None = None
+        self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def room(self, rows: int) -> None:
+        """A drafter needs this many scratch rows behind the committed ones."""
+        self._scratch = max(self._scratch, rows)
+
+    def reset(self, capacity: int) -> None:
+        self.cache.clear()
+        self.cache.reserve(capacity + self._scratch)
+        self._newest, self._waiting = None, ()
+
+    def observe(self, seen: Observation) -> None:
+        """The kept tokens' pairs with the target's own features; a drafter's own guesses were never kept."""
+        self._waiting += ((seen.features(self.network.config.feature_layers), seen.following),)
+        if seen.prompt or sum(len(tokens) for _, tokens in self._waiting) > MOST_WAITING:
+            self._feed()
+
+    def newest(self) -> Tensor:
+        """[1, 1, H]: the state of the newest pair, from which drafting starts."""
+        self._feed()
+        assert self._newest is not None, "the drafter has observed nothing"
+        return self._newest
+
+    @torch.no_grad()
+    def _feed(self) -> None:
+        if not self._waiting:
+            return
+        with self.clock.part("draft"):
+            features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            n = len(tokens)
+            hidden = self.network.fuse(features[None].to(self.device, self.network.fc.weight.dtype))
+            layout = Layout(self.cache.length, torch.arange(n), None, self.device)
+            states = self.forward(hidden, tokens.to(self.device), self.cache.length + torch.arange(n), layout)
+            self.cache.length += n
+            self._newest, self._waiting = states[:, -1:], ()
+
+    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H]; keys and values are written behind the
+        cache's length."""
+        scale = self.network.config.head_dim ** -0.5
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.cache.update(k, v, layer)
+            return self._backend(q, keys, values, layout, scale, self.window)
+
+        return self.network(hidden, tokens[None], positions[None].to(self.device), attend)
+
+    def mark(self) -> Any:
+        return self.cache.length, self._newest, self._waiting
+
+    def rewind(self, mark: Any) -> None:
+        length, self._newest, self._waiting = mark
+        self.cache.crop(length)
+
+    def state(self) -> Any:
+        self._feed()
+        return self.cache.state(), self._newest
+
+    def restore(self, state: Any) -> None:
+        rows, self._newest = state
+        self._waiting = ()
+        self.cache.restore(rows)
+
+    def release(self) -> None:
+        self.cache.release()
+        self._newest, self._waiting = None, ()

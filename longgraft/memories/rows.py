@@ -1,0 +1,69 @@
+"""The adjacency matrix as a memory: rows are written from every verified node, and from the prompt.
+
+Knows matrix and observations; knows no template.  Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longgraft.clock import Clock
+from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.observation import Observation, Wants
+from longgraft.proposer import Memory
+
+
+class RowsMemory(Memory):
+    """snapshot: warm rows [V + 1, K] that each request starts from; None: empty ones.
+
+    lasting:  rows outlive the request
+    seeded:   whether prompt positions write rows; Token Recycling's do not
+    in_order: write in the tree's row order (Token Recycling) instead of the worst first and the accepted path last
+    """
+
+    name = "matrix"
+
+    def __init__(self, matrix: AdjacencyMatrix, *, snapshot: Tensor | None = None, lasting: bool = False,
+                 seeded: bool = True, in_order: bool = False, clock: Clock | None = None) -> None:
+        self.matrix, self.snapshot = matrix, snapshot
+        self.lasting, self.seeded, self.in_order = lasting, seeded, in_order
+        self.clock = clock or Clock()
+        self.wants = Wants(topk=matrix.width)
+        self.matrix.restore(snapshot)
+
+    def reset(self, capacity: int) -> None:
+        if not self.lasting:
+            self.matrix.restore(self.snapshot)
+
+    def observe(self, seen: Observation) -> None:
+        if seen.prompt and not self.seeded:
+            return
+        assert seen.topk is not None
+        with self.clock.part("update"):
+            # The pass reports the widest top-k that any of its listeners wants.
+            tokens, topk = seen.tree.tokens, seen.topk[:, :self.matrix.width]
+            if not (seen.prompt or self.in_order):
+                order = _worst_first(seen)
+                tokens, topk = tokens[order], topk[order.to(topk.device)]
+            self.matrix.update(tokens, topk)
+
+    def state(self) -> Tensor:
+        return self.matrix.snapshot()
+
+    def restore(self, state: Tensor) -> None:
+        self.matrix.restore(state)
+
+
+def _worst_first(seen: Observation) -> Tensor:
+    """[n] nodes: rejected retrieved ones from the last, rejected drafted ones by score, then the path.
+
+    Where two nodes carry one token the later write stands, so what the target accepted must come last.
+    """
+    path = seen.path.tolist()
+    kept = set(path)
+    scores = seen.tree.scores.tolist()
+    rejected = [node for node in range(len(seen.tree)) if node not in kept]
+    # nan is no order: retrieved nodes (score nan) count as -inf, later ones as worse.
+    rejected.sort(key=lambda node: (scores[node] if scores[node] == scores[node] else float("-inf"), -node))
+    return torch.tensor(rejected + path)

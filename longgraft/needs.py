@@ -1,0 +1,80 @@
+"""What methods need besides the target: each need has a name, its own loader and its own error.
+
+Knows drafter files and known heads; knows no method.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.yarn_drafters.known_heads import find_head, known_targets
+from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.network import Eagle3Network
+
+EMBEDDED = "embedded"       # the pair that ships with the package
+AUTO = "auto"
+
+T = TypeVar("T")
+
+
+class Missing(ValueError):
+    """What a method needs is not known for this target, or was not given."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a method's needs come from.
+
+    drafter: a hub id or folder of a head; AUTO: the one that is known for the target; None: there is none
+    """
+
+    target: Target
+    drafter: str | Path | None = AUTO
+    head: HeadOverrides = HeadOverrides()
+
+
+@dataclass(frozen=True)
+class Need(Generic[T]):
+    """name: its key; clause: what it is, for people; load: from where the user said, else `Missing` says how to give
+    it."""
+
+    name: str
+    clause: str
+    load: Callable[[Sources], T]
+
+
+def _head(sources: Sources) -> Eagle3Network:
+    target, path = sources.target, sources.drafter
+    if path == AUTO:
+        known = find_head(target.name)
+        path = embedded("drafter") if target.name == EMBEDDED else known.head if known else None
+        if path is None:
+            raise Missing(f"no EAGLE-3 head of {target.name} is known.\nPass --drafter; known targets: "
+                          f"{', '.join(known_targets())}.")
+    if path is None:
+        raise Missing("none was given.\nPass --drafter PATH_OR_REPO, or use a method without one; see `longgraft "
+                      "methods`.")
+    return head_of(path, target, sources.head)
+
+
+def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
+    """A head in the target's precision, on its device; what has no embedding of its own shares the target's."""
+    shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
+    network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
+    if network.embed_tokens is None:
+        network.share_embedding(target.model.get_input_embeddings())
+    return network.eval()
+
+
+HEAD: Need[Eagle3Network] = Need("head", "an EAGLE-3 drafter", _head)
+
+
+def embedded(part: str) -> Path:
+    """A part of the pair that ships with the package."""
+    return Path(str(importlib.resources.files("longgraft.yarn_drafters"))) / "embedded" / part

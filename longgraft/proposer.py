@@ -1,0 +1,129 @@
+"""Who learns and who guesses.  Knows trees and observations; knows no model and no method.
+
+A method is a `Proposer` over `Memory`s: memories are shown everything that the target saw, proposers turn what the
+memories hold into a tree.  Nothing else changes while decoding.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from longgraft.observation import Observation, Wants
+from longgraft.tree import ProposalTree
+
+
+class Memory(ABC):
+    """What is learnt from observations: a drafter's keys and values, matrix rows, the token history.
+
+    name:      as messages call it
+    wants:     what the target must report for it
+    positions: tokens it can be shown; None: any number
+    lasting:   whether what it learnt outlives the request: then `reset` forgets nothing
+    """
+
+    name: str = "memory"
+    wants: Wants = Wants()
+    positions: int | None = None
+    lasting: bool = False
+
+    @abstractmethod
+    def reset(self, capacity: int) -> None:
+        """Forget the last request; at most `capacity` tokens will be observed and proposed in the next."""
+
+    @abstractmethod
+    def observe(self, seen: Observation) -> None:
+        """Learn from a prompt chunk or a verified tree."""
+
+    @abstractmethod
+    def state(self) -> Any:
+        """A copy of all that it knows, for `restore`, also of another memory of its kind."""
+
+    @abstractmethod
+    def restore(self, state: Any) -> None:
+        """Know what a `state` knew, and nothing else."""
+
+    def mark(self) -> Any:
+        """Where it stands now, for `rewind`: cheaper than a state where it can be."""
+        return self.state()
+
+    def rewind(self, mark: Any) -> None:
+        """Forget what was observed since `mark`, as often as one likes; not across a `reset`."""
+        self.restore(mark)
+
+    def release(self) -> None:      # noqa: B027 - most memories hold nothing large
+        """Give back what is large; a `reset` follows before anything else."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One proposal that is asked for.
+
+    root:     the committed token that is not yet in the target's cache
+    budget:   nodes of the tree at most, root included
+    position: absolute position of the root
+    """
+
+    root: int
+    budget: int
+    position: int
+
+
+@runtime_checkable
+class Proposer(Protocol):
+    """A method of guessing.  Deterministic given what its memories observed, hence exact under draw-then-walk."""
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        """All that it reads from, each once."""
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        """A tree of at most `ask.budget` nodes, root included."""
+
+
+class Retriever(Proposer, Protocol):
+    """A proposer whose guesses cost nothing, so that it can offer more than there are slots."""
+
+    def candidates(self, root: int, slots: int) -> ProposalTree:
+        """What should fill `slots` free slots, best first, then what should replace duplicates."""
+
+
+def together(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:
+    """The memories of several proposers, each once, in order."""
+    return tuple({id(memory): memory for proposer in proposers for memory in proposer.memories}.values())
+
+
+@dataclass(frozen=True)
+class Level:
+    """One drafted level, as a policy sees it.
+
+    index:  expansion forwards done so far: 0 after the root's own draft step
+    scores: [c] float32 path log-probabilities of this level's candidates, on the device
+    last:   whether no further level will be drafted anyway
+    budget: nodes of the verified tree, root included
+    """
+
+    index: int
+    scores: Tensor
+    last: bool
+    budget: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """slots: drafted candidates that may take a slot, of all levels, best first (None: all that fit);
+    expand: whether another level is drafted."""
+
+    slots: int | None = None
+    expand: bool = True
+
+
+class PruningPolicy(Protocol):
+    """When to stop drafting, and how many of the drafted candidates to keep.  Called once per level."""
+
+    def __call__(self, level: Level) -> Verdict:
+        """Reading `level.scores` on the host is a device sync: do it at few levels."""
