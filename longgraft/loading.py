@@ -20,7 +20,8 @@ from longgraft.calibration import Calibration, default_path
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.methods import Parts, build, find
 from longgraft.observation import Clock
-from longgraft.session import Generation, Prompt, Sampling, Session, Stats
+from longgraft.sampling import Sampling
+from longgraft.session import Generation, Prompt, Session, Stats
 from longgraft.target.model import Target
 from longgraft.target.refusal import refuse
 from longgraft.yarn_drafters.checkpoint import load_head

@@ -1,4 +1,4 @@
-"""One target pass over a proposal: draw, walk, keep the path, report.
+"""One target pass over a proposal: accept, keep the path, report.
 
 Knows target, cache and acceptance; knows no method.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.acceptance import AcceptanceRule, walk
+from longgraft.acceptance import AcceptanceRule
 from longgraft.kv import KVCache
 from longgraft.observation import Clock, Observation, Wants
 from longgraft.target.model import Target
@@ -29,7 +29,6 @@ class Verifier:
             seen = self.target.run(tree, self.cache, wants)
         with self.clock.part("accept"):
             positions = (self.cache.length + 1 + tree.depths).tolist()
-            draws = self.rule.draw(seen.logits, positions).tolist()     # the step's one copy to the host
-            path, next_token = walk(tree, draws)
+            path, next_token = self.rule(tree, seen.logits, positions)
             self.cache.keep(path)
         return Observation(tree, path, next_token, seen.topk, seen.features)

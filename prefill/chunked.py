@@ -65,7 +65,7 @@ def prefill(target: Target, cache: KVCache, prompt: Tensor, observers: Sequence[
                 following = int(prompt[end])
             else:
                 with clock.part("accept"):
-                    following = root = int(rule.draw(seen.logits, [cache.length])[0])
+                    following = root = rule(ProposalTree.chain(tokens[-1:]), seen.logits, [cache.length])[1]
             observation = Observation(chain, path, following, seen.topk, seen.features, prompt=True)
             for observer in observers:
                 observer.observe(observation)

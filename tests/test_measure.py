@@ -10,7 +10,8 @@ from longgraft.calibration import Calibration
 from longgraft.eval.runs.measure import PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
 from longgraft.methods import METHODS, Parts, build
 from longgraft.observation import Clock
-from longgraft.session import Sampling, Session, Stats
+from longgraft.sampling import Sampling
+from longgraft.session import Session, Stats
 
 PROMPT, NEW = toy_prompt(90), 24
 REPLAY = torch.randint(1, VOCAB, (NEW,), generator=torch.Generator().manual_seed(5)).tolist()

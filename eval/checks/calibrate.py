@@ -24,7 +24,8 @@ from longgraft.loading import identity_of
 from longgraft.methods import Parts
 from longgraft.observation import Clock, Level, Observation, Verdict
 from longgraft.retrievers.matrix import MatrixRetriever
-from longgraft.session import Sampling, Session, Stats
+from longgraft.sampling import Sampling
+from longgraft.session import Session, Stats
 from longgraft.tree import ProposalTree
 
 SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split: 10, 20 or 36 retrieved
@@ -119,7 +120,7 @@ def calibrate(session: Session, prompts: Sequence[Prompt], max_new_tokens: int, 
     for index, (ids, said) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
         recording = said[:max_new_tokens]
-        sampling = Sampling(replay=recording) if recording else Sampling(temperature, seed=index)
+        sampling = Sampling(replay=recording) if recording else Sampling(temperature, seed=index if temperature else 0)
         output = [t for new in recorder.tokens(ids, Stats(), len(recording) or max_new_tokens, sampling) for t in new]
         _replay(warmup.steps, output)
         # In a loop every guess is right, and every gate looks useless: such answers only fill the matrix.

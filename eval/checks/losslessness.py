@@ -12,7 +12,8 @@ import torch
 
 from longgraft.compose import Plain
 from longgraft.observation import Wants
-from longgraft.session import Generation, Sampling, Session, Stats
+from longgraft.sampling import Sampling
+from longgraft.session import Generation, Session, Stats
 from longgraft.tree import ProposalTree
 
 EPSILON = 0.1       # logits; near ties of half precision stay below

@@ -26,7 +26,8 @@ from longgraft.eval.runs.workers import Done, Job
 from longgraft.eval.scores import score
 from longgraft.loading import head_of, identity_of, load
 from longgraft.methods import Parts, build
-from longgraft.session import Sampling, Session
+from longgraft.sampling import Sampling
+from longgraft.session import Session
 from longgraft.yarn_drafters.layouts import HeadOverrides
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run

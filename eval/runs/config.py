@@ -14,7 +14,7 @@ from typing import Any
 
 from longgraft.eval.prompts.buckets import parse_lengths
 from longgraft.eval.runs.measure import COLD, PLAIN, Variant
-from longgraft.session import Sampling
+from longgraft.sampling import Sampling
 
 MODES = ("replay", "sampled", "greedy")
 # EAGLE's tables and the paper's Tables 1 and 5: question sets as they are, temperature 0, up to 1,024 new tokens.

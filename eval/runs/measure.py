@@ -19,7 +19,8 @@ from longgraft.methods import Parts, build, find
 from longgraft.observation import Clock, Observation, Proposer, PruningPolicy, Wants
 from longgraft.prefill.chunked import prefill
 from longgraft.retrievers.matrix import MatrixRetriever
-from longgraft.session import Sampling, Stats, decode, peak_memory
+from longgraft.sampling import Sampling
+from longgraft.session import Stats, decode, peak_memory
 from longgraft.target.model import Target
 from longgraft.templates import envelope
 from longgraft.tree import ROOT, ProposalTree

@@ -55,7 +55,7 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly; print the speedup.")] = False,
 ) -> None:
     """Answer a long prompt."""
-    from longgraft.session import Sampling
+    from longgraft.sampling import Sampling
 
     # What is wrong with the request is said before a model is loaded for it.
     if stream and (compare or as_json):
@@ -121,7 +121,7 @@ def verify(
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there."""
     from longgraft.eval.checks.losslessness import check, lines
     from longgraft.eval.prompts.suites import read_prompts
-    from longgraft.session import Sampling
+    from longgraft.sampling import Sampling
 
     _positive(count=count, max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
     examples = read_prompts(prompts, count)

@@ -19,7 +19,8 @@ from torch import Tensor
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
 from longgraft.observation import Clock
-from longgraft.session import Sampling, Session, Stats
+from longgraft.sampling import Sampling
+from longgraft.session import Session, Stats
 from longgraft.target.model import Target
 from longgraft.target.refusal import refuse
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
