@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_model, toy_prompt, toy_session
+from conftest import VOCAB, answered, toy_prompt, toy_session
+from oracle import plain
 
 from longgraft.methods import METHODS
 from longgraft.sampling import Sampling
@@ -18,18 +17,6 @@ WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 
 def said(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GREEDY, eos=()) -> list[int]:
     return answered(ours, toy_prompt(length), new, sampling, eos).token_ids
-
-
-@cache
-def plain(family: str, length: int, new: int, sampling: Sampling) -> list[int]:
-    """The oracle: the model's own forward over the whole text, one token at a time, no cache of ours."""
-    ids, rule = toy_prompt(length), sampling.rule(length)
-    for _ in range(new):
-        text = torch.tensor([ids])
-        with torch.no_grad():
-            logits = toy_model(family)(text, attention_mask=torch.ones_like(text), use_cache=False).logits[0, -1:]
-        ids.append(int(rule.draw(logits, [len(ids)])[0]))
-    return ids[length:]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, WARPED], ids=["greedy", "sampled", "warped"])
@@ -100,21 +87,3 @@ def test_two_runs_take_the_same_steps(method):
         seen.append((stats.accepted_per_step, stats.accepted_by_origin, stats.stages))
     # Token Recycling keeps its matrix between requests, as its authors' code does.
     assert seen[0] == seen[1] or method == "token-recycling"
-
-
-def test_sampling_follows_the_target_s_distribution():
-    """Chi-square over 4,000 seeds on the second token; the negative control, another temperature, must fail."""
-    from longgraft.acceptance import Sampled
-
-    torch.manual_seed(0)
-    logits = torch.randn(1, 8) * 1.5
-    expected = (logits[0] / 0.8).softmax(-1) * 4000
-
-    def statistic(temperature: float) -> float:
-        counts = torch.zeros(8)
-        for seed in range(4000):
-            counts[Sampled(temperature, seed=seed).draw(logits, [7])] += 1
-        return float(((counts - expected) ** 2 / expected).sum())
-
-    assert statistic(0.8) < 24.3        # 0.999 quantile, 7 degrees of freedom
-    assert statistic(1.1) > 24.3

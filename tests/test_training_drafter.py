@@ -14,7 +14,8 @@ from conftest import VOCAB, toy_network, toy_target
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
 from longgraft.observation import Clock
-from longgraft.session import Sampling, Session, Stats
+from longgraft.sampling import Sampling
+from longgraft.session import Session, Stats
 from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope

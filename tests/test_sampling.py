@@ -1,0 +1,203 @@
+"""Draws: what may be drawn is what transformers' warpers leave, with their law, and each draw stands alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from longgraft.acceptance import CANDIDATES, Greedy, Replay, Sampled, gumbel, walk
+from longgraft.sampling import Sampling
+from longgraft.tree import ProposalTree
+
+SETTINGS = [Sampling(0.7), Sampling(1.0, top_k=1), Sampling(1.3, top_k=5), Sampling(1.0, top_k=99),
+            Sampling(0.9, top_p=0.3), Sampling(1.0, top_p=0.83), Sampling(1.0, top_p=1e-4), Sampling(1.7, min_p=0.07),
+            Sampling(0.5, min_p=0.9), Sampling(0.8, top_p=0.91, top_k=12),
+            Sampling(1.1, top_p=0.7, top_k=20, min_p=0.05)]
+
+
+def rule(sampling: Sampling) -> Sampled:
+    made = sampling.rule(0)
+    assert isinstance(made, Sampled)
+    return made
+
+
+def random_logits(rows: int, vocab: int, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * scale
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_what_can_be_drawn_is_what_transformers_warpers_leave(sampling):
+    for logits in (random_logits(40, 48), random_logits(40, 3), random_logits(4, CANDIDATES + 900),
+                   random_logits(4, CANDIDATES + 900, 0.1)):
+        torch.testing.assert_close(rule(sampling).warp(logits), oracle.warped(logits, sampling), atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_of_equal_logits_as_many_stay_as_in_transformers(sampling):
+    wide = random_logits(4, 2 * CANDIDATES).round()     # the border lies among hundreds that are equal
+    for logits in (random_logits(40, 48).round(), random_logits(40, 48).bfloat16(), torch.zeros(1, 7), wide):
+        ours, theirs = rule(sampling).warp(logits), oracle.warped(logits, sampling)
+        assert torch.equal(ours.sort().values, theirs.sort().values)
+
+
+def test_of_equal_logits_at_top_p_s_border_the_later_stay():
+    kept = Sampled(top_p=0.5).warp(torch.tensor([[1.0, 1.0, 3.0, 1.0, 3.0, 3.0, 3.0]])).isfinite()
+    assert kept[0].nonzero().flatten().tolist() == [4, 5, 6]
+    wide = torch.zeros(1, 2 * CANDIDATES)
+    assert torch.equal(Sampled(top_p=0.25).warp(wide).isfinite()[0].nonzero().flatten(),
+                       torch.arange(1.5 * CANDIDATES, 2 * CANDIDATES).long())
+
+
+def test_the_noise_is_that_of_plain_integers():
+    for seed, position in itertools.product((0, 1, 77, 2 ** 63 - 1), (0, 1, 9, 131_071)):
+        tokens = [0, 1, 2, 95, 151_935]
+        expected = [oracle.noise(seed, position, token) for token in tokens]
+        assert gumbel(seed, position, torch.tensor(tokens)).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_draw_does_not_depend_on_what_else_is_drawn():
+    logits, positions = random_logits(30, 48), [5 + (7 * node) % 4 for node in range(30)]
+    for sampling in SETTINGS:
+        draws = rule(sampling)
+        alone = [draws.draw(row[None], [position])[0] for row, position in zip(logits, positions, strict=True)]
+        assert draws.draw(logits, positions) == alone
+        assert alone == [oracle.draw(row, sampling, position) for row, position in zip(logits, positions, strict=True)]
+
+
+def test_a_part_of_the_vocabulary_has_the_noise_it_has_in_the_whole():
+    whole = gumbel(3, 11, torch.arange(1000))
+    assert torch.equal(whole, torch.cat([gumbel(3, 11, part) for part in torch.arange(1000).split(64)]))
+    assert len(whole.unique()) == 1000
+
+
+NEIGHBOURS = list(itertools.product((0, 1), (-1, 0, 1), (-1, 0, 1)))
+
+
+def dependence(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Chi-square of two standard Gumbel noises being uniform and independent, 8 by 8 cells: 63 degrees of freedom."""
+    cells = [(torch.exp(-torch.exp(-noise)) * 8).long() for noise in (a, b)]
+    found = torch.bincount(8 * cells[0] + cells[1], minlength=64).double()
+    return float(((found - len(a) / 64) ** 2 / (len(a) / 64)).sum())
+
+
+@pytest.mark.parametrize("step", [step for step in NEIGHBOURS if step > (0, 0, 0)], ids=str)
+def test_neighbouring_seeds_positions_and_tokens_have_independent_noise(step):
+    seed, position, token = step
+    tokens = torch.arange(1, 51)
+    here = torch.cat([gumbel(s, p, tokens) for s in range(20) for p in range(1, 21)])
+    there = torch.cat([gumbel(s + seed, p + position, tokens + token) for s in range(20) for p in range(1, 21)])
+    assert dependence(here, there) < 118.6      # 0.99997 quantile: thirteen such tests, by chance one in 2,500
+    assert abs(np.corrcoef(here, there)[0, 1]) < 4.2 / math.sqrt(len(here))
+    assert dependence(here, here) > 10_000
+
+
+def chi_square(found: Counter, law: dict, draws: int) -> float:
+    assert set(found) <= {outcome for outcome, p in law.items() if p > 0}
+    return sum((found[outcome] - draws * p) ** 2 / (draws * p) for outcome, p in law.items() if p > 0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.0, top_p=0.8), Sampling(1.2, top_k=4, min_p=0.1)],
+                         ids=str)
+def test_draws_follow_the_law_of_the_warped_logits(sampling):
+    """Over 6,000 seeds at one position, and over 6,000 positions of one seed; another temperature does not."""
+    logits, n = random_logits(1, 8, 1.5), 6000
+    law = dict(enumerate(oracle.warped(logits, sampling)[0].softmax(-1).tolist()))
+    by_seed = Counter(rule(replace(sampling, seed=seed)).draw(logits, [7])[0] for seed in range(n))
+    by_position = Counter(rule(sampling).draw(logits.expand(n, -1), list(range(n))))
+    limit = {2: 13.8, 3: 16.3, 4: 18.5, 7: 24.3}[sum(p > 0 for p in law.values()) - 1]      # 0.999 quantiles
+    assert chi_square(by_seed, law, n) < limit
+    assert chi_square(by_position, law, n) < limit
+    hotter = replace(sampling, temperature=1.5 * sampling.temperature, top_k=0, top_p=1.0, min_p=0.0)
+    other = dict(enumerate(oracle.warped(logits, hotter)[0].softmax(-1).tolist()))
+    assert chi_square(by_seed, other, n) > 100 and chi_square(by_position, other, n) > 100
+
+
+BRANCHES = ProposalTree.build([0, 1, 2, 0, 1, 2], [-1, 0, 0, 1, 1, 4], [0.0] * 6, [1] + [2] * 5)
+
+
+def test_walks_through_a_tree_have_the_law_of_plain_decoding():
+    """What is said is the accepted tokens and one more; its law, enumerated, is a product over the nodes walked."""
+    transitions = random_logits(3, 3, 1.0)      # the next token's logits depend on the last token
+    rows, n = transitions[BRANCHES.tokens], 6000
+    steps, law = transitions.softmax(-1).tolist(), {}
+
+    def follow(node: int, said: tuple[int, ...], p: float) -> None:
+        for token, share in enumerate(steps[int(BRANCHES.tokens[node])]):
+            child = BRANCHES.children.get((node, token))
+            if child is None:
+                law[*said, token] = p * share
+            else:
+                follow(child, (*said, token), p * share)
+
+    follow(0, (), 1.0)
+    assert sum(law.values()) == pytest.approx(1.0) and len(law) == 13
+    found = Counter()
+    for seed in range(n):
+        path, after = Sampled(seed=seed)(BRANCHES, rows, (100 + BRANCHES.depths).tolist())
+        found[*BRANCHES.tokens[path[1:]].tolist(), after] += 1
+    assert chi_square(found, law, n) < 32.9                 # 0.999 quantile, 12 degrees of freedom
+    shared = Counter()
+    for seed in range(n):       # the control: one number for all positions
+        path, after = Sampled(seed=seed)(BRANCHES, rows, [100] * 6)
+        shared[*BRANCHES.tokens[path[1:]].tolist(), after] += 1
+    assert chi_square(shared, law, n) > 200
+
+
+def test_a_walk_goes_as_far_as_the_draws_agree():
+    chain = ProposalTree.chain(torch.arange(40))
+    path, after = walk(chain, [*range(1, 40), 77])
+    assert path.tolist() == list(range(40)) and after == 77
+    path, after = walk(chain, [*range(1, 13), 5, *range(14, 40), 77])
+    assert path.tolist() == list(range(13)) and after == 5
+
+
+def test_a_walk_goes_to_children_of_its_own_only():
+    assert walk(BRANCHES, [2, 0, 1, 9, 9, 9])[0].tolist() == [0, 2]        # 1 is a child of node 1, not of node 2
+    assert walk(BRANCHES, [1, 1, 9, 9, 2, 0])[0].tolist() == [0, 1, 4, 5]
+
+
+def test_greedy_takes_the_first_of_equal_ones_at_every_node():
+    logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    path, after = Greedy()(ProposalTree.chain(torch.tensor([0, 1, 2])), logits, [4, 5, 6])
+    assert (path.tolist(), after) == ([0, 1], 0)
+
+
+def test_a_replay_says_what_was_recorded_from_its_start_on():
+    chain = ProposalTree.chain(torch.tensor([9, 4, 5, 8]))
+    path, after = Replay([3, 4, 5, 6, 7], start=10)(chain, torch.zeros(4, 10), [11, 12, 13, 14])
+    assert (path.tolist(), after) == ([0, 1, 2], 6)
+
+
+@pytest.mark.parametrize("given, said", [
+    ({"temperature": float("nan")}, "give 0 .greedy., or from 1e-5 up"), ({"temperature": -1.0}, "give 0"),
+    ({"temperature": 1e-9}, "give 0"), ({"temperature": float("inf")}, "give 0"),
+    ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"), ({"temperature": True}, "a number"),
+    ({"temperature": 1.0, "top_p": float("nan")}, "in .0, 1."), ({"temperature": 1.0, "top_p": 0.0}, "in .0, 1."),
+    ({"temperature": 1.0, "top_p": 1.01}, "in .0, 1."), ({"temperature": 1.0, "top_p": True}, "a number"),
+    ({"temperature": 1.0, "top_k": -1}, "1 or more"), ({"temperature": 1.0, "top_k": 2.0}, "a whole number"),
+    ({"temperature": 1.0, "top_k": True}, "a whole number"), ({"temperature": 1.0, "min_p": 1.0}, "in .0, 1."),
+    ({"temperature": 1.0, "min_p": None}, "a number"), ({"temperature": 1.0, "seed": 1.5}, "a whole number"),
+    ({"temperature": 1.0, "seed": 2 ** 63}, r"from 0 to 2\^63 - 1"), ({"temperature": 1.0, "seed": -1}, "from 0"),
+    ({"top_p": 0.5}, "greedy, and top_p=0.5 would change nothing.*above 0"), ({"top_k": 3}, "top_k=3 would change"),
+    ({"min_p": 0.1}, "min_p=0.1 would change"), ({"seed": 5}, "seed=5 would change"),
+    ({"replay": []}, "at least one token"), ({"replay": [1, 1.5]}, "a token is 1.5; it must be a token id"),
+    ({"replay": [[1]]}, "token id"), ({"replay": "text"}, "token id"), ({"replay": [True]}, "token id"),
+    ({"replay": [1], "temperature": 1.0}, "one or the other")], ids=str)
+def test_what_cannot_be_meant_is_refused(given, said):
+    with pytest.raises(ValueError, match=said) as error:
+        Sampling(**given)
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    assert isinstance(Sampling(np.float32(0.5), top_k=np.int64(3), seed=np.int64(2)).rule(4), Sampled)
+    assert isinstance(Sampling(1, 1).rule(4), Sampled)
+    assert isinstance(Sampling(replay=np.array([1, 2])).rule(4), Replay)
+    assert isinstance(Sampling(0).rule(4), Greedy)
