@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from longgraft.calibration import Calibration, default_path
+from longgraft.devices import device_of, dtype_of
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.methods import Parts, build, find
 from longgraft.observation import Clock
 from longgraft.session import Generation, Prompt, Sampling, Session, Stats
 from longgraft.target.model import Target
-from longgraft.target.refusal import refuse
+from longgraft.target.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
@@ -33,7 +35,6 @@ FALLBACK = "retrieval"      # what "graft" becomes where no drafter is known
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was
 # kept (embedded pair, README "Results").
 CPU_BUDGET = 16
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -150,37 +151,39 @@ def _only_known(parts: Any, known: set[str]) -> None:
 
 def _target(model: Any, opts: Options) -> tuple[Target, Any]:
     if isinstance(model, tuple):
-        loaded, tokenizer = model
-        name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
-        weight = loaded.get_input_embeddings().weight
-        wanted = None if opts.dtype is None else _dtype(opts.dtype, weight.device, loaded.config)
-        if wanted not in (None, weight.dtype) or opts.device not in (None, str(weight.device), weight.device.type):
-            raise ValueError(f"The model given is {weight.dtype} on {weight.device}; {opts.dtype or 'any dtype'} on "
-                             f"{opts.device or 'any device'} was asked for. Move it with model.to(...) first.")
-        return Target(loaded, name, opts.attention), tokenizer
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
+        return _given(model, opts)
+    if not (model is None or isinstance(model, (str, Path))):
+        raise ValueError(f"A {type(model).__name__} was given as the model. "
+                         "Pass (model, tokenizer), a folder or a hub id.")
     path, name = (str(embedded("target")), EMBEDDED) if model in (None, EMBEDDED) else (str(model), str(model))
-    device = torch.device(opts.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    try:
-        config = AutoConfig.from_pretrained(path)
-        refuse(config, name)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        loaded = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(opts.dtype, device, config))
-    except OSError as error:
-        raise ValueError(f"Model {name!r} could not be loaded: {str(error).splitlines()[0]}\n"
-                         "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
-                         ) from error
-    return Target(loaded.eval().to(device), name, opts.attention), tokenizer
+    device = device_of(opts.device)
+    config = read_config(path, name)
+    tokenizer = read_tokenizer(path, name)
+    loaded: Any = read_model(path, name, config, _dtype(opts.dtype, device, config))
+    return Target(loaded.to(device), name, opts.attention), tokenizer
+
+
+def _given(model: tuple, opts: Options) -> tuple[Target, Any]:
+    """A model that the caller loaded, where and in what it is."""
+    if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
+        raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
+                         "(model, tokenizer): a transformers model, and its tokenizer or None.")
+    loaded, tokenizer = model
+    name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
+    target = Target(loaded, name, opts.attention)
+    wanted = None if opts.dtype is None else dtype_of(opts.dtype)
+    if wanted not in (None, target.dtype) or opts.device not in (None, str(target.device), target.device.type):
+        raise ValueError(f"The model given is {target.dtype} on {target.device}; {opts.dtype or 'any dtype'} on "
+                         f"{opts.device or 'any device'} was asked for. Move it with model.to(...) first.")
+    check_finite(loaded, name)
+    return target, tokenizer
 
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -> torch.dtype:
     """On a CPU float32, where decoding is exact; on a GPU what the weights were saved in."""
-    if isinstance(dtype, str):
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype {dtype!r} is unknown. Known: {', '.join(_DTYPES)}.")
-        return _DTYPES[dtype]
-    return dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
+    if dtype is not None:
+        return dtype_of(dtype)
+    return torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16
 
 
 def _drafter(drafter: str | Path | None, target: Target,

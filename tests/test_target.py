@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 import torch
 from conftest import FAMILIES, VOCAB, toy_model, toy_prompt, toy_target
@@ -95,6 +99,52 @@ def test_the_model_is_left_as_it_was_also_after_an_exception():
                    rows="last")
     assert model.config._attn_implementation == before
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_two_threads_on_one_model_do_not_meet():
+    """Each pass changes the model's attention and hooks: the passes of both targets come one after the other."""
+    model, prompts = toy_model("llama"), [torch.tensor(toy_prompt(40, seed)) for seed in (1, 2)]
+    before, tree = model.config._attn_implementation, random_tree(20, 1)
+
+    def answer(prompt: torch.Tensor, times: int = 1) -> list[torch.Tensor]:
+        target, found = toy_target("llama"), []
+        for _ in range(times):
+            cache = target.cache(128)
+            seen = target.run(ProposalTree.chain(prompt), cache, Wants(features=(1, 2, 3), topk=8), rows="none")
+            cache.keep(torch.arange(len(prompt)))
+            found += [seen.features, seen.topk, target.run(tree, cache, Wants()).logits]
+        return found
+
+    alone = [answer(prompt) for prompt in prompts]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            together = list(threads.map(partial(answer, times=10), prompts))
+    finally:
+        sys.setswitchinterval(interval)
+    for found, expected in zip(together, alone, strict=True):
+        for ours, right in zip(found, expected * 10, strict=True):
+            torch.testing.assert_close(ours, right)
+    assert model.config._attn_implementation == before
+    assert model.generate(prompts[0][None], max_new_tokens=4, do_sample=False).shape == (1, 44)
+
+
+def test_a_model_that_is_called_elsewhere_while_it_decodes_says_so():
+    target, model = toy_target("llama"), toy_model("llama")
+    said: list[BaseException | None] = []
+
+    def call(*_: object) -> None:
+        handle.remove()
+        with ThreadPoolExecutor(1) as thread:
+            said.append(thread.submit(model, torch.tensor([[1, 2, 3]])).exception())
+
+    handle = target.layers[0].register_forward_pre_hook(call)
+    disturbed = target.run(ProposalTree.chain(torch.tensor([1, 2])), target.cache(64), Wants(), rows="last")
+    assert isinstance(said[0], RuntimeError)
+    assert "while longgraft decodes with the same model in another thread" in str(said[0])
+    alone = target.run(ProposalTree.chain(torch.tensor([1, 2])), target.cache(64), Wants(), rows="last")
+    torch.testing.assert_close(disturbed.logits, alone.logits)
 
 
 @pytest.mark.parametrize("name, reason", [

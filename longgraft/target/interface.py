@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -24,7 +26,15 @@ class Run:
     calls: int = 0
 
 
+_GUARD = RLock()
+_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 RUNNING: ContextVar[Run | None] = ContextVar("longgraft_run", default=None)
+
+
+def lock_of(model: nn.Module) -> Any:
+    """The lock under which a pass has this model to itself: attention and hooks belong to a model, not to a thread."""
+    with _GUARD:
+        return _LOCKS.setdefault(model, RLock())
 
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -35,7 +45,9 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     Whatever a model passes beyond what the kernels compute would be lost without a word, so it is an error.
     """
     run = RUNNING.get()
-    assert run is not None, "the longgraft attention ran outside of Target.run"
+    if run is None:
+        raise RuntimeError(f"{type(module).__name__} was called while longgraft decodes with the same model in another "
+                           "thread. Wait for it, or load a second model.")
     run.calls += 1
     if lost := [name for name in UNKNOWN if more.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} passes {', '.join(lost)} to its attention, which longgraft does "

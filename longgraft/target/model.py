@@ -19,7 +19,7 @@ from longgraft.attention.backends import choose
 from longgraft.attention.layout import Layout
 from longgraft.kv import KVCache
 from longgraft.observation import Wants
-from longgraft.target.interface import NAME, RUNNING, Run, attention
+from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of
 from longgraft.target.refusal import refuse
 from longgraft.tree import ProposalTree
 
@@ -49,6 +49,8 @@ class Target:
         if self.model.training:
             raise ValueError(f"{self.name} is in training mode, where dropout makes it say something else each "
                              "time. Call model.eval() first.")
+        if any(p.is_meta for p in self.model.parameters()):
+            raise ValueError(f"{self.name} is on the meta device, so it has no weights. Load it onto a real one.")
         if len(devices := {p.device for p in self.model.parameters()}) > 1:
             raise ValueError(f"{self.name} is spread over {', '.join(sorted(map(str, devices)))}; longgraft needs it "
                              "on one device. Load it without device_map, or in a smaller dtype.")
@@ -148,18 +150,19 @@ class Target:
 
     @contextmanager
     def _engaged(self, run: Run) -> Iterator[None]:
-        """Our attention in place of the model's, until the block ends."""
+        """Our attention in place of the model's, until the block ends; one pass at a time on one model."""
         AttentionInterface.register(NAME, attention)
-        before = [config._attn_implementation_internal for config in self._configs]
-        token = RUNNING.set(run)
-        try:
-            for config in self._configs:
-                config._attn_implementation_internal = NAME
-            yield
-        finally:
-            RUNNING.reset(token)
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation_internal = name
+        with lock_of(self.model):
+            before = [config._attn_implementation_internal for config in self._configs]
+            token = RUNNING.set(run)
+            try:
+                for config in self._configs:
+                    config._attn_implementation_internal = NAME
+                yield
+            finally:
+                RUNNING.reset(token)
+                for config, name in zip(self._configs, before, strict=True):
+                    config._attn_implementation_internal = name
 
     @contextmanager
     def inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:

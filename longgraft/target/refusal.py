@@ -17,6 +17,8 @@ def why_not(config: PretrainedConfig) -> str:
     kinds = set(getattr(text, "layer_types", None) or ())
     rope = getattr(text, "rope_parameters", None) or {}
     rope_types = {rope.get("rope_type")} | {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
+    if (layers := getattr(text, "num_hidden_layers", 1)) < 1:
+        return f"its configuration declares {layers} layers"
     if config.is_encoder_decoder:
         return "it is an encoder-decoder, and only decoder-only models are supported"
     if not kinds <= {"full_attention", "sliding_attention"}:

@@ -1,0 +1,191 @@
+"""A target is loaded whole, finite and as its configuration says, or refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.utils import logging
+
+import longgraft
+from longgraft.devices import device_of, dtype_of
+
+TOKENIZER = Path(__file__).parents[1] / "yarn_drafters" / "embedded" / "target"
+UP, LAST = "model.layers.2.mlp.up_proj.weight", "model.layers.3."
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A whole toy model of four layers, with its tokenizer."""
+    return save(tmp_path)
+
+
+def save(folder: Path, **entries) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(**SMALL | {"vocab_size": 4096} | entries)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder)
+    return folder
+
+
+def load(folder: Path, **options):
+    return longgraft.load(folder, drafter=None, method="pld", tell=False, **options)
+
+
+def change(folder: Path, edit) -> None:
+    """The weights, as `edit` leaves them."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def declare(folder: Path, **entries) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+
+
+def test_whole_weights_are_read_without_a_foreign_bar_and_transformers_keeps_its_own(folder, capfd):
+    logging.enable_progress_bar()
+    assert len(load(folder).generate("def", max_new_tokens=4).token_ids) == 4
+    assert capfd.readouterr().err == ""
+    assert logging.is_progress_bar_enabled()
+
+
+def test_tied_weights_that_are_saved_once_are_not_missing(tmp_path):
+    folder = save(tmp_path, tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    assert len(load(folder).generate("def", max_new_tokens=4).token_ids) == 4
+
+
+def test_weights_that_lack_tensors_are_refused_by_name(folder):
+    change(folder, lambda tensors: tensors.pop(UP))
+    with pytest.raises(ValueError, match=f"lack {UP}\\.\n.*fetch both again"):
+        load(folder)
+
+
+@pytest.mark.parametrize("layers, said", [(6, r"lack model.layers.4\..* and 15 more"),
+                                          (2, r"hold model.layers.2\..* and 15 more, which its configuration"),
+                                          (0, "declares 0 layers")])
+def test_a_number_of_layers_that_is_not_the_weights_is_refused(folder, layers, said):
+    declare(folder, num_hidden_layers=layers)
+    with pytest.raises(ValueError, match=said):
+        load(folder)
+
+
+def test_a_bias_that_the_configuration_does_not_have_is_refused(folder):
+    change(folder, lambda tensors: tensors.update({LAST + "self_attn.q_proj.bias": torch.ones(32)}))
+    with pytest.raises(ValueError, match=f"hold {LAST}self_attn.q_proj.bias, which"):
+        load(folder)
+
+
+def test_a_tensor_beside_the_layers_is_no_contradiction(folder):
+    change(folder, lambda tensors: tensors.update({"score.weight": torch.ones(1, 32)}))
+    load(folder)
+
+
+def test_sizes_that_contradict_the_configuration_are_refused_by_name(folder):
+    declare(folder, intermediate_size=40)
+    with pytest.raises(ValueError, match=r"down_proj.weight is \[32, 48\] in the weights and \[32, 40\] by"):
+        load(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folder, value):
+    change(folder, lambda tensors: tensors[UP].view(-1)[7:8].fill_(value))
+    with pytest.raises(ValueError, match=f"holds NaN or infinite numbers in {UP}, read as float32"):
+        load(folder)
+
+
+def test_weights_that_float16_cannot_hold_are_refused_and_large_ones_are_not(folder):
+    change(folder, lambda tensors: tensors[UP].fill_(3e38))     # their sum overflows, they do not
+    load(folder)
+    with pytest.raises(ValueError, match=r"infinite numbers in .*, read as float16"):
+        load(folder, dtype="float16")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello" * 1000, "half"])
+def test_truncated_empty_and_foreign_weights_are_one_sentence(folder, content):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:9000] if content == "half" else content)
+    with pytest.raises(ValueError, match=r"^Model '.*' could not be loaded: .*header.*\.\nGive whole weights"):
+        load(folder)
+
+
+def test_pickled_objects_are_one_sentence_and_do_not_run(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Path("x")}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"could not be loaded: UnpicklingError: Weights only load failed\.\n"):
+        load(folder)
+
+
+@pytest.mark.parametrize("entries, said", [({"num_attention_heads": 0}, "ZeroDivisionError"),
+                                           ({"hidden_act": "nope"}, "KeyError: 'nope'"),
+                                           ({"hidden_size": "a"}, "Field 'hidden_size' expected int"),
+                                           ({"model_type": "nope"}, "does not recognize this architecture")])
+def test_a_configuration_that_makes_no_model_is_one_sentence(folder, entries, said):
+    declare(folder, **entries)
+    with pytest.raises(ValueError, match=f"^Model '.*' could not be loaded: .*{said}.*\n.*$"):
+        load(folder)
+
+
+def test_code_that_comes_with_a_model_is_never_run_nor_asked_about(folder):
+    declare(folder, model_type="mine", auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"})
+    (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    with pytest.raises(ValueError, match="'mine' comes with code of its own, which longgraft never runs") as error:
+        load(folder)
+    assert "trust" not in str(error.value)
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])      # for the latter transformers makes one up
+def test_a_model_without_its_tokenizer_says_so(folder, model_type):
+    declare(folder, model_type=model_type)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(ValueError, match=r"^The tokenizer of '.*' could not be loaded: .*\n.*holds the tokenizer's"):
+        load(folder)
+
+
+def test_a_loaded_model_is_checked_as_well():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM holds NaN or infinite numbers in model\.norm\.weight"):
+        load((model, None))
+
+
+@pytest.mark.parametrize("given, said", [
+    (lambda model: model, "^A LlamaForCausalLM was given as the model. Pass .model, tokenizer., a folder or a hub"),
+    (lambda model: (model,), "^.LlamaForCausalLM. was given"), (lambda model: (None, model), "^.NoneType, Llama"),
+    (lambda model: (model.to("meta"), None), "is on the meta device, so it has no weights")])
+def test_what_is_no_pair_of_model_and_tokenizer_is_refused_without_printing_it(given, said):
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
+    with pytest.raises(ValueError, match=said):
+        longgraft.load(given(model), drafter=None, method="pld")
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "meta", "cpu:1", "cuda:-1", "cuda:99", "vulkan", "xpu"])
+def test_devices_that_are_not_here_are_one_sentence(name):
+    with pytest.raises(ValueError, match=f"^Device '{name}' is not (usable here|there)"):
+        device_of(name)
+
+
+def test_devices_and_dtypes_by_name():
+    assert device_of("cpu") == device_of(torch.device("cpu")) == torch.device("cpu")
+    assert device_of(None).type in ("cpu", "cuda")
+    assert dtype_of("bfloat16") is dtype_of(torch.bfloat16) is torch.bfloat16
+    for wrong in ("half", torch.int8):
+        with pytest.raises(ValueError, match=r"is unknown\. Known: float32, bfloat16, float16"):
+            dtype_of(wrong)
+
+
+def test_a_device_that_is_not_here_is_said_before_anything_is_read(tmp_path):
+    with pytest.raises(ValueError, match="Device 'meta' is not usable here"):
+        load(tmp_path / "absent", device="meta")
