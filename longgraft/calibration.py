@@ -6,6 +6,7 @@ Knows files and identities; how the numbers are chosen is `longgraft.eval.checks
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS
-from longgraft.memories.adjacency import load_rows, save_rows
+from longgraft.memories.adjacency import WIDTH, load_rows, read_metadata, save_rows
 
 VERSION = "1"
+NODES = 60      # of the tree that `split` divides
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,31 +36,90 @@ class Calibration:
         taus = ", ".join(f"d{d} {tau:.2f}" for d, tau in sorted(self.thresholds.items()))
         return f"{self.source}: {taus}"
 
+    def suits(self, budget: int, levels: int, top_k: int, window: int | None, temperature: float) -> list[str]:
+        """How a session differs from what this was calibrated for, in words; what the file does not say is no word."""
+        asked = made_for(budget, levels, top_k, window, temperature)
+        return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in asked.items()
+                if key in self.about and self.about[key] != value]
+
+    @staticmethod
+    def check_out(path: Path) -> None:
+        """ValueError unless a new file can be made there: asked before a warm-up, not after it."""
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; a calibration is one file. Give --out a name in it, such as "
+                             f"{path / 'calibration.safetensors'}.")
+        if path.exists():
+            raise ValueError(f"{path} is there already and would be overwritten. Give --out another name, or delete "
+                             "it.")
+        standing = next(parent for parent in path.absolute().parents if parent.exists())
+        if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
+            raise ValueError(f"{path} cannot be made: {standing} is no folder that you may write. Give --out another "
+                             "place.")
+
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """One safetensors file; `identity` names the target and tokenizer that the ids belong to."""
+        """One safetensors file, whole or not at all; `identity` names the target and tokenizer that the ids belong
+        to."""
         assert self.snapshot is not None
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_rows(path, self.snapshot, {
+        part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        save_rows(part, self.snapshot, {
             "version": VERSION, "identity": json.dumps(dict(identity)), "split": str(self.split),
             "thresholds": json.dumps({str(d): tau for d, tau in self.thresholds.items()}),
             "about": json.dumps(dict(self.about))})
+        part.replace(path)
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str], device: torch.device) -> Calibration:
-        """ValueError where the file belongs to another target or tokenizer."""
+        """ValueError where the file is damaged, or belongs to another target or tokenizer."""
         try:
-            snapshot, meta = load_rows(path, int(identity["vocab_size"]), device)
+            meta = read_metadata(path)
             found = json.loads(meta["identity"]) | {"version": meta["version"]}
-            thresholds = {int(d): float(tau) for d, tau in json.loads(meta["thresholds"]).items()}
-            split, about = int(meta["split"]), json.loads(meta["about"])
         except Exception as error:      # a cut or foreign file raises half a dozen types
-            raise ValueError(f"Calibration file {path} cannot be read ({type(error).__name__}: {error}). "
-                             "Make it again with `longgraft calibrate`.") from error
+            raise _unreadable(path, error) from error
+        # Compared before the rows are read: another vocabulary is another identity, not a broken file.
         for key, needed in {**identity, "version": VERSION}.items():
             if found.get(key) != needed:
                 raise ValueError(f"Calibration file {path} belongs to {key} {found.get(key)!r}, and {needed!r} is "
                                  "loaded. Calibrate this one, or pass --calibration none.")
-        return cls(thresholds, split, snapshot, f"calibrated ({path.name})", about)
+        try:
+            vocab = int(identity["vocab_size"])
+            snapshot, _ = load_rows(path, vocab, device)
+            if snapshot.shape[1] != min(WIDTH, vocab):
+                raise ValueError(f"its rows hold {snapshot.shape[1]} tokens; {min(WIDTH, vocab)} are needed")
+            return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta))
+        except Exception as error:      # likewise
+            raise _unreadable(path, error) from error
+
+
+def made_for(budget: int, levels: int, top_k: int, window: int | None, temperature: float) -> dict[str, str]:
+    """The settings that thresholds depend on, as a calibration's `about` holds them."""
+    return {"budget": str(budget), "draft_levels": str(levels), "draft_top_k": str(top_k),
+            "draft_window": "all" if window is None else str(window), "temperature": f"{temperature:g}"}
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    reason = error.__cause__ or error       # the library's own words, without our own file's name again
+    found = f"it has no {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
+    return ValueError(f"Calibration file {path} cannot be read ({found}). Delete it or make it again with `longgraft "
+                      "calibrate`, or pass --calibration none.")
+
+
+def _thresholds(meta: Mapping[str, str]) -> dict[int, float]:
+    thresholds = {int(depth): float(tau) for depth, tau in json.loads(meta["thresholds"]).items()}
+    if not thresholds or not all(depth >= 0 and 0 <= tau <= 1 for depth, tau in thresholds.items()):
+        raise ValueError(f"thresholds are {thresholds}; probabilities by depth are needed")
+    return thresholds
+
+
+def _split(meta: Mapping[str, str]) -> int:
+    split = int(meta["split"])
+    if not 1 <= split <= NODES:
+        raise ValueError(f"split is {split}; 1 to {NODES} are needed")
+    return split
+
+
+def _about(meta: Mapping[str, str]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in json.loads(meta["about"]).items()}
 
 
 def default_path(identity: Mapping[str, str]) -> Path:

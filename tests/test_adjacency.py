@@ -155,6 +155,18 @@ def test_a_file_of_another_format_or_with_foreign_ids_is_refused(tmp_path):
     assert before.touched() == 0
 
 
+@pytest.mark.parametrize("content", [b"", b"no matrix", None])
+def test_what_is_no_matrix_file_is_named(tmp_path, content):
+    path, matrix = tmp_path / "seed.safetensors", filled()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"seed\.safetensors cannot be read"):
+        matrix.load(path, IDENTITY)
+    save_rows(path, matrix.snapshot(), {"identity": "[1]", "version": "1"})
+    with pytest.raises(ValueError, match="does not say whose ids"):
+        matrix.load(path, IDENTITY)
+
+
 @pytest.mark.parametrize("kind", ["rand", "aligned"])
 @pytest.mark.parametrize("prompt", [0, 1, 2])
 def test_official_token_recycling_is_replayed_exactly(golden, kind, prompt):

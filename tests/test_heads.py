@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,18 +118,192 @@ def mend(tmp_path, change=None, config=None):
     return write(tmp_path, read, tensors)
 
 
+def cast(name, dtype):
+    return lambda t: t.update({name: t[name].to(dtype)})
+
+
+def spoil(name, value):
+    return lambda t: t[name].view(-1)[3:4].fill_(value)
+
+
 @pytest.mark.parametrize("change, said", [
     (lambda t: t.pop("norm.weight"), "missing norm.weight"),
     (lambda t: t.update(extra=torch.zeros(2)), "unknown extra"),
-    (lambda t: t.update({"norm.weight": torch.zeros(31)}), "norm.weight is .31,."),
+    (lambda t: t.update({"norm.weight": torch.zeros(31)}), r"norm.weight is float32 \(31,\); float32 \(32,\)"),
+    (lambda t: t.update({"model.norm.weight": t["norm.weight"].clone()}), "there twice"),
     (lambda t: t.update(d2t=torch.arange(24) * 9), "ascending target ids below 64"),
+    (lambda t: t.update(d2t=torch.arange(24) - 5), "ascending target ids below 64"),
+    (lambda t: t.update(d2t=torch.full((24,), 2 ** 63 - 1)), "ascending target ids below 64"),
     (lambda t: t.update(d2t=torch.zeros(24, dtype=torch.int64)), "name different tokens"),
+    (lambda t: t["t2d"].logical_not_(), "name different tokens"),
+    (lambda t: t.update(t2d=torch.ones(65, dtype=torch.bool)), "name different tokens"),
+    (lambda t: t.update(t2d=torch.ones(8, 8, dtype=torch.bool)), "name different tokens"),
+    (cast("d2t", torch.float32), "d2t is float32 .24,.; lm_head's 24 rows need as many int64"),
+    (lambda t: t.update(d2t=t["d2t"][:5].clone()), "d2t is int64 .5,."),
+    (lambda t: t.pop("d2t"), "no map between the vocabularies"),
     (lambda t: t.pop("fc.weight"), "has no fc.weight"),
     (lambda t: t.update({"fc.weight": torch.zeros(32, 90)}), "no multiple of the target's hidden size"),
+    (lambda t: t.update({"fc.weight": torch.zeros(96)}), "fc.weight has shape .96,.; a matrix"),
+    (lambda t: t.update({"lm_head.weight": torch.zeros(0, 32)}), "lm_head.weight has shape .0, 32."),
+    (lambda t: t.update({"midlayer.self_attn.q_proj.weight": torch.zeros(32, 32)}), "q_proj takes 32 inputs"),
+    (lambda t: t.update({"midlayer.self_attn.k_proj.weight": torch.zeros(20, 64)}), "k_proj has 20 rows"),
+    (lambda t: t.update({"midlayer.self_attn.k_proj.weight": torch.zeros(24, 64)}), "k_proj has 24 rows"),
+    (cast("midlayer.mlp.up_proj.weight", torch.int64), "up_proj.weight is int64 .*float32 .* is needed"),
+    (cast("norm.weight", torch.int8), "of a kind that no drafter has .*norm.weight"),
+    (cast("norm.weight", torch.float8_e4m3fn), "of a kind that no drafter has .*norm.weight"),
+    (spoil("fc.weight", float("nan")), "NaN or infinite weights in fc.weight"),
+    (spoil("midlayer.mlp.up_proj.weight", float("inf")), "NaN or infinite weights in midlayer.mlp.up_proj.weight"),
 ])
 def test_what_does_not_fit_is_refused(tmp_path, change, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as refused:
         load_head(mend(tmp_path, change), TARGET)
+    assert str(tmp_path) in str(refused.value)
+
+
+def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
+    head = mend(tmp_path, spoil("lm_head.weight", 1e6))
+    assert load_head(head, TARGET, dtype=torch.bfloat16).lm_head.weight.max() == 999424
+    with pytest.raises(ValueError, match=r"lm_head.weight: values too large for torch.float16. Use bfloat16"):
+        load_head(head, TARGET, dtype=torch.float16)
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize("config, said", [
+    ({"draft_vocab_size": 25}, "says draft_vocab_size 25, and lm_head has rows: 24"),
+    ({"hidden_size": 64}, "says hidden_size 64, and fc has outputs: 32"),
+    ({"intermediate_size": 32}, "says intermediate_size 32, and gate_proj has rows: 48"),
+    ({"num_key_value_heads": 4}, "says num_key_value_heads 4, and k_proj has heads of 8: 2"),
+    ({"num_attention_heads": 2}, "says num_key_value_heads 2, and k_proj has heads of 16: 1"),
+    ({"num_attention_heads": 5}, "says 5 attention heads, and q_proj has 32 rows"),
+    ({"num_attention_heads": 32}, "heads of one even size"),
+    ({"num_hidden_layers": 2}, "says num_hidden_layers 2, and the tensors make layers: 1"),
+    ({"target_hidden_size": 48}, "made for a target of hidden size 48"),
+    ({"vocab_size": 65}, "made for a vocabulary of 65"),
+    ({"num_attention_heads": 0}, "num_attention_heads of config.json is 0"),
+    ({"num_attention_heads": None}, "num_attention_heads of config.json is missing"),
+    ({"num_attention_heads": True}, "num_attention_heads of config.json is True; a whole number"),
+    ({"num_attention_heads": "4"}, "num_attention_heads of config.json is '4'"),
+    ({"num_attention_heads": 4.5}, "num_attention_heads of config.json is 4.5"),
+    ({"draft_vocab_size": "24"}, "draft_vocab_size is '24'"),
+    ({"vocab_size": -1}, "vocab_size is -1"),
+    ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps is 0; a finite number above 0"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+    ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; a list"),
+    ({"architectures": [5]}, r"architectures\[0\] is 5; a word"),
+    ({"transformer_layer_config": [1]}, r"transformer_layer_config is \[1\]; an object"),
+    ({"eagle_config": "x"}, "eagle_config is 'x'; an object"),
+    ({"eagle_aux_hidden_state_layer_ids": 3}, "eagle_aux_hidden_state_layer_ids is 3; a list"),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 2, "x"]}, r"layer_ids\[2\] is 'x'"),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 2, 40]}, "Give 3 different indices below 12"),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 2, 2]}, "Give 3 different indices below 12"),
+    ({"rope_scaling": [1]}, r"rope_scaling is \[1\]; an object"),
+    ({"rope_scaling": {"rope_type": "dynamic"}}, "rope type is 'dynamic'. Known: default, linear, yarn, llama3"),
+    ({"rope_scaling": {"rope_type": 5}}, "rope_type is 5"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn rope has no original_max_position_embeddings"),
+    ({"rope_scaling": YARN | {"factor": "4"}}, "factor is '4'"),
+    ({"rope_scaling": YARN | {"factor": float("inf")}}, "factor is inf"),
+    ({"rope_scaling": YARN | {"factor": 0.5}}, "factor is 0.5; a finite number of 1 or more"),
+    ({"rope_scaling": YARN | {"original_max_position_embeddings": 0.5}}, "original_max_position_embeddings is 0.5"),
+    ({"rope_scaling": YARN | {"beta_fast": -3}}, "beta_fast is -3"),
+    ({"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, "scale the head's attention"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64,
+                       "low_freq_factor": 4.0, "high_freq_factor": 4.0}}, "high_freq_factor 4; the latter"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ({"norm_before_fc": True}, "there is no input_norm.weight"),
+])
+def test_a_config_that_contradicts_its_tensors_or_itself_is_refused(tmp_path, config, said):
+    with pytest.raises(ValueError, match=said) as refused:
+        load_head(mend(tmp_path, config=config), TARGET)
+    assert str(refused.value).startswith(f"Drafter {tmp_path}: ")
+
+
+@pytest.mark.parametrize("config, said", [
+    ({"sliding_window": -4}, "sliding_window is -4"), ({"sliding_window": 4, "layer_types": 3}, "layer_types is 3"),
+    ({"rope_theta": "many"}, "rope_theta is 'many'"), ({"rope_theta": 0.5}, "base is 0.5"),
+    ({"num_hidden_layers": 3}, "says num_hidden_layers 3"), ({"hidden_size": 31}, "says hidden_size 31")])
+def test_the_layers_of_a_speculators_config_are_checked_too(tmp_path, config, said):
+    save_speculators(network(True), tmp_path, "x/y")
+    read = json.loads((tmp_path / "config.json").read_text())
+    read["transformer_layer_config"] |= config
+    (tmp_path / "config.json").write_text(json.dumps(read))
+    with pytest.raises(ValueError, match=said):
+        load_head(tmp_path, TARGET)
+
+
+@pytest.mark.parametrize("config", [
+    {"head_dim": 80, "tie_word_embeddings": True, "rope_theta": "dead here", "rope_scaling": None},
+    {"draft_vocab_size": None, "num_key_value_heads": None, "intermediate_size": None, "hidden_size": None},
+    {"sliding_window": None, "use_sliding_window": False, "max_position_embeddings": None, "vocab_size": None}])
+def test_what_published_configs_omit_or_have_wrong_is_taken_from_the_tensors(tmp_path, config):
+    found = load_head(mend(tmp_path, config=config), TARGET).config
+    assert found == load_head(mend(tmp_path, config=BASE), TARGET).config
+
+
+def emptied(folder):
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def cut(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:500])
+
+
+def replaced(content):
+    def change(folder):
+        (folder / "model.safetensors").unlink()
+        if isinstance(content, bytes):
+            (folder / "pytorch_model.bin").write_bytes(content)
+        else:
+            torch.save(content, folder / "pytorch_model.bin")
+    return change
+
+
+def doubled(folder):
+    save_file({"norm.weight": torch.ones(32)}, folder / "other.safetensors")
+
+
+@pytest.mark.parametrize("change, said", [
+    (emptied, "model.safetensors cannot be read: .*Download it again"),
+    (cut, "model.safetensors cannot be read: .*Download it again"),
+    (replaced(b""), "pytorch_model.bin cannot be read"), (replaced(b"<html>"), "pytorch_model.bin cannot be read"),
+    (replaced(b"version https://git-lfs.github.com/spec/v1\noid sha256:00"), "a Git LFS pointer"),
+    (replaced({"path": Path("x")}), "pytorch_model.bin cannot be read: Weights only load failed.*Download it again"),
+    (replaced([1]), "something else than named tensors"), (replaced({"a": {"b": 1}}), "something else than named"),
+    (replaced({1: torch.ones(2)}), "quantised, sparse or unnamed.: 1"),
+    (replaced({"fc.weight": torch.eye(3).to_sparse()}), "quantised, sparse or unnamed.: fc.weight"),
+    (replaced({"fc.weight": torch.ones(3, device="meta")}), "quantised, sparse or unnamed.: fc.weight"),
+    (doubled, "other.safetensors holds norm.weight, which another file of the folder holds too"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "neither .*safetensors nor pytorch_model.bin"),
+    (lambda folder: (folder / "config.json").unlink(), "has no config.json that can be read"),
+    (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json is not JSON"),
+    (lambda folder: (folder / "config.json").write_text("[1]"), "config.json holds a list; an object"),
+    (lambda folder: (folder / "config.json").write_text("[" * 10 ** 5), "config.json is JSON that is nested too deep"),
+    (lambda folder: (folder / "config.json").write_text("9" * 5000), "config.json is not JSON .*4300 digits"),
+])
+def test_files_that_cannot_be_read_are_named(tmp_path, change, said):
+    save_head(network(), tmp_path)
+    change(tmp_path)
+    with pytest.raises(ValueError, match=said) as refused:
+        load_head(tmp_path, TARGET)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["", "config.json", "/nowhere", "./nowhere"])
+def test_what_is_no_folder_is_refused(path, tmp_path):
+    with pytest.raises(ValueError, match=r"is not a folder\. Give a folder"):
+        load_head(path, TARGET)
+
+
+@pytest.mark.parametrize("overrides, said", [
+    ({"rope_base": float("inf")}, "rope_base is inf"), ({"yarn": (0, 2048)}, r"yarn\[0\] is 0"),
+    ({"yarn": (4.0,)}, "yarn is .4.0,.; 2 values"), ({"window": 0}, "window is 0"),
+    ({"feature_layers": (-1, 2, 3)}, r"feature_layers\[0\] is -1"), ({"max_positions": 1.5}, "max_positions is 1.5")])
+def test_overrides_of_the_wrong_kind_are_refused(overrides, said):
+    with pytest.raises(ValueError, match=said):
+        HeadOverrides(**overrides)
 
 
 def test_an_absolute_d2t_is_recognised(tmp_path):

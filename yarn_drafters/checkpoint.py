@@ -1,6 +1,6 @@
 """Drafter files: read strictly, written in the official EAGLE-3 layout.
 
-Knows files and tensors; what a layout means is `layouts`' affair.
+Knows tensors; what a layout means is `layouts`' affair, how files are read that of `files`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import (
     HeadOverrides,
     TargetShape,
@@ -24,7 +25,6 @@ from longgraft.yarn_drafters.layouts import (
 from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
 
-FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
 NO_OVERRIDES = HeadOverrides()
 
 
@@ -35,9 +35,8 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
     Its embedding is missing (None) where the file ships none; the caller shares the target's.  dtype: None keeps the
     file's.
     """
-    folder = _folder(path)
-    config = _config(folder)
-    found = _tensors(folder)
+    folder = folder_of(path)
+    config, found = read_config(folder), read_tensors(folder)
     tensors = {plain_name(name): tensor for name, tensor in found.items()}
     if len(tensors) < len(found):
         raise ValueError(f"Drafter {path}: some tensors are there twice, with and without a prefix such as model. "
@@ -53,9 +52,10 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         with torch.device("meta"):
             network = Eagle3Network(shape, own)
         _strictly(network, tensors)
+        kept = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        _finite(tensors, kept)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
-    kept = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     network.load_state_dict(kept, strict=True, assign=True)
     return network.to(device).eval().requires_grad_(False)
 
@@ -141,87 +141,59 @@ def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str, 
     _write(Path(folder), config, {speculators_name(name): t for name, t in network.state_dict().items()})
 
 
-def _folder(path: str | Path) -> Path:
-    if Path(path).is_dir():
-        return Path(path)
-    if Path(path).is_absolute() or str(path).count("/") != 1 or str(path).startswith("."):
-        raise ValueError(f"Drafter {path} is not a folder. Give a folder with config.json and the weights, or a hub "
-                         "id (owner/name).")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(path), allow_patterns=list(FILES)))
-    except Exception as error:      # the hub's client raises from several libraries; all mean the same to a user
-        raise ValueError(f"Drafter {path} is neither a folder nor a hub id that this machine can reach "
-                         f"({type(error).__name__}). Download it and give the folder.") from error
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"Drafter {folder} has no config.json.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"Drafter {folder}: config.json is not JSON ({error}).") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"Drafter {folder}: config.json holds a {type(config).__name__}; an object is needed.")
-    return config
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder; safetensors first, else pytorch_model.bin (weights only: nothing is executed)."""
-    files = sorted(folder.glob("*.safetensors"))
-    binary = folder / "pytorch_model.bin"
-    if not files and not binary.exists():
-        raise ValueError(f"Drafter {folder} has neither *.safetensors nor pytorch_model.bin.")
-    try:
-        if files:
-            from safetensors.torch import load_file
-
-            return {name: tensor for file in files for name, tensor in load_file(file).items()}
-        tensors = torch.load(binary, map_location="cpu", weights_only=True)
-    except Exception as error:      # cut files raise half a dozen types
-        raise ValueError(f"Drafter {folder}: the weights cannot be read ({error}). Download them again.") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ValueError(f"Drafter {folder}: pytorch_model.bin holds something else than named tensors; a plain state "
-                         "dict is needed.")
-    return tensors
-
-
 def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
     """Check and complete d2t (offsets) and t2d in place."""
     if "d2t" not in tensors:
         if draft != target:
             raise ValueError(f"The head has {draft:,} output rows, no d2t, and the target {target:,} tokens: there is "
-                             "no map between the vocabularies.")
+                             "no map between the vocabularies. Add the d2t that the head was made with.")
         tensors["d2t"] = torch.zeros(draft, dtype=torch.int64)
-    d2t = tensors["d2t"].long()
-    if len(d2t) != draft:
-        raise ValueError(f"d2t has {len(d2t):,} entries and lm_head {draft:,} rows.")
-    member = tensors.get("t2d")
+    d2t, member = tensors["d2t"], tensors.get("t2d")
+    if d2t.shape != (draft,) or d2t.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"d2t is {_kind(d2t)}; lm_head's {draft:,} rows need as many int64. Cast only the weights to "
+                         "another dtype, or download the head again.")
+    d2t = d2t.long()
     ids = d2t + torch.arange(draft)
     absolute = member is not None and bool(torch.equal(d2t, member.nonzero().flatten())) and not torch.equal(
         ids, d2t)
     if absolute:
         ids = d2t
-    if not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= target:
-        raise ValueError(f"d2t does not map to ascending target ids below {target:,} (it reaches {int(ids.max()):,}): "
-                         "this head belongs to another target, or d2t was never set.")
-    if member is not None and (len(member) != target or not torch.equal(member.nonzero().flatten(), ids)):
-        raise ValueError(f"t2d ({len(member):,} entries) and d2t name different tokens, or another vocabulary than "
-                         f"the target's {target:,}.")
+    first, last = int(ids.min()), int(ids.max())
+    if not bool((ids.diff() > 0).all()) or first < 0 or last >= target:
+        raise ValueError(f"d2t does not map to ascending target ids below {target:,} (it goes from {first:,} to "
+                         f"{last:,}): this head belongs to another target, or d2t was never set.")
+    if member is not None and (member.shape != (target,) or not torch.equal(member.nonzero().flatten(), ids)):
+        raise ValueError(f"t2d, {_kind(member)}, and d2t name different tokens, or another vocabulary than the "
+                         f"target's {target:,}: this head belongs to another target, or one of them was never set.")
     tensors["d2t"] = ids - torch.arange(draft)
     tensors["t2d"] = torch.zeros(target, dtype=torch.bool).scatter(0, ids, True)
 
 
 def _strictly(network: Eagle3Network, tensors: dict[str, Tensor]) -> None:
-    """ValueError unless names and shapes are exactly the network's."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    """ValueError unless names, shapes and kinds are exactly the network's."""
+    wanted = network.state_dict()
     missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
     if missing or unknown:
         raise ValueError(f"the weights do not fit an EAGLE-3 head: missing {', '.join(missing) or 'nothing'}; "
-                         f"unknown {', '.join(unknown) or 'nothing'}.")
-    for name, shape in wanted.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"{name} is {tuple(tensors[name].shape)}; {shape} is needed.")
+                         f"unknown {', '.join(unknown) or 'nothing'}. The file is cut or of another kind: download it "
+                         "again.")
+    for name, tensor in wanted.items():
+        found = tensors[name]
+        if found.shape != tensor.shape or found.is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{name} is {_kind(found)}; {_kind(tensor)} is needed. The file is damaged or of another "
+                             "kind: download it again.")
+
+
+def _finite(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> None:
+    """ValueError that names the tensors with values that no arithmetic survives, in the file or in our precision."""
+    broken = [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]
+    if not broken:
+        return
+    if all(bool(tensors[name].isfinite().all()) for name in broken):
+        raise ValueError(f"{', '.join(broken)}: values too large for {kept[broken[0]].dtype}. Use bfloat16 or float32.")
+    raise ValueError(f"NaN or infinite weights in {', '.join(broken)}. The file is damaged, or its training diverged: "
+                     "use another.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

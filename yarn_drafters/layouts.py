@@ -6,16 +6,20 @@ serving code: they use the same names with different meanings, and wrong guesses
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
 from longgraft.yarn_drafters.network import HeadConfig
+from longgraft.yarn_drafters.reading import Count, Positive, Range, check_fields, checked
 from longgraft.yarn_drafters.rope import Rope
+from longgraft.yarn_drafters.scaling import rope_of, scaling
 
 Shapes = Mapping[str, Sequence[int]]
+Layers = tuple[Annotated[int, Range(0)], ...]
+Words = tuple[str, ...]
 PREFIXES = ("module.", "draft_model.", "model.")
 
 
@@ -39,11 +43,14 @@ class HeadOverrides:
     """What a user knows better than the config.  yarn: (factor, original length); feature_layers: indices into
     transformers' hidden_states; window: tokens of its own past that the head sees."""
 
-    rope_base: float | None = None
-    yarn: tuple[float, int] | None = None
-    feature_layers: tuple[int, ...] | None = None
-    max_positions: int | None = None
-    window: int | None = None
+    rope_base: Positive | None = None
+    yarn: tuple[Positive, Count] | None = None
+    feature_layers: Layers | None = None
+    max_positions: Count | None = None
+    window: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def plain_name(name: str) -> str:
@@ -70,7 +77,7 @@ def speculators_name(name: str) -> str:
 
 def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
     """"eagle3", "angelslim", "specforge", "specpv" or "speculators"; ValueError names any other drafter."""
-    architectures = " ".join(config.get("architectures") or ())
+    architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
     kind = config.get("speculators_model_type")
     if kind is not None:
         if kind != "eagle3":
@@ -83,14 +90,14 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
     if "num_nextn_predict_layers" in config or any(name.startswith(("mtp.", "mtp_layers.")) for name in shapes):
         raise ValueError("This is a multi-token-prediction head; an EAGLE-3 head is needed.")
     if "midlayer.self_attn.q_proj.weight" in shapes:
-        scaling = _scaling(config)
+        given = scaling(config)
         # SpecPV's fork once wrote rope_type alone, beside its own key "finetuned".
-        if "mscale" not in scaling and (scaling.get("type") == "yarn" or "finetuned" in scaling):
+        if "mscale" not in given and (given.get("type") == "yarn" or "finetuned" in given):
             return "specpv"
         if "Eagle3LlamaForCausalLM" in architectures:
             return "angelslim"
         # Mainline SpecForge alone trains with llama3 or mscale, and since before either it honours rope_theta.
-        if "eagle_config" in config or scaling["rope_type"] == "llama3" or "mscale" in scaling:
+        if "eagle_config" in config or given["rope_type"] == "llama3" or "mscale" in given:
             return "specforge"
         return "eagle3"
     if "layers.0.hidden_norm.weight" in shapes:
@@ -106,85 +113,83 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
                 overrides: HeadOverrides) -> HeadConfig:
     """Sizes from tensors, meanings from the layout.  shapes: plain names -> shapes."""
     layout = detect(config, shapes)
-    inner = config.get("transformer_layer_config") or config
+    inner = _object(config, "transformer_layer_config") or config
     named = {our_name(name, layout): tuple(shape) for name, shape in shapes.items()}
+    _refuse_shapes(named, target)
+    refuse_unread(config, inner, named)
+    hidden, wide = named["fc.weight"]
+    heads, head_dim, kv_heads = attention_heads(inner, named["midlayer.self_attn.q_proj.weight"][0],
+                                                named["midlayer.self_attn.k_proj.weight"][0])
+    speculators = layout == "speculators"
+    made = HeadConfig(
+        hidden_size=hidden, target_hidden_size=target.hidden,
+        intermediate_size=named["midlayer.mlp.gate_proj.weight"][0], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        vocab_size=target.vocab, draft_vocab_size=named["lm_head.weight"][0],
+        feature_layers=_feature_layers(config, wide // target.hidden, target, overrides),
+        max_positions=checked(inner.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 2048,
+        rope=rope_of(inner, layout),
+        layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
+        rms_eps=checked(inner.get("rms_norm_eps", 1e-5), Positive, "rms_norm_eps"),
+        # Only speculators' files mean these: elsewhere the same words stand for something else.  Where the
+        # first is missing, vLLM takes true in a speculators config and false in a raw one.
+        norm_before_residual=speculators and _flag(config, "norm_before_residual", "speculators_model_type" in config),
+        norm_output="speculators_model_type" in config and _flag(config, "norm_output", False),
+        norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
+        qk_norm="midlayer.self_attn.q_norm.weight" in named,
+        attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named,
+        window=_window(inner) if speculators else None, layout=layout)
+    refuse_contradictions(config, inner, made)
+    return _overridden(made, overrides)
+
+
+def _refuse_shapes(named: Shapes, target: TargetShape) -> None:
+    """ValueError where the tensors that tell the sizes are missing, or of no EAGLE-3 head over this target."""
     for name in ("fc.weight", "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight",
                  "midlayer.mlp.gate_proj.weight", "lm_head.weight"):
         if name not in named:
             raise ValueError(f"The head has no {name}; every EAGLE-3 head needs one. The file is cut or of another "
-                             f"kind (found: {', '.join(sorted(shapes)[:6])} ...).")
-        if len(named[name]) != 2:
-            raise ValueError(f"{name} has shape {named[name]}; a matrix is needed. The file is damaged.")
+                             f"kind (found: {', '.join(sorted(named)[:6])} ...).")
+        if len(named[name]) != 2 or not all(named[name]):
+            raise ValueError(f"{name} has shape {tuple(named[name])}; a matrix is needed. The file is damaged: "
+                             "download it again.")
     hidden, wide = named["fc.weight"]
-    q_rows, q_width = named["midlayer.self_attn.q_proj.weight"]
+    q_width = named["midlayer.self_attn.q_proj.weight"][1]
     if q_width != 2 * hidden:
-        raise ValueError(f"q_proj takes {q_width} inputs; embedding and feature of {hidden} each need {2 * hidden}.")
+        raise ValueError(f"q_proj takes {q_width:,} inputs; embedding and feature of {hidden:,} each need "
+                         f"{2 * hidden:,}. The file is of another kind: an EAGLE-3 head is needed.")
     if wide % target.hidden:
-        raise ValueError(f"fc takes {wide} inputs, which is no multiple of the target's hidden size "
+        raise ValueError(f"fc takes {wide:,} inputs, which is no multiple of the target's hidden size "
                          f"{target.hidden:,}: this head belongs to another target.")
-    if inner.get("num_attention_heads") is None:
-        raise ValueError("config.json has no num_attention_heads, which no tensor tells.")
-    _refuse_unread(config, inner, named)
-    heads = int(inner["num_attention_heads"])
-    head_dim = q_rows // heads      # configs' head_dim is wrong in several uploads
-    features = _feature_layers(config, layout, wide // target.hidden, target, overrides)
-    result = HeadConfig(
-        hidden_size=hidden, target_hidden_size=target.hidden,
-        intermediate_size=named["midlayer.mlp.gate_proj.weight"][0], heads=heads,
-        kv_heads=named["midlayer.self_attn.k_proj.weight"][0] // head_dim, head_dim=head_dim,
-        vocab_size=target.vocab, draft_vocab_size=named["lm_head.weight"][0], feature_layers=features,
-        max_positions=int(inner.get("max_position_embeddings") or 2048), rope=_rope(inner, layout),
-        layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
-        rms_eps=float(inner.get("rms_norm_eps", 1e-5)),
-        # Only speculators' files mean these: elsewhere the same words stand for something else.  Where the
-        # first is missing, vLLM takes true in a speculators config and false in a raw one.
-        norm_before_residual=layout == "speculators" and bool(
-            config.get("norm_before_residual", "speculators_model_type" in config)),
-        norm_output="speculators_model_type" in config and bool(config.get("norm_output", False)),
-        norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
-        qk_norm="midlayer.self_attn.q_norm.weight" in named,
-        attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named,
-        window=_window(inner) if layout == "speculators" else None, layout=layout)
-    if (stated := inner.get("vocab_size")) not in (None, target.vocab) and result.draft_vocab_size != target.vocab:
-        raise ValueError(f"The head was made for a vocabulary of {stated:,} and the target has {target.vocab:,}: "
-                         "it belongs to another target.")
-    return _overridden(result, overrides)
 
 
-def _refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Shapes) -> None:
-    """ValueError for what a config says and this network would silently not do."""
-    nested = config.get("eagle_config") or {}
-    for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
-        if (config.get(flag) or nested.get(flag)) and tensor not in named:
-            raise ValueError(f"config.json says {flag}, and there is no {tensor}. The file is cut: download it again.")
-    for key, known in (("hidden_act", "silu"), ("logit_scale", 1)):
-        if inner.get(key, known) not in (known, None):
-            raise ValueError(f"The head's {key} is {inner[key]!r}; only {known!r} is supported.")
-    if nested.get("use_aux_hidden_state") is False:
-        raise ValueError("This head reads the target's last hidden state alone (use_aux_hidden_state is false); "
-                         "a head over several layers is needed.")
+def _object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return checked(config.get(name), dict | None, name) or {}
+
+
+def _flag(config: Mapping[str, Any], name: str, usual: bool) -> bool:
+    return checked(config.get(name, usual), bool | None, name) or False
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
     """Of a head that was trained with a window over its own cache: with full attention it would collapse."""
-    kinds = set(config.get("layer_types") or ["sliding_attention"])
+    kinds = set(checked(config.get("layer_types") or ["sliding_attention"], Words, "layer_types"))
     if not config.get("sliding_window") or not config.get("use_sliding_window", True) or kinds == {"full_attention"}:
         return None
     if kinds != {"sliding_attention"}:
         raise ValueError(f"The head's layers are of several kinds ({', '.join(sorted(kinds))}); one window for all is "
                          "supported.")
-    return int(config["sliding_window"])
+    return checked(config["sliding_window"], Count, "sliding_window")
 
 
-def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: TargetShape,
+def _feature_layers(config: Mapping[str, Any], count: int, target: TargetShape,
                     overrides: HeadOverrides) -> tuple[int, ...]:
     """Indices into transformers' hidden_states: layer inputs."""
     n = target.layers
-    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    outputs = config.get("aux_hidden_states_layer_ids") or nested     # AngelSlim, SpecForge: layer outputs
-    inputs = config.get("eagle_aux_hidden_state_layer_ids")           # vLLM, speculators and ours: layer inputs
-    found = overrides.feature_layers or inputs or (outputs and [i + 1 for i in outputs]) or (2, n // 2, n - 3)
-    layers = tuple(int(i) for i in found)
+    nested = _object(config, "eagle_config")
+    # AngelSlim and SpecForge count layer outputs; vLLM, speculators and ours layer inputs.
+    outputs = _ids(config, "aux_hidden_states_layer_ids") or _ids(nested, "eagle_aux_hidden_state_layer_ids")
+    inputs = _ids(config, "eagle_aux_hidden_state_layer_ids") or tuple(i + 1 for i in outputs)
+    layers = overrides.feature_layers or inputs or (2, n // 2, n - 3)
     if len(layers) != count or len(set(layers)) != count or not all(0 <= i < n for i in layers):
         raise ValueError(f"The head's fc joins {count} features, and the layers {layers} of {n} were found for them. "
                          f"Give {count} different indices below {n}: "
@@ -192,51 +197,8 @@ def _feature_layers(config: Mapping[str, Any], layout: str, count: int, target: 
     return layers
 
 
-def _rope(config: Mapping[str, Any], layout: str) -> Rope:
-    """The base by layout: EAGLE, AngelSlim and SpecPV were trained at 10000 whatever the config says;
-    SpecForge since 2025-10-30 and speculators at the config's, 10000 where it has none.  SpecForge heads
-    of an earlier date look the same and need HeadOverrides(rope_base=10000.0)."""
-    given = _scaling(config)
-    kind = given["rope_type"]
-    needed = {"linear": ("factor",), "yarn": ("factor", "original_max_position_embeddings"),
-              "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")}
-    if missing := [key for key in needed.get(kind, ()) if given.get(key) is None]:
-        raise ValueError(f"The head's {kind} rope has no {', '.join(missing)}. Add what it was trained with to "
-                         "rope_scaling in config.json.")
-    base = float(config.get("rope_theta") or given.get("rope_theta") or 10000.0)
-    if layout in ("eagle3", "angelslim", "specpv"):
-        base = 10000.0
-    original = int(given.get("original_max_position_embeddings") or 2048)
-    if kind == "default":
-        return Rope(base)
-    if kind == "linear":
-        return Rope(base, kind, float(given["factor"]))
-    if kind == "llama3":
-        return Rope(base, kind, float(given["factor"]), original,
-                    low_freq_factor=float(given["low_freq_factor"]), high_freq_factor=float(given["high_freq_factor"]))
-    if kind == "yarn":
-        return Rope(base, kind, float(given["factor"]), original, float(given.get("beta_fast") or 32.0),
-                    float(given.get("beta_slow") or 1.0), attention_factor=_attention_factor(given))
-    raise ValueError(f"The head's rope type is {kind!r}. Known: default, linear, llama3, yarn.")
-
-
-def _scaling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_scaling, or rope_parameters of transformers v5, with a rope_type in any case."""
-    given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    return given | {"rope_type": given.get("rope_type") or given.get("type") or "default"}
-
-
-def _attention_factor(given: Mapping[str, Any]) -> float | None:
-    """SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's own."""
-    if given.get("attention_factor") is not None:
-        return float(given["attention_factor"])
-    if given.get("mscale") is None or given.get("mscale_all_dim") is None:
-        return None
-
-    def scaled(mscale: float) -> float:
-        return 0.1 * mscale * math.log(float(given["factor"])) + 1.0
-
-    return scaled(float(given["mscale"])) / scaled(float(given["mscale_all_dim"]))
+def _ids(config: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    return checked(config.get(name), Layers | None, name) or ()
 
 
 def _overridden(config: HeadConfig, overrides: HeadOverrides) -> HeadConfig:

@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from longgraft.yarn_drafters.reading import Count, OneOf, Positive, Range, check_fields
+
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions become angles.  kind: "default", "linear", "llama3" or "yarn"; original: training length."""
+    """How positions become angles.  original: training length.  ValueError for numbers that make no angles."""
 
-    base: float = 10000.0       # EAGLE's training code always uses it, whatever the config says
-    kind: str = "default"
-    factor: float = 1.0
-    original: int = 2048
-    beta_fast: float = 32.0     # YaRN, paper 3.2
-    beta_slow: float = 1.0
-    low_freq_factor: float = 1.0    # Llama 3
-    high_freq_factor: float = 4.0
-    attention_factor: float | None = None   # None: 0.1 ln(factor) + 1, YaRN Eq. 22
+    base: Annotated[float, Range(1, above=True)] = 10000.0  # EAGLE's training code uses it, whatever the config says
+    kind: Annotated[str, OneOf(("default", "linear", "llama3", "yarn"))] = "default"
+    factor: Annotated[float, Range(1)] = 1.0
+    original: Count = 2048
+    beta_fast: Positive = 32.0      # YaRN, paper 3.2
+    beta_slow: Positive = 1.0
+    low_freq_factor: Positive = 1.0     # Llama 3
+    high_freq_factor: Positive = 4.0
+    attention_factor: Positive | None = None    # None: 0.1 ln(factor) + 1, YaRN Eq. 22
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"low_freq_factor is {self.low_freq_factor:g} and high_freq_factor "
+                             f"{self.high_freq_factor:g}; the latter must be more.")
 
     def inverse_frequencies(self, dim: int) -> Tensor:
         """[dim / 2] float32."""
@@ -37,9 +46,7 @@ class Rope:
             return plain / self.factor
         if self.kind == "llama3":
             return self._llama3(plain)
-        if self.kind == "yarn":
-            return self._yarn(dim)
-        raise ValueError(f"RoPE type {self.kind!r} is unknown. Known: default, linear, llama3, yarn.")
+        return self._yarn(dim)
 
     @property
     def magnitude(self) -> float:

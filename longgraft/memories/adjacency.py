@@ -98,11 +98,11 @@ class AdjacencyMatrix:
 
     def load(self, path: Path, identity: Mapping[str, str]) -> dict[str, str]:
         """Replace the rows by a file's and return its metadata; ValueError where its identity is another."""
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-        found = {**json.loads(metadata.get("identity", "{}")), "format version": metadata.get("version")}
+        metadata = read_metadata(path)
+        try:
+            found = {**json.loads(metadata.get("identity", "{}")), "format version": metadata.get("version")}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"Matrix file {path} does not say whose ids it holds ({error}). Make it again.") from error
         # Compared before the rows are read: another vocabulary is another identity, not a broken file.
         for field, needed in {**identity, "format version": VERSION}.items():
             if found.get(field) != needed:
@@ -130,19 +130,32 @@ def save_rows(path: Path, snapshot: Tensor, metadata: Mapping[str, str], unseen:
     save_file({"tokens": seen.int(), "rows": rows[seen].contiguous()}, path, dict(metadata))
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file of `save_rows`; ValueError where it is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"Matrix file {path} cannot be read ({error}). Make it again.") from error
+
+
 def load_rows(path: Path, vocab_size: int, device: torch.device,
               unseen: int = UNSEEN) -> tuple[Tensor, dict[str, str]]:
     """(a snapshot [V + 1, K], the metadata) of a file of `save_rows`."""
-    from safetensors import safe_open
+    from safetensors.torch import load_file
 
-    with safe_open(path, framework="pt") as file:
-        metadata = dict(file.metadata() or {})
-        tokens, rows = file.get_tensor("tokens").long(), file.get_tensor("rows")
+    metadata, found = read_metadata(path), load_file(path)
+    tokens, rows = found.get("tokens", torch.empty(0)), found.get("rows", torch.empty(0))
+    if rows.ndim != 2 or tokens.shape != rows.shape[:1] or tokens.is_floating_point() or rows.is_floating_point():
+        raise ValueError(f"{path} holds {', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in found.items())}; "
+                         "tokens int32 (n,) and rows int32 (n, K) are needed. Make it again.")
     # These ids become indices on the device, where one out of range ends the process.
     for ids in (tokens, rows):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
             raise ValueError(f"{path} holds ids from {int(ids.min())} to {int(ids.max())}; "
                              f"the vocabulary has {vocab_size}.")
     snapshot = torch.full((vocab_size + 1, rows.shape[1]), unseen, dtype=torch.int32)
-    snapshot[tokens] = rows
+    snapshot[tokens.long()] = rows.int()
     return snapshot.to(device), metadata

@@ -1,0 +1,108 @@
+"""A calibration's file: given back whole, refused by name and with both ways out, never written over another."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from longgraft.calibration import Calibration, made_for
+from longgraft.loading import embedded
+from longgraft.memories.adjacency import AdjacencyMatrix, read_metadata
+
+IDENTITY = {"target": "toy", "vocab_size": "40", "tokenizer": "t", "weights": "w", "drafter": "d"}
+CPU = torch.device("cpu")
+META = {"version": "1", "identity": json.dumps(IDENTITY), "split": "40", "thresholds": '{"0": 0.5}', "about": "{}"}
+ROWS = {"tokens": torch.arange(3, dtype=torch.int32), "rows": torch.ones(3, 8, dtype=torch.int32)}
+
+
+def snapshot() -> torch.Tensor:
+    matrix = AdjacencyMatrix(40)
+    matrix.update(torch.tensor([3, 5]), torch.arange(16).view(2, 8))
+    return matrix.snapshot()
+
+
+def test_a_file_gives_the_calibration_back(tmp_path):
+    made = Calibration({0: 0.5, 5: 0.01}, 24, snapshot(), about={"prompts": "3"})
+    made.save(tmp_path / "new" / "c.safetensors", IDENTITY)
+    found = Calibration.load(tmp_path / "new" / "c.safetensors", IDENTITY, CPU)
+    assert (found.thresholds, found.split, found.about) == (made.thresholds, 24, {"prompts": "3"})
+    assert torch.equal(found.snapshot, made.snapshot)
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["c.safetensors"]
+
+
+def written(path, rows=None, **meta):
+    save_file(ROWS | (rows or {}), path, {key: value for key, value in (META | meta).items() if value is not None})
+
+
+def bytes_of(content):
+    return lambda path: path.write_bytes(content)
+
+
+def meta(**changes):
+    return lambda path: written(path, **changes)
+
+
+def rows(**changes):
+    return lambda path: written(path, changes)
+
+
+@pytest.mark.parametrize("spoil", [
+    bytes_of(b""), bytes_of(b"not a calibration"), bytes_of(b"\x80\x04cos\nsystem\n"), lambda path: path.mkdir(),
+    lambda path: save_file({"x": torch.ones(2)}, path), meta(identity=None), meta(identity="[1]"), meta(identity="{"),
+    meta(thresholds="[0.1]"), meta(thresholds="{}"), meta(thresholds='{"0": "x"}'), meta(thresholds='{"0": NaN}'),
+    meta(thresholds='{"0": 1.5}'), meta(thresholds='{"-1": 0.5}'), meta(thresholds=None), meta(split="0"),
+    meta(split="61"), meta(split="many"), meta(about="3"), meta(about="[" * 10 ** 5),
+    rows(rows=torch.ones(3, 8)), rows(rows=torch.ones(3, dtype=torch.int32)), rows(tokens=ROWS["tokens"][:2].clone()),
+    rows(rows=torch.ones(3, 4, dtype=torch.int32)), rows(rows=torch.full((3, 8), 40, dtype=torch.int32)),
+    rows(tokens=torch.tensor([0, 1, -1], dtype=torch.int32))])
+def test_a_damaged_file_is_named_with_both_ways_out(spoil, tmp_path):
+    path = tmp_path / "c.safetensors"
+    spoil(path)
+    with pytest.raises(ValueError, match=r"cannot be read .*Delete it or make it again .*--calibration none") as said:
+        Calibration.load(path, IDENTITY, CPU)
+    assert str(path) in str(said.value) and "\n" not in str(said.value)
+
+
+def test_a_cut_file_is_named(tmp_path):
+    path = tmp_path / "c.safetensors"
+    written(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="cannot be read"):
+        Calibration.load(path, IDENTITY, CPU)
+
+
+@pytest.mark.parametrize("key", [*IDENTITY, "version"])
+def test_another_s_calibration_is_refused_by_what_differs(key, tmp_path):
+    path = tmp_path / "c.safetensors"
+    written(path, **({"version": "9"} if key == "version" else {"identity": json.dumps({**IDENTITY, key: "9"})}))
+    with pytest.raises(ValueError, match=f"belongs to {key} '9', .*--calibration none"):
+        Calibration.load(path, IDENTITY, CPU)
+
+
+def test_what_it_was_made_for_is_compared_and_what_it_does_not_say_is_not():
+    made = Calibration(about=made_for(60, 9, 10, None, 0.0))
+    assert made.suits(60, 9, 10, None, 0.0) == []
+    assert made.suits(16, 8, 4, 512, 0.7) == [
+        "budget 60, now 16", "draft levels 9, now 8", "draft top k 10, now 4", "draft window all, now 512",
+        "temperature 0, now 0.7"]
+    assert Calibration().suits(16, 8, 4, 512, 0.7) == []
+    assert Calibration(about={"budget": "60", "prompts": "5"}).suits(16, 8, 4, 512, 0.7) == ["budget 60, now 16"]
+
+
+def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_say():
+    shipped = embedded("calibration.safetensors")
+    found = Calibration.load(shipped, json.loads(read_metadata(shipped)["identity"]), CPU)
+    assert found.suits(60, 7, 4, 512, 0.0) == [] and found.suits(16, 9, 10, None, 0.0) == ["budget 60, now 16"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_warm_up(tmp_path):
+    (tmp_path / "there").write_text("")
+    Calibration.check_out(tmp_path / "new" / "deep" / "c.safetensors")
+    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
+    for path, said in [(tmp_path, "is a folder; a calibration is one file"), (tmp_path / "there", "is there already"),
+                       (tmp_path / "there" / "c", "cannot be made: .*there is no folder")]:
+        with pytest.raises(ValueError, match=said):
+            Calibration.check_out(path)

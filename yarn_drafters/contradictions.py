@@ -1,0 +1,64 @@
+"""Where a head's config.json says one thing and its tensors another, or something that this network would not do.
+
+Knows the fields that public configs get right.  head_dim, tie_word_embeddings, rope_theta and vocab_size are not among
+them: published heads load with wrong ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from longgraft.yarn_drafters.network import HeadConfig
+from longgraft.yarn_drafters.reading import Count, checked
+
+UNEVEN = "Correct config.json, or download the head again."
+
+
+def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], made: HeadConfig) -> None:
+    """ValueError where a size that the config states is not the tensors'.  inner: the fields of the layers."""
+    sizes = {"draft_vocab_size": (config, made.draft_vocab_size, "lm_head has rows"),
+             "hidden_size": (inner, made.hidden_size, "fc has outputs"),
+             "intermediate_size": (inner, made.intermediate_size, "gate_proj has rows"),
+             "num_key_value_heads": (inner, made.kv_heads, f"k_proj has heads of {made.head_dim}"),
+             "num_hidden_layers": (inner, made.layers, "the tensors make layers")}
+    for key, (where, found, words) in sizes.items():
+        stated = checked(where.get(key), Count | None, key)
+        if stated not in (None, found):
+            raise ValueError(f"config.json says {key} {stated:,}, and {words}: {found:,}. {UNEVEN}")
+    stated = checked(config.get("target_hidden_size"), Count | None, "target_hidden_size")
+    if stated not in (None, made.target_hidden_size):
+        raise ValueError(f"The head was made for a target of hidden size {stated:,}, and this one has "
+                         f"{made.target_hidden_size:,}: it belongs to another target.")
+    stated = checked(inner.get("vocab_size"), Count | None, "vocab_size")
+    if stated not in (None, made.vocab_size) and made.draft_vocab_size != made.vocab_size:
+        raise ValueError(f"The head was made for a vocabulary of {stated:,} and the target has {made.vocab_size:,}: "
+                         "it belongs to another target.")
+
+
+def refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Mapping[str, Sequence[int]]) -> None:
+    """ValueError for what a config says and this network would silently not do."""
+    nested = checked(config.get("eagle_config"), dict | None, "eagle_config") or {}
+    for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
+        if (config.get(flag) or nested.get(flag)) and tensor not in named:
+            raise ValueError(f"config.json says {flag}, and there is no {tensor}. The file is cut: download it again.")
+    for key, known in (("hidden_act", "silu"), ("logit_scale", 1)):
+        if inner.get(key, known) not in (known, None):
+            raise ValueError(f"The head's {key} is {inner[key]!r}; only {known!r} is supported. Use another head.")
+    if nested.get("use_aux_hidden_state") is False:
+        raise ValueError("This head reads the target's last hidden state alone (use_aux_hidden_state is false); "
+                         "a head over several layers is needed.")
+
+
+def attention_heads(inner: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple[int, int, int]:
+    """(heads, their size, key-value heads) of the projections' rows; only the config tells the first."""
+    heads = checked(inner.get("num_attention_heads"), Count, "num_attention_heads of config.json")
+    size, rest = divmod(q_rows, heads)
+    if rest or size % 2:
+        raise ValueError(f"config.json says {heads:,} attention heads, and q_proj has {q_rows:,} rows: heads of one "
+                         f"even size are needed. {UNEVEN}")
+    kv_heads, rest = divmod(k_rows, size)
+    if rest or not kv_heads or heads % kv_heads:
+        raise ValueError(f"config.json says {heads:,} attention heads, of {size} by q_proj's rows, and k_proj has "
+                         f"{k_rows:,} rows: whole heads that share the {heads:,} evenly are needed. {UNEVEN}")
+    return heads, size, kv_heads

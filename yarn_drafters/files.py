@@ -1,0 +1,103 @@
+"""A drafter's folder: where it is, its config.json and its tensors, read without running anything.
+
+Knows files; knows no layout.  Every ValueError names the file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.yarn_drafters.reading import parse_json
+
+FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
+KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
+
+
+def folder_of(path: str | Path) -> Path:
+    """The folder itself, or that of a hub id, downloaded."""
+    if str(path) and Path(path).is_dir():
+        return Path(path)
+    if Path(path).is_absolute() or str(path).count("/") != 1 or str(path).startswith("."):
+        raise ValueError(f"Drafter {path} is not a folder. Give a folder with config.json and the weights, or a hub "
+                         "id (owner/name).")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=list(FILES)))
+    except Exception as error:      # the hub's client raises from several libraries; all mean the same to a user
+        raise ValueError(f"Drafter {path} is neither a folder nor a hub id that this machine can reach "
+                         f"({type(error).__name__}). Download it and give the folder.") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The object in config.json."""
+    path = folder / "config.json"
+    try:
+        config = parse_json(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}). Download it again.") from error
+    except OSError as error:
+        raise ValueError(f"Drafter {folder} has no config.json that can be read ({error.strerror}). Give a folder with "
+                         "config.json and the weights.") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a {type(config).__name__}; an object is needed. Download it again.")
+    return config
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder, on the CPU: of its safetensors files, else of pytorch_model.bin."""
+    files = sorted(folder.glob("*.safetensors")) or [folder / "pytorch_model.bin"]
+    if not files[0].exists():
+        raise ValueError(f"Drafter {folder} has neither *.safetensors nor pytorch_model.bin. Give the folder with the "
+                         "weights.")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = _read(file)
+        if twice := sorted(set(found) & set(tensors)):
+            raise ValueError(f"{file} holds {twice[0]}, which another file of the folder holds too. Keep one of each.")
+        tensors |= found
+    return tensors
+
+
+def check_new_folder(path: Path) -> None:
+    """ValueError unless `path` is free, or an empty folder, and can be written: nothing is ever overwritten."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f"{path} is there already and would be overwritten. Give --out a new folder.")
+    standing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be made: {standing} is no folder that you may write. Give --out another.")
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            tensors = load_file(file)
+        else:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:      # cut and foreign files raise half a dozen types
+        with open(file, "rb") as raw:
+            pointer = raw.read(40).startswith(b"version https://git-lfs")
+        found = "a Git LFS pointer, without the weights" if pointer else _first_line(error)
+        raise ValueError(f"{file} cannot be read: {found}. Download it again.") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ValueError(f"{file} holds something else than named tensors; a plain state dict is needed.")
+    if odd := sorted(str(name) for name, tensor in tensors.items() if not isinstance(name, str) or not _plain(tensor)):
+        raise ValueError(f"{file} holds tensors of a kind that no drafter has (quantised, sparse or unnamed): "
+                         f"{', '.join(odd[:6])}. Give the head in float32, bfloat16 or float16.")
+    return tensors
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.dtype in KINDS and tensor.layout == torch.strided and tensor.device.type == "cpu"
+
+
+def _first_line(error: Exception) -> str:
+    """Enough of a library's message: torch's go on for a page, with advice to load files unsafely."""
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".:")[:150]

@@ -1,0 +1,122 @@
+"""What files say: JSON, and values against declared kinds such as `Count | None` or `tuple[Stage, ...]`.
+
+Knows types and ranges; knows no file's meaning.  A bool is no number, and no number is infinite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from reprlib import repr as short
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high; above: low itself is left out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+
+    def admits(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        low, high = (f"{int(end) if end == int(end) else end:,}" if math.isfinite(end) else "" for end in
+                     (self.low, self.high))
+        if self.above:
+            return f"above {low}" + (f", at most {high}" if high else "")
+        return f"from {low} to {high}" if low and high else f"of {low} or more" if low else f"of at most {high}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these words."""
+
+    known: tuple[str, ...]
+
+    def admits(self, value: str) -> bool:
+        return value in self.known
+
+    def __str__(self) -> str:
+        return f"out of {', '.join(self.known)}"
+
+
+Count = Annotated[int, Range(1, 2 ** 31)]           # sizes, lengths, numbers of things
+Share = Annotated[float, Range(0, 1)]
+Positive = Annotated[float, Range(0, above=True)]
+
+_NOUNS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", dict: "an object"}
+
+
+def parse_json(text: str, place: str) -> Any:
+    """The value of a JSON text; ValueError names the place."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{place} is JSON that is nested too deeply. Flatten it.") from error
+    except ValueError as error:         # JSONDecodeError, and integers of more than 4,300 digits
+        raise ValueError(f"{place} is not JSON ({error}).") from error
+
+
+def check_fields(made: Any) -> None:
+    """Check a frozen dataclass's values against its fields' kinds; the last line, or the first, of `__post_init__`."""
+    for name, kind in get_type_hints(type(made), include_extras=True).items():
+        object.__setattr__(made, name, checked(getattr(made, name), kind, name))
+
+
+def checked(value: Any, kind: Any, name: str) -> Any:
+    """The value as `kind`: lists become tuples, objects dataclasses.  ValueError says what was found and is needed."""
+    if get_origin(kind) in (Union, UnionType):      # X | None is the only union there is
+        if value is None:
+            return None
+        kind = next(option for option in get_args(kind) if option is not NoneType)
+    kind, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if get_origin(kind) is tuple:
+        return _listed(value, get_args(kind), name)
+    if is_dataclass(kind):
+        return value if isinstance(value, kind) else _made(value, kind, name)   # type: ignore[arg-type]
+    plain = _plain(value, kind)
+    if plain is None or not all(limit.admits(plain) for limit in limits):
+        found = "missing" if value is None else short(value)
+        raise ValueError(f"{name} is {found}; {' '.join([_NOUNS[kind], *map(str, limits)])} is needed.")
+    return plain
+
+
+def _listed(value: Any, kinds: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} is {short(value)}; a list is needed.")
+    each = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+    if len(each) != len(value):
+        raise ValueError(f"{name} is {short(value)}; {len(each)} values are needed.")
+    return tuple(checked(v, kind, f"{name}[{i}]") for i, (v, kind) in enumerate(zip(value, each, strict=True)))
+
+
+def _plain(value: Any, kind: type) -> Any:
+    """The value as int, float, bool, str or dict; None where it is none."""
+    if kind in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, float) and not (math.isfinite(value) and (kind is float or value.is_integer())):
+            return None
+        try:
+            return kind(value)
+        except OverflowError:           # an integer that no float can hold
+            return None
+    return value if kind not in (int, float) and isinstance(value, kind) else None
+
+
+def _made(value: Any, kind: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is {short(value)}; an object is needed.")
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(map(str, set(value) - known)):
+        raise ValueError(f"{name} sets {', '.join(unknown)}, which is unknown. Known: {', '.join(sorted(known))}.")
+    try:
+        return kind(**value)
+    except TypeError as error:          # a field without a default is missing
+        raise ValueError(f"{name} is incomplete: {error}.") from error
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
