@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from longgraft.loading import custom_generate, generate, load
     from longgraft.session import Generation, Sampling, Session
-    from longgraft.yarn_drafters.layouts import HeadOverrides
+    from longgraft.settings import HeadOverrides
 
 __version__ = "0.1.0"
 __all__ = ["Generation", "HeadOverrides", "Sampling", "Session", "custom_generate", "generate", "load"]
 
 _HOME = {"generate": "longgraft.loading", "load": "longgraft.loading", "custom_generate": "longgraft.loading",
-         "HeadOverrides": "longgraft.yarn_drafters.layouts", "Sampling": "longgraft.session",
+         "HeadOverrides": "longgraft.settings", "Sampling": "longgraft.session",
          "Session": "longgraft.session", "Generation": "longgraft.session"}
 
 

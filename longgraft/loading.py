@@ -10,22 +10,22 @@ import importlib.resources
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from longgraft.calibration import Calibration, default_path
-from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.methods import Parts, build, find
 from longgraft.observation import Clock
 from longgraft.session import Generation, Prompt, Sampling, Session, Stats
+from longgraft.settings import HeadOverrides, Settings
 from longgraft.target.model import Target
 from longgraft.target.refusal import refuse
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 
 EMBEDDED = "embedded"       # the pair that ships with the package
@@ -36,31 +36,6 @@ CPU_BUDGET = 16
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a session decodes.  None: the method's own or the device's choice."""
-
-    method: str = "graft"
-    budget: int | None = None           # nodes per verification, root included; None: the method's, on a CPU 16
-    draft_levels: int = LEVELS          # draft forwards at most: EAGLE's depth + 1
-    draft_top_k: int = TOP_K
-    draft_window: int | None = None     # tokens of its past that the drafter sees; None: what the head was made for
-    device: str | None = None
-    dtype: str | torch.dtype | None = None
-    attention: str = "auto"
-    chunk: int | None = None            # prompt tokens per prefill pass
-    calibration: str | Path | None = "auto"     # a file; "auto": the default place, if there; None: none
-    persist: bool = False               # the matrix outlives a request
-    head: HeadOverrides = HeadOverrides()
-
-    def __post_init__(self) -> None:
-        for name in ("budget", "draft_levels", "draft_top_k", "draft_window", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be 1 or more.")
-        find(self.method)
-
-
 def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = True, **options: Any) -> Session:
     """A session: `load(...)` once, then `generate` and `stream` as often as you like.
 
@@ -68,9 +43,10 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else retrieval alone;
              None: no drafter
     tell:    say on stderr what was chosen
-    options: the fields of `Options`
+    options: the fields of `Settings`
     """
-    opts = Options(**options)
+    opts = Settings(**options)
+    find(opts.method)       # an unknown one is said before a model is loaded
     target, tokenizer = _target(model, opts)
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
@@ -80,8 +56,8 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
     method = find(opts.method)
     clock, calibration = Clock(), _calibration(target, tokenizer, network, opts)
     parts = Parts(target, network if method.needs_drafter else None, calibration.snapshot, calibration.thresholds,
-                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.draft_window, persist=opts.persist,
-                  clock=clock)
+                  calibration.split, opts.draft_levels, opts.draft_top_k, opts.draft_window, opts.retrieved_depth,
+                  opts.retrieved_width, opts.persist, clock)
     limits = {}
     if parts.network is not None and not (method.windowed or opts.draft_window or parts.network.config.window):
         limits[f"{target.name}'s drafter"] = parts.network.config.max_positions
@@ -98,7 +74,7 @@ def load(model: Any = None, drafter: str | Path | None = "auto", tell: bool = Tr
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
              stop: Sequence[str] = (), **options: Any) -> Generation:
-    """The model's exact answer to a long prompt.  options: the fields of `Options` and of `Sampling`."""
+    """The model's exact answer to a long prompt.  options: the fields of `Settings` and of `Sampling`."""
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     Sampling(**draw)        # a mistake is said before a model is loaded
     session = load(model, drafter, tell=False, **options)
@@ -148,7 +124,7 @@ def _only_known(parts: Any, known: set[str]) -> None:
                          "Switch it off or use plain generate.")
 
 
-def _target(model: Any, opts: Options) -> tuple[Target, Any]:
+def _target(model: Any, opts: Settings) -> tuple[Target, Any]:
     if isinstance(model, tuple):
         loaded, tokenizer = model
         name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
@@ -184,7 +160,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -
 
 
 def _drafter(drafter: str | Path | None, target: Target,
-             opts: Options) -> tuple[Eagle3Network | None, Options, list[str]]:
+             opts: Settings) -> tuple[Eagle3Network | None, Settings, list[str]]:
     """The network, the options that its absence changes, and what to tell about it."""
     if not find(opts.method).needs_drafter:
         return None, opts, []
@@ -193,7 +169,7 @@ def _drafter(drafter: str | Path | None, target: Target,
         known = find_head(target.name)
         path = embedded("drafter") if target.name == EMBEDDED else known.head if known else None
         if path is None:
-            if opts.method != Options.method:
+            if opts.method != Settings.method:
                 raise ValueError(f"No EAGLE-3 head of {target.name} is known, and method {opts.method!r} needs one.\n"
                                  f"Pass --drafter; known targets: {', '.join(known_targets())}.")
             note = f"no EAGLE-3 head of {target.name} is known; decoding by retrieval alone"
@@ -212,7 +188,7 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
     return network.eval()
 
 
-def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Options) -> Calibration:
+def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Settings) -> Calibration:
     identity = identity_of(target, tokenizer, network)
     if opts.calibration is None:
         return Calibration()

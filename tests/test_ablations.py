@@ -11,8 +11,8 @@ from longgraft.calibration import Calibration
 from longgraft.eval.runs.ablations import ABLATIONS, prepare
 from longgraft.eval.runs.bench import Bench, planned
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.measure import Variant
 from longgraft.eval.runs.sweep import ROWS, sweep
+from longgraft.eval.runs.variants import Variant
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target/model", "verifier")]

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 

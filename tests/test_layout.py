@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["tree", "clock"], ["observation", "proposer"],
+    ["tree", "clock", "options"], ["observation", "proposer"],
     ["acceptance", "sampling", "kv", "attention", "templates", "text", "stats", "devices", "settings"],
     ["target"], ["verifier", "yarn_drafters"], ["memories"], ["drafters", "retrievers", "compose"], ["prefill"],
     ["request", "engine", "session"], ["calibration", "needs"], ["methods"], ["loading"],

@@ -7,7 +7,8 @@ import torch
 from conftest import VOCAB, toy_network, toy_prompt, toy_target
 
 from longgraft.calibration import Calibration
-from longgraft.eval.runs.measure import PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
+from longgraft.eval.runs.measure import Prefilled, Stock
+from longgraft.eval.runs.variants import PLAIN, TRANSFORMERS, Variant
 from longgraft.methods import METHODS, Parts, build
 from longgraft.observation import Clock
 from longgraft.session import Sampling, Session, Stats
@@ -80,7 +81,9 @@ def test_settings_of_a_variant_reach_its_trees():
 
 
 def test_an_unknown_head_setting_or_method_is_named():
-    for name in ("graft+budget=0", "graft+speed=9", "graft+warm="):
+    with pytest.raises(ValueError, match="budget is 0; it must be"):
+        Variant.parse("graft+budget=0")
+    for name in ("graft+speed=9", "graft+warm="):
         with pytest.raises(ValueError, match=r"is no setting\. Known: budget=NUMBER"):
             Variant.parse(name)
     with pytest.raises(ValueError, match="'five', which was not given"):

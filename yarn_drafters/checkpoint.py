@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.layouts import (
-    HeadOverrides,
     TargetShape,
     head_config,
     our_name,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.network import HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
@@ -32,18 +33,6 @@ class TargetShape:
         """Of a transformers configuration."""
         text = config.get_text_config(decoder=True)
         return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
-
-
-@dataclass(frozen=True)
-class HeadOverrides:
-    """What a user knows better than the config.  yarn: (factor, original length); feature_layers: indices into
-    transformers' hidden_states; window: tokens of its own past that the head sees."""
-
-    rope_base: float | None = None
-    yarn: tuple[float, int] | None = None
-    feature_layers: tuple[int, ...] | None = None
-    max_positions: int | None = None
-    window: int | None = None
 
 
 def plain_name(name: str) -> str:

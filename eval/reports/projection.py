@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.eval.reports.report import Row, measured
-from longgraft.eval.runs.measure import TRANSFORMERS, Variant
+from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.eval.statistics import bootstrap
 from longgraft.methods import BUDGET, find
 

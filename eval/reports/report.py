@@ -20,7 +20,7 @@ import numpy as np
 from longgraft.eval.checks.losslessness import EPSILON, level
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.runs.measure import PLAIN
+from longgraft.eval.runs.variants import PLAIN
 from longgraft.eval.statistics import bootstrap
 
 Row = Mapping[str, Any]

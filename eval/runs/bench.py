@@ -21,13 +21,14 @@ from longgraft.eval.prompts.buckets import Fitted, as_it_is, plan, whole
 from longgraft.eval.prompts.suites import load_suite
 from longgraft.eval.reports.report import key
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.measure import COLD, PLAIN, TRANSFORMERS, Prefilled, Stock, Variant
+from longgraft.eval.runs.measure import Prefilled, Stock
+from longgraft.eval.runs.variants import COLD, PLAIN, TRANSFORMERS, Variant
 from longgraft.eval.runs.workers import Done, Job
 from longgraft.eval.scores import score
 from longgraft.loading import head_of, identity_of, load
 from longgraft.methods import Parts, build
 from longgraft.session import Sampling, Session
-from longgraft.yarn_drafters.layouts import HeadOverrides
+from longgraft.settings import HeadOverrides
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
 

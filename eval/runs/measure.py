@@ -15,7 +15,8 @@ import torch
 from longgraft.acceptance import Greedy
 from longgraft.calibration import Calibration
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.methods import Parts, build, find
+from longgraft.eval.runs.variants import COLD, TRANSFORMERS, Variant
+from longgraft.methods import Parts, build
 from longgraft.observation import Clock, Observation, Proposer, PruningPolicy, Wants
 from longgraft.prefill.chunked import prefill
 from longgraft.retrievers.matrix import MatrixRetriever
@@ -24,59 +25,6 @@ from longgraft.target.model import Target
 from longgraft.templates import envelope
 from longgraft.tree import ROOT, ProposalTree
 from longgraft.verifier import Verifier
-
-COLD = "none"                   # for +warm: an empty matrix
-PLAIN = "ar"                    # our plain decoding, which every method is paired with
-TRANSFORMERS = "transformers"   # the other baseline: transformers' own generate
-
-
-# Of one method, `method+name=value`: nodes per verification; bounds of the retrieved tree; levels and width of the
-# drafted one; calibrations, by the name they were given under, for the thresholds or the matrix's first rows.
-NUMBERS, NAMES = ("budget", "depth", "width", "levels", "top_k"), ("thresholds", "warm")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A method with one of the heads and settings of its own: `method[@head][+setting=value ...]`.
-
-    `transformers` is no method of ours.
-    """
-
-    name: str
-    method: str
-    head: str = ""
-    numbers: Mapping[str, int] = field(default_factory=dict, hash=False)
-    calibrations: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    @classmethod
-    def parse(cls, name: str) -> Variant:
-        """ValueError names what is unknown."""
-        who, *settings = name.split("+")
-        bare, _, head = who.partition("@")
-        needs = None if bare == TRANSFORMERS else find(bare)
-        idle = {key for key, used in (("budget", needs and needs.budget > 1),
-                                      *((key, needs and needs.needs_matrix) for key in ("depth", "width", "warm")),
-                                      *((key, needs and needs.needs_drafter) for key in ("levels", "top_k",
-                                                                                         "thresholds"))) if not used}
-        numbers, names = {}, {}
-        for setting in settings:
-            key, _, value = setting.partition("=")
-            if key in idle:
-                raise ValueError(f"{name!r}: {bare} has nothing that {key} could set.")
-            if key in NUMBERS and value.isdigit() and int(value) > 0:
-                numbers[key] = int(value)
-            elif key in NAMES and value:
-                names[key] = value
-            else:
-                raise ValueError(f"{setting!r} in {name!r} is no setting. Known: "
-                                 f"{', '.join(f'{key}=NUMBER' for key in NUMBERS)}, "
-                                 f"{', '.join(f'{key}=NAME' for key in NAMES)}.")
-        return cls(name, bare, head, numbers, names)
-
-    def budget(self, wanted: int | None) -> int:
-        """Nodes per verification: its setting, the wanted, the method's own, or one where nothing is proposed."""
-        own = find(self.method).budget
-        return own if own == 1 else self.numbers.get("budget", own if wanted is None else wanted)
 
 
 @dataclass(frozen=True)
