@@ -114,8 +114,8 @@ class OfMethod:
     """
 
     budget: int | None = like(Settings, "budget")
-    levels: int | None = like(Settings, "draft_levels", default=None)
-    top_k: int | None = like(Settings, "draft_top_k", default=None)
+    levels: int | None = like(Settings, "draft_levels", default=None, none="the run's")
+    top_k: int | None = like(Settings, "draft_top_k", default=None, none="the run's")
     window: int | None = like(Settings, "draft_window")
     depth: int | None = like(Settings, "retrieved_depth")
     width: int | None = like(Settings, "retrieved_width")
