@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from longgraft.loading import custom_generate, generate, load
     from longgraft.sampling import Sampling
     from longgraft.session import Generation, Session
-    from longgraft.yarn_drafters.layouts import HeadOverrides
+    from longgraft.settings import HeadOverrides
 
 __version__ = "0.1.0"
 __all__ = ["Generation", "HeadOverrides", "Sampling", "Session", "custom_generate", "generate", "load"]
 
 _HOME = {"generate": "longgraft.loading", "load": "longgraft.loading", "custom_generate": "longgraft.loading",
-         "HeadOverrides": "longgraft.yarn_drafters.layouts", "Sampling": "longgraft.sampling",
+         "HeadOverrides": "longgraft.settings", "Sampling": "longgraft.sampling",
          "Session": "longgraft.session", "Generation": "longgraft.session"}
 
 

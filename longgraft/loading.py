@@ -18,48 +18,22 @@ from transformers import PreTrainedModel
 
 from longgraft.calibration import Calibration, default_path
 from longgraft.devices import device_of, dtype_of
-from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.engine import Engine
-from longgraft.methods import DEFAULT, RETRIEVAL, Method, build, find
+from longgraft.methods import Method, build, find
 from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
 from longgraft.parts import Parts
-from longgraft.proposer import Proposer
+from longgraft.roles import RETRIEVAL
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session
+from longgraft.settings import Settings
 from longgraft.target.model import Target
 from longgraft.target.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.text import Prompt
-from longgraft.yarn_drafters.layouts import HeadOverrides
 from longgraft.yarn_drafters.network import Eagle3Network
 
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was
 # kept (embedded pair, README "Results").
 CPU_BUDGET = 16
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a session decodes.  None: the method's own or the device's choice."""
-
-    method: str | Method | Proposer = DEFAULT
-    budget: int | None = None           # nodes per verification, root included; None: the method's, on a CPU 16
-    draft_levels: int = LEVELS          # draft forwards at most: EAGLE's depth + 1
-    draft_top_k: int = TOP_K
-    draft_window: int | None = None     # tokens of its past that the drafter sees; None: what the head was made for
-    device: str | None = None
-    dtype: str | torch.dtype | None = None
-    attention: str = "auto"
-    chunk: int | None = None            # prompt tokens per prefill pass
-    calibration: str | Path | None = "auto"     # a file; "auto": the default place, if there; None: none
-    persist: bool = False               # the matrix outlives a request
-    head: HeadOverrides = HeadOverrides()
-
-    def __post_init__(self) -> None:
-        for name in ("budget", "draft_levels", "draft_top_k", "draft_window", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be 1 or more.")
-        find(self.method)
 
 
 @dataclass(frozen=True)
@@ -100,26 +74,27 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
     drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else retrieval alone;
              None: no drafter
     tell:    say on stderr what was chosen
-    options: the fields of `Options`
+    options: the fields of `Settings`
     """
-    opts = Options(**options)
+    opts = Settings(**options)
     session = assemble(model, drafter, opts).session(opts.budget, opts.chunk)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session
 
 
-def assemble(model: Any, drafter: str | Path | None, opts: Options) -> Loaded:
+def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     """Everything that the method needs, loaded."""
+    method = find(opts.method)      # an unknown one is said before a model is loaded
     target, tokenizer = _target(model, opts)
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    method, given, notes = _needs(find(opts.method), Sources(target, drafter, opts.head))
+    method, given, notes = _needs(method, Sources(target, drafter, opts.head))
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
     parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
-                  opts.draft_top_k, opts.draft_window, persist=opts.persist)
+                  opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist)
     return Loaded(target, tokenizer, method, parts, calibration, notes)
 
 
@@ -140,7 +115,7 @@ def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tu
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
              stop: Sequence[str] = (), **options: Any) -> Generation:
-    """The model's exact answer to a long prompt.  options: the fields of `Options` and of `Sampling`."""
+    """The model's exact answer to a long prompt.  options: the fields of `Settings` and of `Sampling`."""
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     Sampling(**draw)        # a mistake is said before a model is loaded
     session = load(model, drafter, tell=False, **options)
@@ -190,7 +165,7 @@ def _only_known(parts: Any, known: set[str]) -> None:
                          "Switch it off or use plain generate.")
 
 
-def _target(model: Any, opts: Options) -> tuple[Target, Any]:
+def _target(model: Any, opts: Settings) -> tuple[Target, Any]:
     if isinstance(model, tuple):
         return _given(model, opts)
     if not (model is None or isinstance(model, (str, Path))):
@@ -204,7 +179,7 @@ def _target(model: Any, opts: Options) -> tuple[Target, Any]:
     return Target(loaded.to(device), name, opts.attention), tokenizer
 
 
-def _given(model: tuple, opts: Options) -> tuple[Target, Any]:
+def _given(model: tuple, opts: Settings) -> tuple[Target, Any]:
     """A model that the caller loaded, where and in what it is."""
     if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
         raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
@@ -227,7 +202,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -
     return torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16
 
 
-def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Options) -> Calibration:
+def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Settings) -> Calibration:
     identity = identity_of(target, tokenizer, network)
     if opts.calibration is None:
         return Calibration()

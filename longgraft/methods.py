@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -29,7 +29,7 @@ ENTRY_POINTS = "longgraft.methods"      # the group under which installed packag
 
 # Settings that a method may be given for itself (`method+name=value`), by what it is made of.
 BUDGETED = frozenset({"budget"})
-DRAFTS = BUDGETED | {"levels", "top_k"}
+DRAFTS = BUDGETED | {"levels", "top_k", "window"}
 GATED = DRAFTS | {"thresholds"}
 LOOKS_UP = BUDGETED | {"depth", "width", "warm"}
 
@@ -98,22 +98,6 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("graft-no-prune", "never stops; the retrieved share is the calibrated one", GRAFT + ", Figure 5",
            lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP),
 )}
-
-PLAIN, DENSE, DEFAULT, RETRIEVAL = "ar", "eagle3", "graft", "retrieval"     # those with a part to play elsewhere
-COMPARED = (PLAIN, DENSE, DEFAULT)      # what a sweep measures where nothing is said
-# What the paper's figures and tables compare; `method+setting=value` is a variant of a method.
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    # What pruning and retrieval each contribute: Figure 5.
-    "components": ("eagle3", "graft-no-retrieval", "graft-filled", "graft-no-prune", "graft"),
-    # Where retrieved tokens go under one budget: Figure 2.
-    "placement": ("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft"),
-    # Depth and width of the retrieved tree: Figure 6.
-    "template": ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)), *(f"graft+width={n}" for n in (1, 2, 4, 6))),
-    "budget": tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft")),
-    # Rounds of warm-up that fill the matrix: Table 4.
-    "warmup": ("graft+warm=none",),
-    # Thresholds of one suite on another: Tables 11 and 12.
-    "thresholds": ("eagle3",)}
 
 
 @cache

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from longgraft.settings import HeadOverrides
 from longgraft.target.model import Target
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 
 EMBEDDED = "embedded"       # the pair that ships with the package

@@ -5,7 +5,7 @@ Knows prompts and text; knows no method by name and no model family.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,12 +77,15 @@ class Session:
         return answer(self.open(prompt, max_new_tokens, Sampling(**sampling), stop), progress)
 
 
-def answer(request: Request, progress: bool | None = None) -> Generation:
-    """Step a request to its end.  progress: of the prefill; None: a bar for long prompts on a terminal."""
+def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
+           ) -> Generation:
+    """Step a request to its end.  progress: of the prefill; None: a bar for long prompts on a terminal.  tell: is given
+    the text as it comes."""
     text, ids = "", list[int]()
     with request:
         for step in _shown(request, progress):
             text += step.text
+            tell(step.text)
             ids += step.tokens
     assert request.finish_reason is not None
     return Generation(text, ids, request.stats, request.finish_reason)

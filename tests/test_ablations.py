@@ -13,7 +13,7 @@ from longgraft.eval.runs.bench import Bench, planned
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.sweep import ROWS, sweep
 from longgraft.eval.runs.variants import Variant
-from longgraft.methods import GROUPS
+from longgraft.roles import GROUPS
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target/model", "verifier")]

@@ -98,13 +98,13 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
 
 @pytest.mark.parametrize("change, said", [
     (["--method", "nope"], "Known: ar, pld"), (["--budget", 0], "budget is 0"), (["--temperature", -1], "must be 0"),
-    (["--max-new-tokens", 0], "must be 1 or more"), (["--max-new-tokens", 600], "allows 512 positions"),
+    (["--max-new-tokens", 0], "from 1 to 1,048,576"), (["--max-new-tokens", 600], "allows 512 positions"),
     (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
     (["--replay", "absent"], "cannot be read"), (["--model", "./absent/model"], "could not be loaded"),
     (["--drafter", "./absent"], "is not a folder"), (["--drafter", "none"], "needs an EAGLE-3 drafter"),
     (["--prompt-file", "absent"], "cannot be read"), (["--calibration", "absent"], "does not exist"),
     (["--prompt-ids", "ids.json"], "Give one prompt"), (["--top-p", 0], "must be in"),
-    (["--draft-levels", 0], "draft_levels is 0"), (["--draft-top-k", 0], "draft_top_k is 0")])
+    (["--draft-levels", 0], "--draft-levels is 0"), (["--draft-top-k", 0], "--draft-top-k is 0")])
 def test_mistakes_get_one_sentence_and_status_two(pair, capsys, monkeypatch, change, said):
     code, out, err = run(capsys, monkeypatch, *ask(pair, *change))
     assert code == 2 and said in err and "Traceback" not in err and out == ""

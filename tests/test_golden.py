@@ -20,12 +20,13 @@ from longgraft.prefill.chunked import read_prompt
 from longgraft.proposer import Ask
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import lookup
+from longgraft.settings import HeadOverrides
 from longgraft.target.model import Segment, Target
 from longgraft.templates import token_recycling
 from longgraft.tree import ProposalTree
 from longgraft.verifier import Verifier
 from longgraft.yarn_drafters.checkpoint import load_head
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope
 
 SETTINGS = {"t60_d7_k10": (60, 8, 10), "t16_d3_k4": (16, 4, 4)}     # budget, levels (EAGLE's depth + 1), top-k

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["tree", "clock", "usage", "settings", "devices"], ["observation"], ["proposer", "stats"],
+    ["tree", "clock", "usage", "options", "devices", "roles"], ["observation", "settings"], ["proposer", "stats"],
     ["acceptance", "kv", "attention", "templates", "text"], ["sampling", "target"], ["verifier", "yarn_drafters"],
     ["memories", "prefill"], ["drafters", "retrievers", "compose", "request"], ["engine"], ["session"],
     ["calibration", "needs"], ["parts"], ["methods"], ["loading"],

@@ -7,9 +7,10 @@ import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.calibration import Calibration
-from longgraft.eval.runs.measure import Learned, Prefilled
-from longgraft.eval.runs.variants import TRANSFORMERS, Stock, Variant
-from longgraft.methods import METHODS, PLAIN
+from longgraft.eval.runs.measure import Learned, Prefilled, Stock
+from longgraft.eval.runs.variants import TRANSFORMERS, Variant
+from longgraft.methods import METHODS
+from longgraft.roles import PLAIN
 from longgraft.sampling import Sampling
 from longgraft.stats import Stats
 
@@ -92,7 +93,9 @@ def test_settings_of_a_variant_reach_its_trees():
 
 
 def test_an_unknown_head_setting_or_method_is_named():
-    for name in ("graft+budget=0", "graft+speed=9", "graft+warm="):
+    with pytest.raises(ValueError, match="budget is 0; it must be"):
+        Variant.parse("graft+budget=0")
+    for name in ("graft+speed=9", "graft+warm="):
         with pytest.raises(ValueError, match=r"is no setting\. Known: budget=NUMBER"):
             Variant.parse(name)
     with pytest.raises(ValueError, match="'five', which was not given"):

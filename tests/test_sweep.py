@@ -70,8 +70,8 @@ def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_p
     assert 5 <= before.count(b"\n") < 32
     with open(path, "ab") as file:
         file.write(b'{"suite": "own", "buck')       # what a kill in the middle of a line leaves
-    done = subprocess.run([*command, "--resume"], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True,
-                          capture_output=True, text=True)
+    done = subprocess.run([*command[:4], "--resume", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"},
+                          check=True, capture_output=True, text=True)
     after = [json.loads(line) for line in path.read_text().splitlines()]
     assert path.read_bytes().startswith(before) and len(after) == len({key(row) for row in after}) == 32
     assert "summary.md" in done.stdout
@@ -206,7 +206,7 @@ def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypat
     assert not (tmp_path / "never").exists()
 
 
-@pytest.mark.parametrize("more, said", [({"modes": ("reply",)}, "reply is unknown"), ({"prompts": 0}, "prompts is 0"),
+@pytest.mark.parametrize("more, said", [({"modes": ("reply",)}, "'reply' is unknown"), ({"prompts": 0}, "prompts is 0"),
                                         ({"methods": ("eagle3@x",)}, "names the head 'x'"),
                                         ({"methods": ("eagle4",)}, "'eagle4' is unknown")])
 def test_a_wrong_configuration_is_named(more, said):

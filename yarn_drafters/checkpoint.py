@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import (
-    HeadOverrides,
     TargetShape,
     head_config,
     our_name,

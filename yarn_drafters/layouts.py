@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
 from longgraft.yarn_drafters.network import HeadConfig
-from longgraft.yarn_drafters.reading import Count, Positive, Range, check_fields, checked
+from longgraft.yarn_drafters.reading import Count, Positive, Range, checked
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.scaling import rope_of, scaling
 
@@ -36,21 +37,6 @@ class TargetShape:
         """Of a transformers configuration."""
         text = config.get_text_config(decoder=True)
         return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
-
-
-@dataclass(frozen=True)
-class HeadOverrides:
-    """What a user knows better than the config.  yarn: (factor, original length); feature_layers: indices into
-    transformers' hidden_states; window: tokens of its own past that the head sees."""
-
-    rope_base: Positive | None = None
-    yarn: tuple[Positive, Count] | None = None
-    feature_layers: Layers | None = None
-    max_positions: Count | None = None
-    window: Count | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def plain_name(name: str) -> str:

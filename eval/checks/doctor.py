@@ -11,8 +11,9 @@ import torch
 
 from longgraft.attention.backends import available
 from longgraft.engine import limits
-from longgraft.loading import Options, assemble
-from longgraft.methods import DEFAULT, RETRIEVAL
+from longgraft.loading import assemble
+from longgraft.roles import DEFAULT, RETRIEVAL
+from longgraft.settings import Settings
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
 
@@ -29,7 +30,7 @@ def report(model: str | None, drafter: str | None, context: int, device: str | N
         yield f"device: CPU, {torch.get_num_threads()} threads; no CUDA device"
     for name, reason in available().items():
         yield f"attention {name}: {reason or 'available'}"
-    loaded = assemble(model, drafter, Options(method=DEFAULT if drafter is not None else RETRIEVAL, device=device,
+    loaded = assemble(model, drafter, Settings(method=DEFAULT if drafter is not None else RETRIEVAL, device=device,
                                               dtype=dtype))
     target, network = loaded.target, loaded.parts.head
     yield (f"target {target.name}: {target.config.model_type}, {target.config.num_hidden_layers} layers, hidden "

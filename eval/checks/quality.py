@@ -21,9 +21,9 @@ from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.statistics import bootstrap
 from longgraft.loading import load
-from longgraft.methods import RETRIEVAL
 from longgraft.observation import Wants
 from longgraft.prefill.chunked import read_prompt
+from longgraft.roles import RETRIEVAL
 from longgraft.session import Session
 from longgraft.target.model import Segment, Target
 from longgraft.tree import ROOT, ProposalTree

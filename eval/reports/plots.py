@@ -10,7 +10,7 @@ from typing import Any
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.report import ALL, PARTS, Cell, acceptance_by_depth, cells, length_name, measured
-from longgraft.methods import PLAIN
+from longgraft.roles import PLAIN
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

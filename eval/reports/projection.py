@@ -15,8 +15,9 @@ from typing import Any
 from longgraft.eval.reports.report import Row, measured
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.eval.statistics import bootstrap
-from longgraft.methods import BUDGET, COMPARED, DEFAULT, DENSE, PLAIN, find
+from longgraft.methods import BUDGET, find
 from longgraft.needs import HEAD
+from longgraft.roles import COMPARED, DEFAULT, DENSE, PLAIN
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from longgraft.eval.checks.losslessness import EPSILON, level
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.statistics import bootstrap
-from longgraft.methods import PLAIN
+from longgraft.roles import PLAIN
 
 Row = Mapping[str, Any]
 ALL = "all"

@@ -17,7 +17,8 @@ from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import load_suite, read_prompts, suite_name
 from longgraft.eval.runs.bench import Bench, planned
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.methods import DEFAULT, GROUPS, find
+from longgraft.methods import find
+from longgraft.roles import DEFAULT, GROUPS
 
 ROUNDS = (1, 3, 5, 10, 25, 50)
 

@@ -21,17 +21,18 @@ from longgraft.eval.prompts.buckets import Fitted, as_it_is, plan, whole
 from longgraft.eval.prompts.suites import load_suite
 from longgraft.eval.reports.report import key
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.measure import Learned, Prefilled
-from longgraft.eval.runs.variants import COLD, Stock, Variant
+from longgraft.eval.runs.measure import Learned, Prefilled, Stock
+from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.eval.runs.workers import Done, Job
 from longgraft.eval.scores import score
-from longgraft.loading import Loaded, Options, assemble
-from longgraft.methods import DEFAULT, PLAIN, RETRIEVAL, build
+from longgraft.loading import Loaded, assemble
+from longgraft.methods import build
 from longgraft.needs import HEAD, head_of
 from longgraft.parts import Parts
+from longgraft.roles import DEFAULT, PLAIN, RETRIEVAL
 from longgraft.sampling import Sampling
 from longgraft.session import Session
-from longgraft.yarn_drafters.layouts import HeadOverrides
+from longgraft.settings import HeadOverrides, Settings
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
 
@@ -49,10 +50,10 @@ class Bench:
     def open(cls, config: SweepConfig) -> Bench:
         """Load the target once, every head and every calibration."""
         drafter, calibration = (None if name == COLD else name for name in (config.drafter, config.calibration))
-        options = Options(method=DEFAULT if drafter else RETRIEVAL, calibration=calibration,
+        settings = Settings(method=DEFAULT if drafter else RETRIEVAL, calibration=calibration,
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
                           dtype=config.dtype, attention=config.attention)
-        loaded = assemble(config.model, drafter, options)
+        loaded = assemble(config.model, drafter, settings)
         target, parts = loaded.target, loaded.parts
         heads = {"": parts}
         for name, path in config.heads.items():

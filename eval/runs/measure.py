@@ -5,7 +5,7 @@ Knows targets, methods and clocks; knows no suite, no file and no table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from longgraft.acceptance import Greedy
+from longgraft.calibration import Calibration
 from longgraft.clock import Clock
-from longgraft.eval.runs.variants import Stock, Variant
+from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.methods import build
 from longgraft.observation import Wants
+from longgraft.parts import Parts
 from longgraft.prefill.chunked import read_prompt
 from longgraft.proposer import Memory, Proposer, together
 from longgraft.request import Decoder, Goal
@@ -26,6 +28,36 @@ from longgraft.target.model import Segment, Target
 from longgraft.tree import ProposalTree
 from longgraft.usage import peak_memory, reset_peak_memory
 from longgraft.verifier import Verifier
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What variants are made of: the parts of each head ("": the default one's), calibrations by name."""
+
+    heads: Mapping[str, Parts]
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+
+    def parts(self, variant: Variant) -> Parts:
+        """This variant's; ValueError where a head or calibration was not given."""
+        parts = self._find(variant, variant.head, self.heads, "head", "head")
+        taken = {key: self._find(variant, name, self.calibrations, "calibration", "calibrated")
+                 for key, name in variant.calibrations.items() if name != COLD}
+        changes: dict[str, Any] = {key: value for key, value in variant.numbers.items() if key != "budget"}
+        if "thresholds" in taken:
+            changes["thresholds"], changes["split"] = taken["thresholds"].thresholds, taken["thresholds"].split
+        if "warm" in taken:
+            changes["snapshot"] = taken["warm"].snapshot
+        elif "warm" in variant.calibrations:
+            changes["snapshot"] = None
+        return replace(parts, **changes)
+
+    @staticmethod
+    def _find(variant: Variant, name: str, given: Mapping[str, Any], what: str, option: str) -> Any:
+        if name not in given:
+            known = ", ".join(key for key in given if key) or "none"
+            raise ValueError(f"{variant.name} names the {what} {name!r}, which was not given. Given: {known}. "
+                             f"Add --{option} NAME=PATH.")
+        return given[name]
 
 
 @dataclass

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from longgraft.options import size
+
 train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
                                                "The same command again resumes; several GPUs: torchrun --no-python.")
 heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
@@ -124,14 +126,7 @@ def _found(paths: list[Path]) -> list[Path]:
 
 
 def _number(text: str | None) -> int | None:
-    """64k is 65,536; 100m is 100 million."""
-    if text is None:
-        return None
-    sizes = {"k": 1024, "m": 1_000_000, "b": 1_000_000_000}
-    try:
-        return int(float(text.lower().rstrip("kmb")) * sizes.get(text[-1].lower(), 1))
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no number such as 65536, 64k or 100m.") from error
+    return None if text is None else size(text)
 
 
 def _rates(rate: float | None) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""From groups of options to commands: what flags say wins over a --config file, and that over the defaults.
+
+Knows options and typer; knows no command.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from longgraft.options import Option, named, options, read_table
+
+Run = Callable[..., Any]
+Values = Mapping[str, Any]
+Saved = Callable[[Values], Values]
+FILE = typer.Option(help="TOML or JSON with any of the options below; flags win.", metavar="FILE")
+METAVARS = {"dict": "NAME=VALUE", "tuple": "A,B,...", "int": "NUMBER", "float": "NUMBER", "str": "TEXT", "Any": "TEXT"}
+
+
+def command(app: typer.Typer, name: str, example: str, panel: str | None = None, base: Values | None = None,
+            without: Collection[str] = (), saved: Saved | None = None) -> Callable[[Run], Run]:
+    """Make a function a command.  A parameter that is a group of options becomes its options; others stay themselves.
+
+    base: defaults of this command's own; without: options that it has no use for; saved: what an earlier run was given,
+    found by what the flags say; it wins over the defaults only
+    """
+    def register(function: Run) -> Run:
+        app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(
+            _adapted(function, base or {}, set(without), saved))
+        return function
+    return register
+
+
+def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None) -> Run:
+    """The function as typer wants it: one keyword per option, each a text or nothing."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
+    titles = {name: (group.__doc__ or "").splitlines()[0].rstrip(".") for group in groups.values()
+              for name, option in options(group).items() if option.help and name not in without}
+    known = {name: option for group in groups.values() for name, option in options(group).items() if name in titles}
+
+    def adapted(**given: Any) -> Any:
+        path = given.pop("config", None)
+        flags = {name: _flagged(option, text) for name, option in known.items()
+                 if (text := given.pop(name)) not in (None, [])}
+        values = {**base, **(saved(flags) if saved else {}), **_filed(path, known), **flags}
+        made = {name: group(**{key: value for key, value in values.items() if key in options(group)})
+                for name, group in groups.items()}
+        return function(**made, **given)
+
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
+    config = [_keyword("config", Annotated[Optional[Path], FILE])] if known else []     # noqa: UP045
+    theirs = [_keyword(name, _annotation(option, base.get(name, option.default), titles[name]))
+              for name, option in known.items()]
+    adapted.__signature__ = inspect.Signature([*own, *config, *theirs])     # type: ignore[attr-defined]
+    adapted.__doc__ = function.__doc__
+    return adapted
+
+
+def _filed(path: Path | None, known: Mapping[str, Option]) -> Values:
+    return {} if path is None else named(known, read_table(path), str(path))
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _annotation(option: Option, default: Any, panel: str) -> Any:
+    """For typer, which gets texts: what they mean is the option's to say.  panel: of the help."""
+    about: dict[str, Any] = {"help": option.told(default), "rich_help_panel": panel}
+    if option.kind is bool:
+        return Annotated[Optional[bool], typer.Option(option.switch, **about)]      # noqa: UP045
+    kind = next(name for name in METAVARS if name in str(option.kind))
+    wanted: Any = Optional[list[str]] if option.many else Optional[str]     # noqa: UP045
+    metavar = option.metavar or METAVARS["str" if option.many else kind]
+    return Annotated[wanted, typer.Option(option.switch, metavar=metavar, **about)]
+
+
+def _flagged(option: Option, text: Any) -> Any:
+    """What a flag says, checked under the flag's name."""
+    option = replace(option, name=option.switch)
+    if isinstance(text, list):      # of a repeated flag
+        text = option.parse(",".join(text)) if isinstance(option.default, dict) else tuple(text)
+    value = option.parse(text) if isinstance(text, str) else text
+    option.check(value)
+    return value

@@ -1,0 +1,188 @@
+"""`longgraft generate`: answers to prompts.  Knows options and printing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.prompts import STDIN, Asked, PromptOptions, new_file, read_text
+from longgraft.options import check, describe, option
+from longgraft.settings import Draw, Ends, Pair, Settings
+
+if TYPE_CHECKING:
+    from longgraft.sampling import Sampling
+    from longgraft.session import Generation, Session
+
+generating = typer.Typer()
+
+EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
+Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is said of an answer, and where."""
+
+    stream: bool = option(False, "Print text as it comes")
+    as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
+    out: str | None = option(None, "JSONL to write the answers to --prompts to", none="stdout", metavar="FILE")
+    compare: bool = option(False, "Also decode plainly; print the speedup")
+    replay: str | None = option(None, "Recorded continuation (text or JSON list of ids) that drives acceptance",
+                                metavar="FILE")
+    dry_run: bool = option(False, "Print what is set, as TOML for --config, and stop")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.stream and (self.compare or self.as_json):
+            raise ValueError("--stream goes with neither --compare nor --json. Leave it out.")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One way of answering, for many prompts."""
+
+    session: Session
+    settings: Settings
+    sampling: Sampling
+    ends: Ends
+    compare: bool
+
+    def answer(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Everything that is known of one answer."""
+        return self._finished(ids, lambda text: None)
+
+    def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
+        """For JSON and for people."""
+        from longgraft.eval.checks.losslessness import compare_with_plain
+
+        target = self.session.target
+        resolved = replace(self.settings, budget=self.session.engine.budget, device=str(target.device),
+                           dtype=str(target.dtype)[6:], attention=target.attention)
+        drawn = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
+        found = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
+                 "method": self.settings.method, "seed": self.sampling.seed, "finish_reason": answer.finish_reason,
+                 "settings": asdict(resolved) | drawn | asdict(self.ends), "stats": answer.stats.as_dict()}
+        if self.compare:
+            found["compare"] = compare_with_plain(self.session, ids, answer, self.sampling, self.ends.max_new_tokens)
+        return found
+
+    def stream(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Print the text as it comes; what is left to say of it."""
+        found = self._finished(ids, lambda text: print(text, end="", flush=True))
+        print()
+        return found
+
+    def _finished(self, ids: Sequence[int], tell: Callable[[str], None]) -> dict[str, Any]:
+        from longgraft.session import answer
+
+        request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop)
+        return self.report(ids, answer(request, tell=tell))
+
+
+@command(generating, "generate", EXAMPLE, "Answer")
+def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, ends: Ends, shown: Shown,
+             source: Source = None) -> None:
+    """Answer a long prompt."""
+    from longgraft.sampling import Sampling
+
+    if source not in (None, STDIN):
+        raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
+                         "with --prompt-file.")
+    given = replace(given, prompt_file=STDIN) if source else given
+    # What is wrong with the request is said before a model is loaded for it.
+    asked, sampling, out = given.read(), Sampling(**vars(draw)), new_file(shown.out)
+    recording = None if shown.replay is None else read_text(Path(shown.replay))
+    if given.prompts and (shown.stream or shown.replay):
+        raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
+    if out and not given.prompts:
+        raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
+    if shown.dry_run:
+        print("\n".join(describe(pair, settings, draw, ends)))
+        return
+    session = open_session(pair, settings)
+    if recording is not None:
+        sampling = Sampling(replay=_recorded(session, recording))
+    asking = Asking(session, settings, sampling, ends, shown.compare)
+    if not shown.as_json:
+        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    if given.prompts:
+        return _answer_all(asking, asked, out)
+    ids = encode(session, asked[0])
+    session.check(len(ids), min(ends.max_new_tokens, len(sampling.replay or range(ends.max_new_tokens))))
+    found = asking.stream(ids) if shown.stream else asking.answer(ids)
+    if shown.as_json:
+        print(json.dumps(found))
+    else:
+        _print_answer(found, not shown.stream)
+
+
+def open_session(pair: Pair, settings: Settings, tell: bool = False) -> Session:
+    """A session; in a command, stderr is for what we say, not for transformers' bars."""
+    from transformers.utils import logging
+
+    from longgraft.loading import load
+
+    logging.disable_progress_bar()
+    return load(pair.model, pair.drafter, tell, **vars(settings))
+
+
+def encode(session: Session, asked: Asked) -> list[int]:
+    """A prompt's ids; a bare prompt to a model that chats is answered, but not without a word."""
+    has_template = bool(getattr(session.tokenizer, "chat_template", None))
+    if asked.prompt and isinstance(asked.prompt[0], dict) and not has_template:
+        raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the "
+                         "prompt as text.")
+    if isinstance(asked.prompt, str) and has_template and not asked.name:
+        print("longgraft: this model has a chat template, and the prompt is given bare; add --chat to use it",
+              file=sys.stderr)
+    return session.encode(asked.prompt)
+
+
+def _answer_all(asking: Asking, asked: Sequence[Asked], out: Path | None) -> None:
+    """An object per prompt, written as it comes; a prompt that fails gets one that says why, and the others go on."""
+    failed = 0
+    with open(out, "x", encoding="utf-8") if out else sys.stdout as file:
+        for number, one in enumerate(asked, 1):
+            try:
+                found = asking.answer(encode(asking.session, one))
+            except ValueError as error:
+                found, failed = {"error": str(error)}, failed + 1
+            print(json.dumps({"id": one.name} | found), file=file, flush=True)
+            print(f"longgraft: {number} of {len(asked)} answered", file=sys.stderr)
+    if failed:
+        print(f"longgraft: {failed} of {len(asked)} prompts have no answer; their rows say why", file=sys.stderr)
+        raise SystemExit(1)
+
+
+def _recorded(session: Session, text: str) -> list[int]:
+    """A recording's token ids: a JSON list of ids as it stands, anything else as text."""
+    try:
+        ids = json.loads(text)
+    except (ValueError, RecursionError):
+        ids = None
+    if isinstance(ids, list) and all(type(i) is int for i in ids):
+        return ids
+    return session.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def _print_answer(found: dict[str, Any], text: bool) -> None:
+    if text:
+        print(found["text"])
+    s = found["stats"]
+    origin = ", ".join(f"{k} {v}" for k, v in s["accepted_by_origin"].items())
+    print(f"\n{s['prompt_tokens']:,} prompt tokens in {s['prefill_seconds']:.2f} s; {s['new_tokens']} new in "
+          f"{s['decode_seconds']:.2f} s ({s['decode_tokens_per_second']:.1f} tokens/s, {s['steps']} steps)\n"
+          f"MAT {s['mat']:.2f} accepted per step without the bonus, {s['tokens_per_step']:.2f} tokens per step; "
+          f"accepted: {origin}", file=sys.stderr)
+    if "compare" in found:
+        c = found["compare"]
+        same = "identical ids" if c["identical"] else f"first different id at {c['first_divergence']}"
+        print(f"plain decoding: {c['plain_tokens_per_second']:.1f} tokens/s; speedup {c['speedup']:.2f}x (decode "
+              f"only, one run each); {same}", file=sys.stderr)

@@ -1,0 +1,134 @@
+"""The commands around an answer: what there is, whether it fits, whether it is exact, and how it gets faster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.generate import open_session
+from longgraft.cli.prompts import new_file
+from longgraft.options import check, like, option
+from longgraft.roles import DENSE
+from longgraft.settings import POSITIONS, Draw, Ends, Pair, Settings
+
+looking = typer.Typer()
+
+PANEL = "Answer"
+Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
+
+
+@looking.command("methods", epilog="Example: longgraft methods", rich_help_panel=PANEL)
+def methods(yours: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
+        metavar="[FILE.py:OBJECT ...]", help="Methods of your own, to be listed too.")] = None) -> None:
+    """List the methods: those here, those of installed packages, and yours."""
+    from longgraft.methods import find, known
+
+    for name, method in (known() | {name: find(name) for name in yours or ()}).items():
+        needs = " and ".join(need.clause for need in method.needs) or "nothing"
+        print(f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
+              f"{method.promise}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What memory is planned for."""
+
+    context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
+    device: str | None = like(Settings, "device")
+    dtype: str | None = like(Settings, "dtype")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k",
+         PANEL)
+def doctor(pair: Pair, plan: Plan) -> None:
+    """Device, versions, backends, whether a target and a head fit together, and whether their memory is there.
+
+    No weights are loaded.  Exit status 1 where something does not fit.
+    """
+    from longgraft.eval.checks.doctor import report
+
+    for line in report(pair.model, pair.drafter, plan.context, plan.device, plan.dtype):
+        print(line)
+
+
+@dataclass(frozen=True)
+class Warming:
+    """What a calibration is made from."""
+
+    rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
+    max_new_tokens: int = like(Ends, "max_new_tokens")
+    out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
+    temperature: float = like(Draw, "temperature", help="Thresholds hold for this temperature; 0: greedy")
+    draft_cost: float | None = option(None, "Of a drafted level, in verifications", low=0, none="measured here")
+    keep_acceptance: bool = option(False, "The fastest thresholds that accept no less than a dense tree")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(looking, "calibrate", "longgraft calibrate --prompts warmup.jsonl --rounds 5", PANEL,
+         without=("method", "calibration", "persist"))
+def calibrate(
+    prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
+                                               "continuation are replayed.")],
+    pair: Pair, warming: Warming, settings: Settings,
+) -> None:
+    """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
+    from longgraft.eval.checks.calibrate import calibrate as run
+    from longgraft.eval.checks.calibrate import prompt_of
+    from longgraft.eval.prompts.suites import read_prompts
+    from longgraft.loading import assemble
+    from longgraft.sampling import Sampling
+
+    out, examples = new_file(warming.out), read_prompts(prompts, warming.rounds)
+    Sampling(warming.temperature)
+    loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))
+    session = loaded.session(settings.budget, settings.chunk)
+    print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    warm = [prompt_of(example, session) for example in examples]
+    print(run(loaded, warm, warming.max_new_tokens, warming.temperature, out, budget=settings.budget,
+              draft_cost=warming.draft_cost, keep=warming.keep_acceptance))
+
+
+@dataclass(frozen=True)
+class Checking:
+    """What a method is checked on."""
+
+    count: int = option(5, "Prompts at most", low=1, high=10 ** 6)
+    max_prompt_tokens: int = option(4096, "Prompts keep their last tokens", unit="tokens", low=1, high=POSITIONS)
+    max_new_tokens: int = like(Ends, "max_new_tokens", default=128)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)
+def verify(
+    prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],
+    pair: Pair, checking: Checking, settings: Settings, draw: Draw, as_json: Json = False,
+) -> None:
+    """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there.
+
+    Exit status 1 where it reaches none.
+    """
+    from longgraft.eval.checks.losslessness import check as compare
+    from longgraft.eval.checks.losslessness import lines
+    from longgraft.eval.prompts.suites import read_prompts
+    from longgraft.sampling import Sampling
+
+    sampling, examples = Sampling(**vars(draw)), read_prompts(prompts, checking.count)
+    session = open_session(pair, settings, tell=not as_json)
+    ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:] for example in examples]
+    report = compare(session, ids, sampling, checking.max_new_tokens)
+    print(json.dumps(report) if as_json else "\n".join(lines(report)))
+    if report["level"].startswith("none"):
+        raise SystemExit(1)

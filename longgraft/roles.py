@@ -1,0 +1,25 @@
+"""Methods that have a part to play elsewhere, by their names in the registry.  Knows names only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PLAIN = "ar"                # plain decoding: what every method is paired with
+DENSE = "eagle3"            # the dense drafted tree: what costs and thresholds are measured on
+DEFAULT = "graft"
+RETRIEVAL = "retrieval"     # without a drafter
+COMPARED = (PLAIN, DENSE, DEFAULT)      # what a sweep measures where nothing is said
+
+# What the paper's figures and tables compare; `method+setting=value` is a variant of a method.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    # What pruning and retrieval each contribute: Figure 5.
+    "components": ("eagle3", "graft-no-retrieval", "graft-filled", "graft-no-prune", "graft"),
+    # Where retrieved tokens go under one budget: Figure 2.
+    "placement": ("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft"),
+    # Depth and width of the retrieved tree: Figure 6.
+    "template": ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)), *(f"graft+width={n}" for n in (1, 2, 4, 6))),
+    "budget": tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft")),
+    # Rounds of warm-up that fill the matrix: Table 4.
+    "warmup": ("graft+warm=none",),
+    # Thresholds of one suite on another: Tables 11 and 12.
+    "thresholds": ("eagle3",)}

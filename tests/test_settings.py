@@ -1,0 +1,149 @@
+"""Every option is said once: what is checked, read, printed and offered comes from its field."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, fields
+
+import pytest
+
+from longgraft.drafters.eagle3 import LEVELS, TOP_K
+from longgraft.options import check, describe, like, made, option, options, read_file, size
+from longgraft.session import Sampling
+from longgraft.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A group with every kind of option."""
+
+    count: int = option(3, "Of things", unit="things", low=1, high=9)
+    share: float = option(0.5, "Of all", low=0, high=1)
+    lengths: tuple[int, ...] = option((1, 2), "In a row", low=1, high=9, flag="--rows")
+    pair: tuple[float, int] | None = option(None, "Of both", none="neither")
+    names: tuple[str, ...] = option(("a",), "Of people", choices=("a", "b"))
+    places: dict[str, str] = option({}, "By name", many=True)
+    quick: bool = option(False, "Not slowly")
+    head: HeadOverrides = HeadOverrides()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@pytest.mark.parametrize("values, said", [
+    ({"count": 0}, r"count is 0; it must be a whole number from 1 to 9 \(things\)"), ({"count": 10}, "count is 10"),
+    ({"count": True}, "count is True"), ({"count": "3"}, "count is '3'"), ({"count": 3.0}, "count is 3.0"),
+    ({"count": None}, "count is None"), ({"share": float("nan")}, "share is nan"), ({"share": True}, "share is True"),
+    ({"share": float("inf")}, "share is inf"), ({"lengths": (1, 99)}, "lengths is"), ({"lengths": [1]}, "lengths is"),
+    ({"lengths": 1}, "lengths is 1"), ({"pair": (1.0,)}, "pair is"), ({"pair": (1.0, 2.5)}, "pair is"),
+    ({"names": ("c",)}, "names: 'c' is unknown. Known: a, b"), ({"names": "a"}, "names is 'a'"),
+    ({"places": {"x": 1}}, "places is"), ({"quick": 1}, "quick is 1"), ({"head": {}}, "head is")])
+def test_a_value_of_another_type_or_out_of_range_is_named(values, said):
+    with pytest.raises(ValueError, match=said):
+        Toy(**values)
+
+
+@pytest.mark.parametrize("name, text, value", [
+    ("count", "9", 9), ("lengths", "1, 2,3", (1, 2, 3)), ("pair", "none", None), ("pair", "2,4", (2.0, 4)),
+    ("names", "a,b", ("a", "b")), ("places", "x=/y,z=w", {"x": "/y", "z": "w"}), ("quick", "true", True),
+    ("share", "1e-1", 0.1)])
+def test_a_text_is_read_by_the_fields_type(name, text, value):
+    assert options(Toy)[name].parse(text) == value
+
+
+@pytest.mark.parametrize("name, text", [("count", "none"), ("count", "2.5"), ("count", "-1"), ("share", "half"),
+                                        ("pair", "1,x"), ("places", "x"), ("quick", "yes"), ("count", "9" * 5000)])
+def test_a_text_of_another_kind_is_refused(name, text):
+    with pytest.raises(ValueError, match=f"{name} is '"):
+        options(Toy)[name].parse(text)
+
+
+def test_sizes_have_letters():
+    assert [size(text) for text in ("512", "8k", "1.5K", "100m", "2b")] == [512, 8192, 1536, 10 ** 8, 2 * 10 ** 9]
+    for text in ("", "k", "1.5", "-1k", "8kk", "1e3", "\u0663"):
+        with pytest.raises(ValueError, match="is no number such as"):
+            size(text)
+
+
+@pytest.mark.parametrize("text, said", [
+    ('{"count": "3"}', "count is '3'"), ('{"count": true}', "count is True"), ('{"cuont": 3}', "sets 'cuont'"),
+    ("[1]", "a table of options is needed"), ("{", "cannot be read"), ("[" * 100_000, "nested too deeply"),
+    ('{"rows": [1, "2"]}', "rows is"), ('{"head": {"window": "x"}}', "head: window is 'x'"), ("\xff", "cannot be read"),
+    ('{"count": 1e999}', "count is inf"), ('{"places": {"a": {"b": {}}}}', "places is")])
+def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, said):
+    path = tmp_path / "options.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=said) as error:
+        read_file(path, Toy)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_may_use_the_names_of_fields_or_flags(tmp_path):
+    path = tmp_path / "options.toml"
+    path.write_text('rows = "4,8"\npair = [2.0, 3]\n[head]\nwindow = 7\n')
+    found = read_file(path, Toy, {"count": 5})
+    assert (found.lengths, found.pair, found.head.window, found.count) == ((4, 8), (2.0, 3), 7, 5)
+
+
+def test_what_is_printed_says_the_same_again():
+    groups = (Pair(), Settings(budget=30, head=HeadOverrides(window=9)), Draw(0.5, seed=2 ** 40),
+              Ends(stop=("a\n\u2028\"",)))
+    table = tomllib.loads("\n".join(describe(*groups)))
+    for group in groups:
+        own = {name: value for name, value in table.items() if name in options(type(group))}
+        assert made(type(group), own, "print") == group
+
+
+def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
+    for group in (HeadOverrides, Pair, Settings, Draw, Ends, OfMethod):
+        for name, one in options(group).items():
+            assert one.help or one.kind is HeadOverrides, name      # of which each field says it
+            assert one.none or "None" not in str(one.kind), f"{name} does not say what None stands for"
+            assert one.default is None or group().__dict__[name] == one.default
+
+
+def test_an_option_of_another_group_is_the_same_but_for_what_is_changed():
+    @dataclass(frozen=True)
+    class Other:
+        count: int = like(Toy, "count", default=7, help="Else")
+
+    assert options(Other)["count"].high == 9 and Other().count == 7 and options(Toy)["count"].default == 3
+
+
+def test_settings_agree_with_what_they_set():
+    assert (Settings.draft_levels, Settings.draft_top_k) == (LEVELS, TOP_K)
+    drawn = {f.name: f.default for f in fields(Sampling) if f.name != "replay"}
+    assert drawn == vars(Draw())
+
+
+def test_python_may_give_objects_where_flags_give_names(tmp_path):
+    import torch
+
+    made = Settings(dtype=torch.bfloat16, calibration=tmp_path)
+    assert made.dtype == "bfloat16" and made.calibration == str(tmp_path)
+    with pytest.raises(ValueError, match="dtype: 'int8' is unknown"):
+        Settings(dtype=torch.int8)
+
+
+def test_one_method_takes_settings_of_its_own():
+    from longgraft.eval.runs.variants import Variant
+
+    found = Variant.parse("graft@long+budget=30+levels=5+window=2k+warm=none")
+    assert found.numbers == {"budget": 30, "levels": 5, "window": 2048} and found.calibrations == {"warm": "none"}
+    for name, said in (("graft+budget=5000", "from 1 to 4,096"), ("pld+levels=2", "nothing that levels could set"),
+                       ("graft+speed=2", r"Known: budget=NUMBER.*warm=NAME"), ("graft+budget=x", "budget is 'x'"),
+                       ("transformers+budget=2", "nothing that budget")):
+        with pytest.raises(ValueError, match=said):
+            Variant.parse(name)
+
+
+def test_json_of_a_configuration_is_read_back(tmp_path):
+    from dataclasses import asdict
+
+    from longgraft.eval.runs.config import SweepConfig
+
+    config = SweepConfig(lengths=(512, 256), heads={"a": "b"}, methods=("graft@a",), drafter=None)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(asdict(config)))
+    assert read_file(path, SweepConfig) == config and config.lengths == (256, 512)
