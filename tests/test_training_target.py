@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from longgraft.yarn_drafters.training.corpus import (
-    PROSE,
     TokenStream,
     encode_corpus,
     grouped_documents,
     mixed_documents,
     train_tokenizer,
 )
-from longgraft.yarn_drafters.training.loop import Stage, skipped_positions
+from longgraft.yarn_drafters.training.documents import PROSE
+from longgraft.yarn_drafters.training.loop import skipped_positions
+from longgraft.yarn_drafters.training.recipe import Stage
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
 from longgraft.yarn_drafters.training.target import (
     TargetRecipe,
@@ -187,15 +188,6 @@ def test_two_trainers_cannot_share_a_folder(corpus_file, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="Another process is training"):
             train_target(RECIPE, [corpus_file], [corpus_file], tmp_path)
-
-
-@pytest.mark.parametrize("given, said", [
-    ('{"layerz": 3}', "layerz"), ('{"stages": [{"lenght": 9}]}', "lenght"), ('{"total_tokens": "9m"}', "wrong kind"),
-    ('{"total_tokens": 4096}', "no training"), ('{"max_positions": 1024}', "rows of 8,192"), ("{", "cannot be read")])
-def test_what_is_wrong_with_a_recipe_is_named(given, said, tmp_path):
-    (tmp_path / "recipe.json").write_text(given)
-    with pytest.raises(ValueError, match=said):
-        TargetRecipe.load(tmp_path / "recipe.json")
 
 
 def test_the_shipped_recipes_are_found_by_name():

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 class Range:
     """Numbers from low to high; above: low itself is left out."""
 
-    low: float = -math.inf
+    low: float
     high: float = math.inf
     above: bool = False
 
@@ -26,11 +26,10 @@ class Range:
         return self.low <= value <= self.high and not (self.above and value == self.low)
 
     def __str__(self) -> str:
-        low, high = (f"{int(end) if end == int(end) else end:,}" if math.isfinite(end) else "" for end in
-                     (self.low, self.high))
+        bounded = math.isfinite(self.high)
         if self.above:
-            return f"above {low}" + (f", at most {high}" if high else "")
-        return f"from {low} to {high}" if low and high else f"of {low} or more" if low else f"of at most {high}"
+            return f"above {self.low:,}" + (f", at most {self.high:,}" if bounded else "")
+        return f"from {self.low:,} to {self.high:,}" if bounded else f"of {self.low:,} or more"
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def check_fields(made: Any) -> None:
-    """Check a frozen dataclass's values against its fields' kinds; the last line, or the first, of `__post_init__`."""
+    """Check a dataclass's values against its fields' kinds, in its `__post_init__`."""
     for name, kind in get_type_hints(type(made), include_extras=True).items():
         object.__setattr__(made, name, checked(getattr(made, name), kind, name))
 
@@ -80,6 +79,7 @@ def checked(value: Any, kind: Any, name: str) -> Any:
         return _listed(value, get_args(kind), name)
     if is_dataclass(kind):
         return value if isinstance(value, kind) else _made(value, kind, name)   # type: ignore[arg-type]
+    kind = get_origin(kind) or kind
     plain = _plain(value, kind)
     if plain is None or not all(limit.admits(plain) for limit in limits):
         found = "missing" if value is None else short(value)

@@ -9,6 +9,8 @@ import typer
 
 from longgraft.options import size
 
+MOST = 10 ** 15     # tokens: more than there are
+
 train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
                                                "The same command again resumes; several GPUs: torchrun --no-python.")
 heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
@@ -61,16 +63,15 @@ def train_extend(
     device: Device = None, dtype: Dtype = None,
 ) -> None:
     """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
-    from transformers import AutoConfig
-
+    from longgraft.target.weights import read_config
     from longgraft.yarn_drafters.layouts import TargetShape
     from longgraft.yarn_drafters.training.drafter import extension_recipe
     from longgraft.yarn_drafters.training.drafter import train_drafter as run
 
     target, length = _model(model), _number(to)
     assert length is not None
-    config = AutoConfig.from_pretrained(target)
-    shape, longest = TargetShape.of(config), config.get_text_config(decoder=True).max_position_embeddings
+    config = read_config(target, target)
+    shape, longest = TargetShape.of(config), _positions(config)
     made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
                             device=device, **_rates(learning_rate))
     print(run(made, target, _found(data), _found(valid or []), out, start=drafter, dtype=_dtype(dtype, device)))
@@ -93,20 +94,21 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
            layout: Annotated[str, typer.Option(help="eagle3 (EAGLE, SGLang) or speculators (vLLM).")] = "speculators",
            ) -> None:
     """Write a head in another public layout."""
-    from transformers import AutoConfig
-
+    from longgraft.target.weights import read_config
     from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
+    from longgraft.yarn_drafters.files import check_new_folder
     from longgraft.yarn_drafters.layouts import TargetShape
 
     savers: dict[str, Any] = {"eagle3": save_head, "speculators": save_speculators}
     if layout not in savers:
         raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
+    check_new_folder(out)
     target = _model(model)
-    config = AutoConfig.from_pretrained(target)
+    config = read_config(target, target)
     network = load_head(drafter, TargetShape.of(config), dtype=None)
     if layout == "speculators":
         save_speculators(network, out, verifier=target, architectures=config.architectures or [],
-                         positions=config.get_text_config(decoder=True).max_position_embeddings)
+                         positions=_positions(config) or 0)
     else:
         save_head(network, out)
     print(out)
@@ -118,6 +120,11 @@ def _model(name: str | None) -> str:
     return name or str(importlib.resources.files("longgraft.yarn_drafters") / "embedded" / "target")
 
 
+def _positions(config: Any) -> int | None:
+    """Of the target; None where its configuration has no such bound."""
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
 def _found(paths: list[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
@@ -126,19 +133,24 @@ def _found(paths: list[Path]) -> list[Path]:
 
 
 def _number(text: str | None) -> int | None:
-    return None if text is None else size(text)
+    """64k is 65,536; 100m is 100 million."""
+    if text is None:
+        return None
+    number = size(text)
+    if not 1 <= number <= MOST:
+        raise ValueError(f"{text!r} is no number from 1 to {MOST:,}, such as 65536, 64k or 100m.")
+    return number
 
 
 def _rates(rate: float | None) -> dict[str, Any]:
-    return {} if rate is None else {"adam_lr": rate, "muon_lr": 10 * rate}
+    if rate is None:
+        return {}
+    if not 0 < rate <= 1:
+        raise ValueError(f"--learning-rate is {rate}; a number above 0, at most 1 is needed, such as 1e-4.")
+    return {"adam_lr": rate, "muon_lr": 10 * rate}
 
 
 def _dtype(name: str | None, device: str | None) -> Any:
-    import torch
+    from longgraft.devices import device_of, dtype_of
 
-    on_gpu = torch.cuda.is_available() and not (device or "cuda").startswith("cpu")
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    chosen = name or ("bfloat16" if on_gpu else "float32")
-    if chosen not in known:
-        raise ValueError(f"dtype {chosen!r} is unknown. Known: {', '.join(known)}.")
-    return known[chosen]
+    return dtype_of(name or ("bfloat16" if device_of(device).type == "cuda" else "float32"))

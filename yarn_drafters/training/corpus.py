@@ -1,17 +1,16 @@
-"""Training text: documents, the tokenizer learnt from them, endless deterministic token streams.
+"""Training text as tokens: the tokenizer learnt from it, encoded corpora, endless deterministic token streams.
 
-Knows files, bytes and token ids; knows no model, no optimizer and no learning rate.  A token that is context only
+Knows documents, bytes and token ids; knows no model, no optimizer and no learning rate.  A token that is context only
 (a chat's question) is stored as ~id, so that packing, shuffling and resuming need not know of it.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from longgraft.yarn_drafters.training.documents import PROSE, Document, read_documents
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
-         "model": "assistant"}
-PROSE = frozenset({"meeting", "book", "report"})
 
 # Order matters: the first alternative that matches at a position wins.  Newlines and indentation
 # are separate pieces, so that a prompt that ends with a newline is cut where training text was cut.
@@ -38,72 +36,6 @@ PIECES = "|".join((
     r"[^\S\r\n]+(?!\S)",            # inner spaces, leaving one for the word that follows
     r"\s",
 ))
-
-
-@dataclass(frozen=True)
-class Document:
-    """One file, text or chat of the corpus.  source: its origin, `owner/name@commit:path` for code; turns: of a chat,
-    {role, content} each."""
-
-    text: str
-    type: str = "text"
-    source: str = ""
-    turns: Sequence[Mapping[str, str]] = ()
-
-    @property
-    def group(self) -> str:
-        """The repository or collection that the document belongs to."""
-        return self.source.split("@")[0].split(":")[0]
-
-
-def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """The documents of JSONL(.gz) files, of JSON arrays, of other text files (one each), and of folders of these.
-
-    A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}); `type` and
-    `source` where known.  ValueError names the file and line of what is none of these.
-    """
-    for path in map(Path, paths):
-        if path.is_dir():
-            yield from read_documents(sorted(p for p in path.rglob("*") if p.is_file() and p.name[0] != "."))
-        elif path.name.endswith((".jsonl", ".jsonl.gz")):
-            opened = gzip.open if path.suffix == ".gz" else open
-            with opened(path, "rt", encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield _document(_json(line, f"{path}, line {number}"), f"{path}, line {number}")
-        elif path.suffix == ".json":
-            for number, row in enumerate(_json(path.read_text(encoding="utf-8"), str(path)), 1):
-                yield _document(row, f"{path}, item {number}")
-        else:
-            try:
-                yield Document(path.read_text(encoding="utf-8"), source=str(path))
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path} is no UTF-8 text ({error}). Leave it out.") from error
-
-
-def _json(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is not JSON ({error}).") from error
-
-
-def _document(row: Mapping[str, Any], place: str) -> Document:
-    if not isinstance(row, dict):
-        raise ValueError(f"{place} is a {type(row).__name__}; an object with text, messages or conversations is "
-                         "needed.")
-    if isinstance(row.get("text"), str):
-        return Document(row["text"], row.get("type", "text"), row.get("source", ""))
-    turns = row.get("messages") or row.get("conversations")
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise ValueError(f"{place} has {', '.join(row) or 'nothing'}; text, messages or conversations is needed.")
-    plain = []
-    for turn in turns:
-        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
-        plain.append({"role": ROLES.get(role, role), "content": content})
-    return Document("", "chat", row.get("source", ""), tuple(plain))
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
@@ -156,12 +88,12 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
     digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
     for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()):
         digest.update(file.read_bytes())
-    if cache.exists():
-        with np.load(cache) as saved:
-            if str(saved["digest"]) == digest.hexdigest():
-                types, sources = (tuple(saved[name].tolist()) for name in ("types", "sources"))
-                return EncodedCorpus(saved["tokens"], saved["starts"], types, sources)
+    if (found := _cached(cache, digest.hexdigest())) is not None:
+        return found
     corpus = _encode(read_documents(paths), tokenizer)
+    if not len(corpus.tokens):
+        raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no chat with "
+                         "an answer. Give other files.")
     partial = cache.with_suffix(".partial.npz")
     np.savez(partial, tokens=corpus.tokens, starts=corpus.starts, types=corpus.types,
              sources=corpus.sources, digest=digest.hexdigest())
@@ -169,10 +101,22 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
     return corpus
 
 
+def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
+    """The corpus of the cache, None where it is another's, damaged or missing: it can always be made again."""
+    try:
+        with np.load(cache) as saved:
+            if str(saved["digest"]) == digest:
+                types, sources = (tuple(saved[name].tolist()) for name in ("types", "sources"))
+                return EncodedCorpus(saved["tokens"], saved["starts"], types, sources)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        pass
+    return None
+
+
 def _encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces, types, sources, dropped = [], [], [], 0
-    documents = iter(documents)
+    documents = (document for document in documents if document.text or document.turns)
     while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
         # With the special tokens that the tokenizer begins a prompt with.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
@@ -186,10 +130,8 @@ def _encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -
     if dropped:
         print(f"longgraft: {dropped:,} chats were left out: no answer, or turns that the chat template does not take.",
               file=sys.stderr)
-    if not any(len(piece) for piece in pieces):
-        raise ValueError("The training files hold nothing to learn from: no text, and no chat with an answer.")
     starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-    return EncodedCorpus(np.concatenate(pieces), starts, tuple(types), tuple(sources))
+    return EncodedCorpus(np.concatenate([np.empty(0, np.int32), *pieces]), starts, tuple(types), tuple(sources))
 
 
 def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
@@ -318,6 +260,10 @@ class TokenStream:
         return np.stack([self.read(self._place(turn, length) * length, length + 1)
                          for turn in range(start // length, start // length + rows)])
 
+    def size(self) -> int:
+        """Tokens of the first epoch."""
+        return int(self._corpus.lengths()[self._order(self._corpus, np.random.default_rng([self._seed, 0]))].sum())
+
     def aligned(self, start: int) -> int:
         """The first position from `start` on at which rows of another length may begin."""
         return -(-start // self.window) * self.window
@@ -341,5 +287,8 @@ class TokenStream:
             rng = np.random.default_rng([self._seed, epoch])
             # A window may span the bound of two epochs, so two are held.
             kept = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
-            self._held = kept | {epoch: self._corpus.gather(self._order(self._corpus, rng))}
+            order = self._order(self._corpus, rng)
+            if not self._corpus.lengths()[order].sum():     # no number of epochs would fill a row
+                raise ValueError("The files hold no tokens to read, or prose_share leaves none. Give other text.")
+            self._held = kept | {epoch: self._corpus.gather(order)}
         return self._held[epoch]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,111 +23,17 @@ from longgraft.engine import Engine
 from longgraft.memories.drafted import DrafterMemory
 from longgraft.session import Session
 from longgraft.target.model import Target
-from longgraft.target.refusal import refuse
+from longgraft.target.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
-from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, held_out_rows
-from longgraft.yarn_drafters.training.loop import (
-    ALONE,
-    Figures,
-    Recipe,
-    Stage,
-    Trainer,
-    World,
-    muon_and_adam,
-    sole_trainer,
-)
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, held_out_rows, split_coded
+from longgraft.yarn_drafters.training.fresh import build_network
+from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.objective import training_time_test
-
-
-@dataclass(frozen=True)
-class DrafterRecipe(Recipe):
-    """Every choice of a drafter's training.  None: the target's own shape; feature layers 2, N // 2, N - 3."""
-
-    feature_layers: tuple[int, ...] | None = None   # indices into transformers' hidden_states: layer inputs
-    intermediate: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    draft_vocab: int = 32000
-    rope: Rope = Rope()                             # base 10000: the one that every reader of this layout takes
-    ttt_steps: int = 7
-
-    stages: tuple[Stage, ...] = (Stage(2048),)
-    total_tokens: int = 100_000_000
-    tokens_per_step: int = 16384
-    micro_tokens: int | None = 4096
-    max_positions: int = 2048
-    schedule: str = "cosine"
-    warmup: float = 0.015                           # SpecForge's
-    feature_pass: float = 0.06                      # of the last feature, through the fresh fc
-    muon_lr: float = 1e-3                           # speculators' ten times AdamW's
-    adam_lr: float = 1e-4
-    grad_clip: float = 0.5                          # EAGLE's
-    valid_steps: int = 500
-    mat_prompts: int = 4                            # unseen rows of each kind that are also decoded in replay
-    mat_tokens: int = 64
-
-    @classmethod
-    def _parse(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(given.get("rope"), dict):
-            given["rope"] = Rope(**given["rope"])
-        if given.get("feature_layers") is not None:
-            given["feature_layers"] = tuple(given["feature_layers"])
-        return super()._parse(given)
-
-
-def draft_vocabulary(corpus: EncodedCorpus, vocab: int, size: int, always: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(d2t [D] int64 offsets, t2d [V] bool): the tokens most often learnt and `always`, by ascending id."""
-    counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=vocab).astype(np.int64)
-    counts[list(always)] = counts.max() + 1
-    ids = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
-    t2d = torch.zeros(vocab, dtype=torch.bool)
-    t2d[ids] = True
-    return ids - torch.arange(size), t2d
-
-
-def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
-    """A fresh float32 head: the output layer starts as the target's kept rows, the embedding is the target's own."""
-    c, hidden = target.config, target.config.hidden_size
-    heads = recipe.heads or c.num_attention_heads
-    config = HeadConfig(
-        hidden_size=hidden, target_hidden_size=hidden, intermediate_size=recipe.intermediate or c.intermediate_size,
-        heads=heads, kv_heads=recipe.kv_heads or getattr(c, "num_key_value_heads", None) or heads,
-        head_dim=recipe.head_dim or getattr(c, "head_dim", None) or hidden // heads, vocab_size=target.vocab_size,
-        draft_vocab_size=min(recipe.draft_vocab, target.vocab_size), feature_layers=_feature_layers(recipe, target),
-        max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5))
-    torch.manual_seed(recipe.seed)
-    network = Eagle3Network(config)
-    for parameter in network.parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.02)
-    d2t, t2d = draft_vocabulary(corpus, target.vocab_size, config.draft_vocab_size, eos)
-    network.d2t.copy_(d2t)
-    network.t2d.copy_(t2d)
-    with torch.no_grad():
-        # The last feature is nearly what the target's own output layer reads: let it through from the start, but
-        # quietly: a target's features are large (here 10 to 20), and a loud residual drowns what the layer adds.
-        network.fc.weight.mul_(0.2)
-        network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
-        network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
-        if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
-            # What it scales by: some families store that minus one.  A LayerNorm makes zeros of ones.
-            scale = norm(torch.ones(1, hidden, device=target.device, dtype=target.dtype))[0]
-            network.norm.weight.copy_(scale if scale.min() > 0 else torch.ones(hidden))
-    return network
-
-
-def _feature_layers(recipe: DrafterRecipe, target: Target) -> tuple[int, ...]:
-    n = target.config.num_hidden_layers
-    usual = (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)     # EAGLE's; in a shallow target two would be one
-    layers = recipe.feature_layers or usual
-    if len(set(layers)) < len(layers) or not all(0 <= layer < n for layer in layers):
-        raise ValueError(f"Features of layers {layers} were asked of {target.name}, which has {n}. Set feature_layers "
-                         f"in the recipe to different numbers below {n}.")
-    return layers
+from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
+from longgraft.yarn_drafters.training.world import ALONE, World, sole_trainer
 
 
 class DrafterTrainer(Trainer):
@@ -210,29 +116,29 @@ def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path]
     model: hub id or folder; data, valid: see `read_documents`; start: a head to go on from, whose rotary embedding
     and length become the recipe's; dtype: the frozen target's.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    world, out = World.join(recipe.device), Path(out)
+    world, out, name = World.join(recipe.device), Path(out), str(model)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    refuse(AutoConfig.from_pretrained(model), str(model))
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval().requires_grad_(False)
-    target = Target(loaded.to(world.device), str(model))
-    with sole_trainer(out, world):
+    with sole_trainer(out, world):      # what is wrong with folder and data is said before a weight is read
+        config = read_config(name, name)
+        tokenizer = read_tokenizer(name, name)
         with world.first_in_turn():
             corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
             unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
+        loaded: Any = read_model(name, name, config, dtype).requires_grad_(False)
+        target = Target(loaded.to(world.device), name)
+        for texts in filter(None, (corpus, unseen)):
+            _same_vocabulary(texts, target)
         network = build_network(recipe, target, corpus, _ends(loaded)) if start is None else \
             resumed_head(start, target, recipe)
         official_config(network)        # before the hours, not after them: can the result be written?
         trainer = DrafterTrainer(recipe, target, network, corpus, out, unseen, world)
-        trainer.run(target=str(model), start=str(start) if start else None, corpus_tokens=len(corpus.tokens),
+        trainer.run(target=name, start=str(start) if start else None, corpus_tokens=len(corpus.tokens),
                     parameters=sum(p.numel() for p in network.parameters()))
         if world.first:
             save_head(network.to(torch.bfloat16), out / "head")
             (out / "head" / "training.json").write_text(json.dumps({
-                "target": str(model), "start": str(start) if start else None, "tokens": trainer.state.tokens,
+                "target": name, "start": str(start) if start else None, "tokens": trainer.state.tokens,
                 "steps": trainer.state.step, "stages": [vars(stage) for stage in recipe.stages]}, indent=1) + "\n")
             # A head that the strict loader refuses is no result.
             load_head(out / "head", TargetShape.of(loaded.config))
@@ -270,6 +176,14 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
                           max_positions=to, valid_length=min(8192, rows))
     return DrafterRecipe.load(recipe, usual, **changes, rope=Rope(head.rope.base, "yarn", to / original, original),
                               max_positions=to)
+
+
+def _same_vocabulary(corpus: EncodedCorpus, target: Target) -> None:
+    """ValueError where the tokenizer says ids that the target has no embedding for."""
+    largest = int(split_coded(corpus.tokens)[0].max())
+    if largest >= target.vocab_size:
+        raise ValueError(f"The tokenizer of {target.name} says token {largest:,} of the training files, and the model "
+                         f"has {target.vocab_size:,}: they do not belong together. Fetch both again.")
 
 
 def _ends(model: Any) -> list[int]:

@@ -5,184 +5,26 @@ Knows token streams and optimizers; knows no model and no objective.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sys
 import time
-import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from longgraft.yarn_drafters.reading import check_fields, checked
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, grouped_documents, mixed_documents
-from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
+from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
+from longgraft.yarn_drafters.training.world import ALONE, World
 
 Figures = dict[str, float | list[float]]
-SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that a bare name stands for
-CPU = torch.device("cpu")
-PATIENCE = timedelta(hours=12)                      # while the first process reads the corpus, the others wait
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the curriculum.  share: of the run's progress; skip: of rows that jump; grouped: rows follow one
-    another in their repository."""
-
-    length: int
-    share: float = 1.0
-    skip: float = 0.0
-    grouped: bool = False
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What every training run chooses.  threads and device: None for torch's own choice."""
-
-    stages: tuple[Stage, ...] = (Stage(2048),)
-    total_tokens: int = 10_000_000
-    tokens_per_step: int = 8192
-    micro_tokens: int | None = None     # at once on a device; None: all of a step's
-    budget_minutes: float | None = None  # progress follows the further of tokens and clock
-    max_positions: int = 65536
-    prose_share: float | None = None    # of meetings, books and reports, at most; None: all of them
-
-    schedule: str = "wsd"               # wsd | cosine
-    warmup: float = 0.02
-    decay: float = 0.2
-    muon_lr: float = 2.5e-3             # AdamW-like scale: match_rms_adamw, arXiv 2502.16982
-    muon_decay: float = 0.1
-    grad_clip: float = 1.0
-
-    seed: int = 0
-    threads: int | None = None
-    device: str | None = None
-    bf16: bool = True
-    log_steps: int = 10
-    valid_steps: int = 100              # steps between measurements on unseen text
-    valid_rows: int = 12                # unseen rows of code; half as many of prose and of other text
-    valid_length: int = 2048
-    checkpoint_minutes: float = 3.0
-
-    @classmethod
-    def load(cls, path: Path | None = None, base: Self | None = None, **changes: Any) -> Self:
-        """base (the defaults), changed by a JSON or TOML file, changed by what of `changes` is not None."""
-        given: dict[str, Any] = {}
-        if path is not None:
-            if not Path(path).exists() and (SHIPPED / f"{path}.toml").exists():
-                path = SHIPPED / f"{path}.toml"
-            try:
-                text = Path(path).read_text(encoding="utf-8")
-                given = tomllib.loads(text) if Path(path).suffix == ".toml" else json.loads(text)
-            except (OSError, ValueError) as error:
-                shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
-                raise ValueError(f"The recipe {path} cannot be read: {error}.\n"
-                                 f"Give a file, or one of {shipped}.") from error
-        given |= {name: value for name, value in changes.items() if value is not None}
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(given) - known):
-            raise ValueError(f"{path} sets {', '.join(unknown)}, which a {cls.__name__} does not have.\n"
-                             f"Known: {', '.join(sorted(known))}.")
-        try:
-            return replace(base or cls(), **cls._parse(given))
-        except TypeError as error:
-            raise ValueError(f"The recipe {path} has a value of the wrong kind: {error}.") from error
-
-    @classmethod
-    def _parse(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if "stages" in given:
-            given["stages"] = tuple(s if isinstance(s, Stage) else Stage(**s) for s in given["stages"])
-        return given
-
-    def __post_init__(self) -> None:
-        for name in ("total_tokens", "tokens_per_step", "log_steps", "valid_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
-        if self.schedule not in ("wsd", "cosine"):
-            raise ValueError(f"Schedule {self.schedule!r} is unknown. Known: wsd, cosine.")
-        if not self.stages or any(TokenStream.window % stage.length for stage in self.stages):
-            raise ValueError(f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were given; "
-                             f"each length must divide {TokenStream.window:,}: use powers of two.")
-        longest = max(stage.length for stage in self.stages)
-        if longest > self.max_positions:
-            raise ValueError(f"A stage has rows of {longest:,} tokens and max_positions is {self.max_positions:,}. "
-                             "Raise the latter or shorten the stage.")
-        if self.total_tokens < 2 * max(self.tokens_per_step, longest):
-            raise ValueError(f"total_tokens is {self.total_tokens:,} and a step takes "
-                             f"{max(self.tokens_per_step, longest):,}: that is no training. Raise the one or lower the "
-                             "other.")
-
-    def stage_at(self, progress: float) -> Stage:
-        """The curriculum's stage at this progress."""
-        ends = np.cumsum([stage.share for stage in self.stages]) / sum(stage.share for stage in self.stages)
-        return self.stages[min(int(np.searchsorted(ends, progress, side="right")), len(self.stages) - 1)]
-
-    def rate(self, progress: float) -> float:
-        """The multiplier of the peak learning rates."""
-        if self.schedule == "cosine":
-            return cosine(progress, self.warmup)
-        return warmup_stable_decay(progress, self.warmup, self.decay)
-
-    def autocast(self, device: torch.device) -> AbstractContextManager:
-        """bfloat16 matrix products, if the recipe wants them."""
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bf16)
-
-
-@dataclass(frozen=True)
-class World:
-    """The processes that `torchrun` started, of which this is one; alone without it."""
-
-    rank: int = 0
-    size: int = 1
-    device: torch.device = CPU
-
-    @classmethod
-    def join(cls, wanted: str | None = None) -> World:
-        """Meet the others on the wanted kind of device, by default GPUs where there are any: nccl there, else gloo."""
-        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            return cls(device=device)
-        if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-        return cls(dist.get_rank(), dist.get_world_size(), device)
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        """In place, over all processes."""
-        if self.size > 1:
-            flat = torch.cat([tensor.flatten() for tensor in tensors])
-            dist.all_reduce(flat)
-            for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-                tensor.copy_(total.view_as(tensor))
-
-    @contextmanager
-    def first_in_turn(self) -> Iterator[None]:
-        """The first process does the block before the others, which then find its files."""
-        if not self.first:
-            dist.barrier()
-        yield
-        if self.first and self.size > 1:
-            dist.barrier()
-
-
-ALONE = World()
 
 
 def skipped_positions(rows: int, length: int, stage: Stage, limit: int, rng: np.random.Generator) -> Tensor:
@@ -202,10 +44,15 @@ def skipped_positions(rows: int, length: int, stage: Stage, limit: int, rng: np.
 class TrainingState:
     """What a run has done so far; with the weights and moments, all that resuming needs."""
 
-    step: int = 0
-    tokens: int = 0
-    elapsed: float = 0.0                # seconds of training, pauses between resumed runs left out
+    step: Whole = 0
+    tokens: Whole = 0
+    elapsed: NotNegative = 0.0          # seconds of training, pauses between resumed runs left out
     cursors: dict[str, int] = field(default_factory=lambda: {"mixed": 0, "grouped": 0})
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("mixed", "grouped"):
+            checked(self.cursors.get(name), Whole, f"cursors.{name}")
 
 
 def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, Any]],
@@ -239,6 +86,9 @@ class Trainer(ABC):
         self.streams = {
             "mixed": TokenStream(corpus, recipe.seed, shuffled=True, order=partial(mixed_documents, prose_share=share)),
             "grouped": TokenStream(corpus, recipe.seed + 1, order=partial(grouped_documents, prose_share=share))}
+        if (size := self.streams["mixed"].size()) <= recipe.longest:
+            raise ValueError(f"The training files hold {size:,} tokens, and a row takes {recipe.longest + 1:,}. Give "
+                             "more text, or shorter stages in the recipe.")
 
     @abstractmethod
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
@@ -275,8 +125,8 @@ class Trainer(ABC):
         self.world.sum([p.grad for p in parameters if p.grad is not None])
         norm = nn.utils.clip_grad_norm_(parameters, recipe.grad_clip)
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"The gradient's norm is {norm.item()} at step {state.step}.\n"
-                                     "Lower the learning rates and run again: it resumes from the last checkpoint.")
+            raise ValueError(f"The gradient's norm is {norm.item()} at step {state.step}: the training diverged.\n"
+                             "Lower the learning rates and run again: it resumes from the last checkpoint.")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * recipe.rate(self.progress(taken // 2))     # neither end is 0
@@ -309,23 +159,42 @@ class Trainer(ABC):
         part.replace(self.out / "checkpoint.pt")
 
     def resume(self) -> bool:
-        """Continue from the folder's checkpoint, if there is one; ValueError if it is of something else."""
+        """Continue from the folder's checkpoint, if there is one; ValueError if it is damaged or of something else."""
         path = self.out / "checkpoint.pt"
         if not path.exists():
             return False
-        saved = torch.load(path, weights_only=True, map_location=self.device)
-        if other := [f"{name} {saved['identity'].get(name)!r}, now {value!r}" for name, value in self.identity.items()
-                     if saved["identity"].get(name) != value]:
+        try:
+            saved = torch.load(path, weights_only=True, map_location=self.device)
+            identity, state = checked(saved["identity"], dict, "identity"), TrainingState(**saved["state"])
+        except Exception as error:      # cut and foreign files raise half a dozen types
+            raise self._damaged(path, error) from error
+        if other := [f"{name} {identity.get(name)!r}, now {value!r}" for name, value in self.identity.items()
+                     if identity.get(name) != value]:
             raise ValueError(f"{self.out} holds a run of something else: {'; '.join(other)}.\n"
                              "Give --out another folder.")
+        try:
+            self._take(saved)
+        except Exception as error:      # likewise
+            raise self._damaged(path, error) from error
+        self.state = state
+        return True
+
+    def _take(self, saved: dict[str, Any]) -> None:
+        """Weights and moments of a checkpoint, all finite; the peak rates stay the recipe's."""
         self.module.load_state_dict(saved["module"])
         for optimizer, moments in zip(self.optimizers, saved["optimizers"], strict=True):
             peaks = [group["peak"] for group in optimizer.param_groups]
             optimizer.load_state_dict(moments)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["peak"] = peak        # the recipe's, not the checkpoint's
-        self.state = TrainingState(**saved["state"])
-        return True
+                group["peak"] = peak
+        if broken := [name for name, value in self.module.state_dict().items() if not bool(value.isfinite().all())]:
+            raise ValueError(f"NaN or infinite weights in {', '.join(broken[:3])}")
+
+    @staticmethod
+    def _damaged(path: Path, error: Exception) -> ValueError:
+        found = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".:")[:150]
+        return ValueError(f"The checkpoint {path} cannot be resumed: {type(error).__name__}, {found}.\n"
+                          "Delete it to start again, or give --out another folder.")
 
     def run(self, **about: Any) -> None:
         """Resume or start, and step until the progress is whole.  about: goes into the log's first line."""
@@ -368,22 +237,6 @@ class Trainer(ABC):
 def mean(figures: Sequence[Figures]) -> Figures:
     """Name by name; lists item by item."""
     return {name: np.mean([f[name] for f in figures], axis=0).tolist() for name in figures[0]}
-
-
-@contextmanager
-def sole_trainer(out: Path, world: World = ALONE) -> Iterator[None]:
-    """Make the folder and hold it: two trainers in one would overwrite each other's checkpoints."""
-    out.mkdir(parents=True, exist_ok=True)
-    if not world.first:
-        yield
-        return
-    with open(out / "lock", "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as held:
-            raise ValueError(f"Another process is training in {out}.\n"
-                             "Give --out another folder, or wait until it has ended.") from held
-        yield
 
 
 def log(out: Path, line: dict[str, Any]) -> None:

@@ -9,13 +9,17 @@ import argparse
 import gzip
 import hashlib
 import json
+import lzma
 import random
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_string
 from pathlib import Path, PurePosixPath
+
+from longgraft.yarn_drafters.reading import checked, parse_json
 
 KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)
@@ -98,12 +102,16 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
     """
     known: set[int] = set()
     for path in evaluation:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            row = checked(parse_json(line, f"{path}, line {number}"), dict, f"{path}, line {number}")
             known |= shingles(f"{row.get('context', '')} {row.get('input', '')}")
     seen: set[str] = set()
     for archive in sorted(archives):
-        for row in package_rows(archive, most):
+        try:
+            rows = list(package_rows(archive, most))
+        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+            raise ValueError(f"{archive} is no wheel and no source archive ({error}). Leave it out.") from error
+        for row in rows:
             digest = hashlib.sha256(row["text"].encode()).hexdigest()
             own = shingles(row["text"])
             if digest not in seen and len(own & known) <= 0.1 * len(own):
@@ -121,6 +129,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help="characters of one package: many authors teach more than many files of one")
     parser.add_argument("--out", type=Path, required=True, help="JSONL.gz to write")
     options = parser.parse_args(argv)
+    if options.out.exists():
+        parser.error(f"{options.out} is there already and would be overwritten. Give --out another name.")
+    try:
+        _write(options)
+    except (OSError, ValueError) as error:
+        options.out.unlink(missing_ok=True)
+        parser.error(str(error))
+
+
+def _write(options: argparse.Namespace) -> None:
     packages, size, count = set(), 0, 0
     with gzip.open(options.out, "wt", encoding="utf-8") as out:
         for row in collect(options.archives, options.evaluation, options.most):

@@ -22,7 +22,7 @@ def cosine(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:
     arXiv 1608.03983.
     """
     progress = min(max(progress, 0.0), 1.0)
-    if progress < warmup:
+    if 0 < warmup >= progress:      # at its end both pieces are 1, and the second needs room behind it
         return progress / warmup
     travelled = (progress - warmup) / (1.0 - warmup)
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * travelled))

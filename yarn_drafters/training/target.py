@@ -12,12 +12,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longgraft.yarn_drafters.reading import Count, Range
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,
@@ -27,16 +28,9 @@ from longgraft.yarn_drafters.training.corpus import (
     token_bytes,
     train_tokenizer,
 )
-from longgraft.yarn_drafters.training.loop import (
-    ALONE,
-    Figures,
-    Recipe,
-    Stage,
-    Trainer,
-    World,
-    muon_and_adam,
-    sole_trainer,
-)
+from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
+from longgraft.yarn_drafters.training.recipe import Rate, Recipe, Size, Stage
+from longgraft.yarn_drafters.training.world import ALONE, World, sole_trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -46,22 +40,28 @@ if TYPE_CHECKING:
 class TargetRecipe(Recipe):
     """Every choice of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
 
-    vocab_size: int = 4096
-    layers: int = 8
-    hidden: int = 256
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    intermediate: int = 768
+    vocab_size: Annotated[int, Range(257, 2 ** 24)] = 4096  # 256 bytes and the end token at least
+    layers: Annotated[int, Range(1, 1000)] = 8
+    hidden: Size = 256
+    heads: Size = 4
+    kv_heads: Size = 2
+    head_dim: Size = 64
+    intermediate: Size = 768
     tied: bool = True                   # one matrix for input and output embedding
-    rope_theta: float = 1e6             # Qwen3's
+    rope_theta: Annotated[float, Range(1, above=True)] = 1e6    # Qwen3's
 
     stages: tuple[Stage, ...] = (Stage(512, 0.55), Stage(2048, 0.33, skip=0.5),
                                  Stage(8192, 0.12, skip=0.5, grouped=True))
-    tokens_per_step: int = 4096
-    muon_lr: float = 3.5e-3
-    embedding_lr: float = 3e-3
-    norm_lr: float = 3e-3
+    tokens_per_step: Count = 4096
+    muon_lr: Rate = 3.5e-3
+    embedding_lr: Rate = 3e-3
+    norm_lr: Rate = 3e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ValueError(f"heads is {self.heads}, kv_heads {self.kv_heads}, head_dim {self.head_dim}; the first "
+                             "must be a multiple of the second, and the last even.")
 
 
 SHAPE = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "tied", "rope_theta")

@@ -1,0 +1,293 @@
+"""What is wrong with a recipe, with training files, a folder or a checkpoint is said by name, before any step."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from test_training_drafter import RECIPE as DRAFTER
+from test_training_drafter import files_of_a_toy_run
+from test_training_drafter import trainer as drafter_trainer
+from test_training_target import RECIPE as TARGET
+
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, encode_corpus, train_tokenizer
+from longgraft.yarn_drafters.training.documents import read_documents
+from longgraft.yarn_drafters.training.drafter import DrafterRecipe, train_drafter
+from longgraft.yarn_drafters.training.fresh import head_shape
+from longgraft.yarn_drafters.training.packages import main as collect_packages
+from longgraft.yarn_drafters.training.recipe import Stage
+from longgraft.yarn_drafters.training.target import train_target
+from longgraft.yarn_drafters.training.world import sole_trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+INFINITE = float("inf")
+COMMON = [
+    ({"layerz": 3}, "sets layerz, which a"), ({"total_tokens": "9m"}, "total_tokens is '9m'; a whole number from 1"),
+    ({"total_tokens": INFINITE}, "total_tokens is inf"), ({"total_tokens": float("nan")}, "total_tokens is nan"),
+    ({"total_tokens": 10 ** 400}, "total_tokens is 1000"), ({"total_tokens": 0}, "total_tokens is 0"),
+    ({"total_tokens": True}, "total_tokens is True"), ({"total_tokens": None}, "total_tokens is missing"),
+    ({"total_tokens": 1.5}, "total_tokens is 1.5"), ({"total_tokens": 2}, "no training"),
+    ({"tokens_per_step": 0}, "tokens_per_step is 0"), ({"tokens_per_step": [8]}, r"tokens_per_step is \[8\]"),
+    ({"micro_tokens": 0}, "micro_tokens is 0"), ({"budget_minutes": 0}, "budget_minutes is 0"),
+    ({"budget_minutes": INFINITE}, "budget_minutes is inf"), ({"prose_share": 1.5}, "prose_share is 1.5"),
+    ({"stages": []}, "Stages of no tokens"), ({"stages": 5}, "stages is 5; a list"),
+    ({"stages": [5]}, r"stages\[0\] is 5; an object"), ({"stages": [{}]}, r"stages\[0\] is incomplete: .*length"),
+    ({"stages": [{"lenght": 9}]}, r"stages\[0\] sets lenght"), ({"stages": [{"length": 0}]}, "length is 0; a whole"),
+    ({"stages": [{"length": 1}]}, "length is 1; a whole"), ({"stages": [{"length": "64"}]}, "length is '64'"),
+    ({"stages": [{"length": 48}]}, "use powers of two"), ({"stages": [{"length": 64, "share": 0}]}, "share is 0"),
+    ({"stages": [{"length": 64, "share": INFINITE}]}, "share is inf"),
+    ({"stages": [{"length": 64, "skip": 2}]}, "skip is 2"),
+    ({"stages": [{"length": 64, "grouped": 1}]}, "grouped is 1; true or false"),
+    ({"max_positions": 32}, "max_positions is 32. Raise"), ({"max_positions": -1}, "max_positions is -1"),
+    ({"schedule": "linear"}, "schedule is 'linear'; a word out of wsd, cosine"), ({"schedule": 1}, "schedule is 1"),
+    ({"warmup": -0.1}, "warmup is -0.1"), ({"decay": "x"}, "decay is 'x'"), ({"muon_lr": 0}, "muon_lr is 0; a finite"),
+    ({"muon_lr": INFINITE}, "muon_lr is inf"), ({"muon_lr": "fast"}, "muon_lr is 'fast'"),
+    ({"muon_decay": -1}, "muon_decay is -1"), ({"grad_clip": 0}, "grad_clip is 0"), ({"seed": -1}, "seed is -1"),
+    ({"seed": 2 ** 64}, "seed is 18446744073709551616"), ({"threads": 0}, "threads is 0"),
+    ({"device": 0}, "device is 0; a word"), ({"bf16": "no"}, "bf16 is 'no'; true or false"),
+    ({"log_steps": 0}, "log_steps is 0"), ({"valid_steps": 0}, "valid_steps is 0"),
+    ({"valid_rows": -1}, "valid_rows is -1"), ({"valid_length": 0}, "valid_length is 0"),
+    ({"checkpoint_minutes": -1}, "checkpoint_minutes is -1")]
+OF_A_TARGET = [
+    ({"vocab_size": 256}, "vocab_size is 256"), ({"layers": 0}, "layers is 0"), ({"hidden": 10 ** 9}, "hidden is 10"),
+    ({"kv_heads": 3}, "kv_heads 3"), ({"head_dim": 15}, "head_dim 15"), ({"tied": "yes"}, "tied is 'yes'"),
+    ({"rope_theta": 1}, "rope_theta is 1"), ({"embedding_lr": 0}, "embedding_lr is 0"),
+    ({"norm_lr": -1}, "norm_lr is -1")]
+OF_A_DRAFTER = [
+    ({"draft_vocab": 0}, "draft_vocab is 0"), ({"ttt_steps": 0}, "ttt_steps is 0"), ({"adam_lr": 0}, "adam_lr is 0"),
+    ({"ttt_steps": 99}, "ttt_steps is 99"), ({"ttt_steps": 16}, "Rows of 16 tokens leave nothing to predict after 16"),
+    ({"feature_layers": "123"}, "feature_layers is '123'; a list"), ({"feature_layers": [-1]}, r"layers\[0\] is -1"),
+    ({"feature_layers": []}, "feature_layers is empty"),
+    ({"feature_layers": [1, 2, True]}, r"feature_layers\[2\] is True"), ({"heads": 0}, "heads is 0"),
+    ({"rope": 5}, "rope is 5; an object"), ({"rope": {"base": 0}}, "rope: base is 0"),
+    ({"rope": {"kind": "x"}}, "rope: kind is 'x'"), ({"rope": {"theta": 1}}, "rope sets theta"),
+    ({"feature_pass": INFINITE}, "feature_pass is inf"), ({"mat_prompts": -1}, "mat_prompts is -1"),
+    ({"mat_tokens": 0}, "mat_tokens is 0"), ({"valid_length": 3}, "Rows of 3 tokens leave nothing")]
+
+
+@pytest.mark.parametrize("recipe, given, said", [
+    *((TARGET, *case) for case in COMMON + OF_A_TARGET), *((DRAFTER, *case) for case in COMMON + OF_A_DRAFTER)])
+def test_a_recipe_s_wrong_value_is_named_with_what_is_needed(recipe, given, said, tmp_path):
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(given))
+    with pytest.raises(ValueError, match=said) as refused:
+        type(recipe).load(path, recipe)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("name, content, said", [
+    ("r.json", b"{", "r.json is not JSON"), ("r.json", b"[1]", "holds a list; an object of settings"),
+    ("r.json", b"[" * 10 ** 5, "nested too deeply"), ("r.json", b"\xff", "cannot be read"),
+    ("r.json", b"9" * 5000, "4300 digits"), ("r.toml", b"a = [", "cannot be read"),
+    ("r.toml", b"stages = 3", "stages is 3; a list"), ("none.toml", None, "No such file")])
+def test_a_recipe_that_cannot_be_read_is_named(name, content, said, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said) as refused:
+        DrafterRecipe.load(tmp_path / name)
+    assert str(tmp_path / name) in str(refused.value)
+
+
+def test_whole_floats_lists_and_full_shares_are_taken():
+    made = DrafterRecipe.load(None, DRAFTER, total_tokens=1e6, feature_layers=[1, 2, 3], stages=[{"length": 64}],
+                              warmup=1, decay=0, schedule="cosine", muon_lr=1)
+    assert (made.total_tokens, made.feature_layers, made.stages) == (1_000_000, (1, 2, 3), (Stage(64),))
+    assert isinstance(made.total_tokens, int) and made.rate(0.5) == 0.5 and made.rate(1.0) == 1.0
+
+
+def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(ValueError, match=r"prompt .str.; text, or turns as messages"):
+        list(read_documents([tmp_path / "rows.jsonl"]))
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n')
+    with pytest.raises(ValueError, match="no chat template"):
+        encode_corpus([tmp_path / "chat.jsonl"], train_tokenizer(["x"], 260), tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize("row, said", [
+    ("{", "is not JSON"), ("[" * 10 ** 5, "nested too deeply"), ("9" * 5000, "4300 digits"), ("5", "is a int"),
+    ('{"text": true}', "has text .bool."), ('{"text": 5}', "has text .int."), ("{}", "has nothing"),
+    ('{"text": "a\\ud800b"}', "text holds half a character, '.ud800', at 1"),
+    ('{"text": "x", "type": 5}', "type is 5; a string"), ('{"text": "x", "type": true}', "type is True"),
+    ('{"text": "x", "source": ["a"]}', "source is"), ('{"text": "x", "source": "\\udc00"}', "source holds half"),
+    ('{"messages": []}', "has messages .list."), ('{"messages": [5]}', "has messages .list."),
+    ('{"messages": [{"role": "user"}]}', "a turn has role"),
+    ('{"messages": [{"role": "user", "content": true}]}', "a turn has role, content; role and content"),
+    ('{"messages": [{"role": 1, "content": "x"}]}', "a turn has role, content"),
+    ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "a turn's content holds half a character")])
+def test_a_row_that_is_no_document_is_named_by_file_and_line(row, said, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "fine"}\n' + row + "\n")
+    with pytest.raises(ValueError, match=said) as refused:
+        list(read_documents([path]))
+    assert f"{path}, line 2" in str(refused.value)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("name, content, said", [
+    ("a.jsonl", b'{"text": "x"}\n\xff', "cannot be read beyond line"), ("a.jsonl.gz", b"plain", "beyond line 0"),
+    ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99)[:-9], "cannot be read beyond line"),
+    ("a.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "cannot be read beyond line 0"),
+    ("a.json", b"5", "holds a int; a list of rows"), ("a.json", b'{"text": "x"}', "holds a dict; a list of rows"),
+    ("a.json", b"[5]", "a.json, item 1 is a int"), ("a.json", b"[" * 10 ** 5, "nested too deeply"),
+    ("a.json", b"\xff", "no UTF-8 text"), ("a.bin", b"\xff\xfe", "no UTF-8 text"),
+    ("a.txt", fifo, "neither a file nor a folder"), ("a.txt", None, "neither a file nor a folder")])
+def test_a_file_that_cannot_be_read_is_named(name, content, said, tmp_path):
+    path = tmp_path / name
+    if callable(content):
+        content(path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as refused:
+        list(read_documents([path]))
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("files", [
+    {}, {"a.txt": ""}, {"a.jsonl": "\n\n"}, {"a.jsonl": '{"text": ""}\n'}, {"a.json": "[]"}])
+def test_files_without_a_token_are_refused(files, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    with pytest.raises(ValueError, match="data: nothing to learn from"):
+        encode_corpus([folder], train_tokenizer(["x"], 260), tmp_path / "c.npz")
+    assert not (tmp_path / "c.npz").exists()
+
+
+def test_a_damaged_cache_is_made_again(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    tokenizer, cache = train_tokenizer(["some text"], 260), tmp_path / "c.npz"
+    tokens = encode_corpus([tmp_path / "a.txt"], tokenizer, cache).tokens
+    whole = cache.read_bytes()
+    for spoilt in (b"", b"no zip", whole[:-50], whole[:200]):
+        cache.write_bytes(spoilt)
+        assert np.array_equal(encode_corpus([tmp_path / "a.txt"], tokenizer, cache).tokens, tokens)
+        assert cache.read_bytes() == whole
+
+
+def corpus(tokens, types=("text",)) -> EncodedCorpus:
+    return EncodedCorpus(np.arange(tokens, dtype=np.int32) % 40, np.array([0, *[tokens] * len(types)]), types, types)
+
+
+def test_data_shorter_than_a_row_is_refused(tmp_path):
+    """A row would be the same few tokens again and again, and one of none would never be full."""
+    with pytest.raises(ValueError, match="hold 64 tokens, and a row takes 65"):
+        drafter_trainer(corpus(64), tmp_path)
+    drafter_trainer(corpus(65), tmp_path)
+    with pytest.raises(ValueError, match="hold no tokens to read, or prose_share leaves none"):
+        TokenStream(corpus(0), 0, lambda c, _: np.arange(1)).rows(0, 1, 16)
+
+
+def test_an_empty_validation_file_is_refused_before_the_first_step(tmp_path):
+    target, text = files_of_a_toy_run(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    for train in (lambda out: train_drafter(DRAFTER, target, [text], [tmp_path / "empty.jsonl"], out),
+                  lambda out: train_target(TARGET, [text], [tmp_path / "empty.jsonl"], out)):
+        with pytest.raises(ValueError, match=r"empty\.jsonl: nothing to learn from"):
+            train(tmp_path / "out")
+        assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "meta", "cuda:99", "tpu"])
+def test_a_device_that_is_not_here_is_refused(device, tmp_path):
+    with pytest.raises(ValueError, match=f"Device '{device}' is not"):
+        train_drafter(dataclasses.replace(DRAFTER, device=device), tmp_path, [tmp_path], [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("")
+    for out, said in [("file", "cannot be a run's folder"), ("file/in", "cannot be a run's folder"),
+                      ("full", "holds something else than a training run, thesis.txt for one")]:
+        with pytest.raises(ValueError, match=said):
+            train_drafter(DRAFTER, tmp_path / "no model", [], [], tmp_path / out)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "full", tmp_path / "full" / "thesis.txt"]
+    for _ in range(2):      # its own folder is taken again
+        with sole_trainer(tmp_path / "new"):
+            (tmp_path / "new" / "head").mkdir(exist_ok=True)
+
+
+def spoil(change):
+    def spoilt(path):
+        saved = torch.load(path, weights_only=True)
+        change(saved)
+        torch.save(saved, path)
+    return spoilt
+
+
+@pytest.mark.parametrize("spoilt", [
+    lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"no checkpoint"),
+    lambda path: path.write_bytes(path.read_bytes()[:2000]), lambda path: torch.save([1], path),
+    lambda path: torch.save({"path": Path("x")}, path), spoil(lambda s: s.pop("module")),
+    spoil(lambda s: s.pop("state")), spoil(lambda s: s.pop("optimizers")),
+    spoil(lambda s: s["module"].pop("fc.weight")), spoil(lambda s: s["module"]["fc.weight"].fill_(float("nan"))),
+    spoil(lambda s: s["module"].update({"fc.weight": torch.ones(2)})), spoil(lambda s: s["optimizers"].pop()),
+    spoil(lambda s: s["state"].update(tokens="many")), spoil(lambda s: s["state"].update(tokens=-1)),
+    spoil(lambda s: s["state"].update(elapsed=float("nan"))), spoil(lambda s: s["state"].update(more=1)),
+    spoil(lambda s: s["state"].update(cursors={})), spoil(lambda s: s.update(identity=5))])
+def test_a_damaged_checkpoint_is_named_with_what_to_do(spoilt, tmp_path):
+    drafter_trainer(corpus(200), tmp_path).save()
+    spoilt(tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be resumed: .*\nDelete it to start again"):
+        drafter_trainer(corpus(200), tmp_path).resume()
+
+
+def test_a_training_that_diverges_says_so(tmp_path):
+    run = drafter_trainer(corpus(200), tmp_path)
+    with torch.no_grad():
+        run.network.fc.weight.fill_(float("inf"))
+    with pytest.raises(ValueError, match="gradient's norm is nan at step 0: the training diverged"):
+        run.step()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    target, text = files_of_a_toy_run(tmp_path)
+    words = " ".join(f"{a}{b}{a}" for a in "abcdefghijklm" for b in "nopqrstuvwxyz")
+    text.write_text(json.dumps({"text": words}))
+    train_tokenizer([words], 400).save_pretrained(target)
+    with pytest.raises(ValueError, match=r"says token \d+ of the training files, and the model has 300"):
+        train_drafter(DRAFTER, target, [text], [], tmp_path / "out")
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"heads": 3}, "3 attention heads of 8 with 2"), ({"head_dim": 7}, "heads of 7"),
+    ({"intermediate": None}, r"intermediate, which the recipe does not set, of toy's config is \[48, 64\]"),
+    ({"kv_heads": None, "heads": None}, "heads, which the recipe does not set, of toy's config is missing")])
+def test_a_head_s_shape_must_work_out(change, said):
+    config = SimpleNamespace(hidden_size=32, num_hidden_layers=4, intermediate_size=[48, 64])     # as Gemma 3n's is
+    with pytest.raises(ValueError, match=said):
+        head_shape(dataclasses.replace(DRAFTER, **change), SimpleNamespace(config=config, name="toy", vocab_size=96))
+
+
+def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):
+    (tmp_path / "a.whl").write_bytes(b"no wheel")
+    (tmp_path / "there.gz").write_bytes(b"kept")
+    (tmp_path / "rows.jsonl").write_text("5\n")
+    new = ["--out", tmp_path / "new.gz"]
+    for more, said in [(["--out", tmp_path / "there.gz"], "is there already"), (new, "a.whl is no wheel and no source"),
+                       ([*new, "--evaluation", tmp_path / "rows.jsonl"], "line 1 is 5; an object")]:
+        with pytest.raises(SystemExit) as ended:
+            collect_packages([str(tmp_path / "a.whl"), *map(str, more)])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert (tmp_path / "there.gz").read_bytes() == b"kept" and not (tmp_path / "new.gz").exists()

@@ -1,0 +1,111 @@
+"""Training text as files hold it: texts and chats, one document each.
+
+Knows files and rows; knows no token.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longgraft.yarn_drafters.reading import parse_json
+
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+         "model": "assistant"}
+PROSE = frozenset({"meeting", "book", "report"})
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file, text or chat of the corpus.  source: its origin, `owner/name@commit:path` for code; turns: of a chat,
+    {role, content} each."""
+
+    text: str
+    type: str = "text"
+    source: str = ""
+    turns: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def group(self) -> str:
+        """The repository or collection that the document belongs to."""
+        return self.source.split("@")[0].split(":")[0]
+
+
+def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
+    """The documents of JSONL(.gz) files, of JSON arrays, of other text files (one each), and of folders of these.
+
+    A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}); `type` and
+    `source` where known.  ValueError names the file and line of what is none of these.
+    """
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from read_documents(sorted(p for p in path.rglob("*") if p.is_file() and p.name[0] != "."))
+        elif not path.is_file():
+            raise ValueError(f"{path} is neither a file nor a folder. Give JSONL or text files, or folders of them.")
+        elif path.name.endswith((".jsonl", ".jsonl.gz")):
+            for number, line in _lines(path):
+                if line.strip():
+                    place = f"{path}, line {number}"
+                    yield _document(parse_json(line, place), place)
+        elif path.suffix == ".json":
+            rows = parse_json(_text(path), str(path))
+            if not isinstance(rows, list):
+                raise ValueError(f"{path} holds a {type(rows).__name__}; a list of rows is needed. Wrap it in [ ].")
+            for number, row in enumerate(rows, 1):
+                yield _document(row, f"{path}, item {number}")
+        else:
+            yield Document(_text(path), source=str(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    number, opened = 0, gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                yield number, line
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read beyond line {number} ({error}). Fetch it again, or leave it "
+                         "out.") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text ({error}). Leave it out.") from error
+
+
+def _document(row: Any, place: str) -> Document:
+    if not isinstance(row, dict):
+        raise ValueError(f"{place} is a {type(row).__name__}; an object with text, messages or conversations is "
+                         "needed.")
+    kind, source = (_word(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
+    if isinstance(row.get("text"), str):
+        return Document(_word(row["text"], f"{place}: text"), kind or "text", source)
+    turns = row.get("messages") or row.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"
+        raise ValueError(f"{place} has {found}; text, or turns as messages or conversations, is needed.")
+    plain = []
+    for turn in turns:
+        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
+        plain.append({"role": ROLES.get(role, role), "content": _word(content, f"{place}: a turn's content")})
+    return Document("", "chat", source, tuple(plain))
+
+
+def _word(value: Any, what: str) -> str:
+    """A string that can be written: JSON may hold halves of characters, which no tokenizer takes."""
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is {value!r}; a string is needed.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} holds half a character, {value[error.start]!r}, at {error.start:,}. Repair it, or "
+                         "leave it out.") from error
+    return value

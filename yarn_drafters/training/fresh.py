@@ -1,0 +1,83 @@
+"""A drafter before its first step: sizes of the recipe or the target's, the target's output rows, its draft vocabulary.
+
+Knows targets, corpora's counts and the network; knows no loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.reading import checked
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus
+from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
+
+
+def draft_vocabulary(corpus: EncodedCorpus, vocab: int, size: int, always: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(d2t [D] int64 offsets, t2d [V] bool): the tokens most often learnt and `always`, by ascending id."""
+    counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=vocab).astype(np.int64)
+    counts[list(always)] = counts.max() + 1
+    ids = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+    t2d = torch.zeros(vocab, dtype=torch.bool)
+    t2d[ids] = True
+    return ids - torch.arange(size), t2d
+
+
+def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
+    """The recipe's sizes, the target's own where it sets none."""
+    c, hidden = target.config, target.config.hidden_size
+
+    def size(name: str, theirs: str, usual: int | None = None) -> int:
+        found = getattr(recipe, name) or getattr(c, theirs, None) or usual
+        return checked(found, Size, f"{name}, which the recipe does not set, of {target.name}'s config")
+
+    heads = size("heads", "num_attention_heads")
+    kv_heads, head_dim = size("kv_heads", "num_key_value_heads", heads), size("head_dim", "head_dim", hidden // heads)
+    if heads % kv_heads or head_dim % 2:
+        raise ValueError(f"A head of {heads} attention heads of {head_dim} with {kv_heads} key-value heads was asked "
+                         "for. Set heads, kv_heads and head_dim in the recipe: the first a multiple of the second, the "
+                         "last even.")
+    return HeadConfig(
+        hidden_size=hidden, target_hidden_size=hidden, intermediate_size=size("intermediate", "intermediate_size"),
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab_size=target.vocab_size,
+        draft_vocab_size=min(recipe.draft_vocab, target.vocab_size), feature_layers=_feature_layers(recipe, target),
+        max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5))
+
+
+def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
+    """A fresh float32 head: the output layer starts as the target's kept rows, the embedding is the target's own."""
+    config, hidden = head_shape(recipe, target), target.config.hidden_size
+    torch.manual_seed(recipe.seed)
+    network = Eagle3Network(config)
+    for parameter in network.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.02)
+    d2t, t2d = draft_vocabulary(corpus, target.vocab_size, config.draft_vocab_size, eos)
+    network.d2t.copy_(d2t)
+    network.t2d.copy_(t2d)
+    with torch.no_grad():
+        # The last feature is nearly what the target's own output layer reads: let it through from the start, but
+        # quietly: a target's features are large (here 10 to 20), and a loud residual drowns what the layer adds.
+        network.fc.weight.mul_(0.2)
+        network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
+        network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
+        if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
+            # What it scales by: some families store that minus one.  A LayerNorm makes zeros of ones.
+            scale = norm(torch.ones(1, hidden, device=target.device, dtype=target.dtype))[0]
+            network.norm.weight.copy_(scale if scale.min() > 0 else torch.ones(hidden))
+    return network
+
+
+def _feature_layers(recipe: DrafterRecipe, target: Target) -> tuple[int, ...]:
+    n = target.config.num_hidden_layers
+    usual = (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)     # EAGLE's; in a shallow target two would be one
+    layers = recipe.feature_layers or usual
+    if len(set(layers)) < len(layers) or not all(0 <= layer < n for layer in layers):
+        raise ValueError(f"Features of layers {layers} were asked of {target.name}, which has {n}. Set feature_layers "
+                         f"in the recipe to different numbers below {n}.")
+    return layers

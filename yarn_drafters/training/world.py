@@ -1,0 +1,93 @@
+"""Where a training run takes place: its processes, their devices, and the one folder that it holds alone.
+
+Knows torch.distributed and files; knows no recipe and no model.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longgraft.devices import device_of
+
+CPU = torch.device("cpu")
+PATIENCE = timedelta(hours=12)      # while the first process reads the corpus, the others wait
+OURS = ("lock", "checkpoint.pt")    # either tells that a folder is a run's
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that `torchrun` started, of which this is one; alone without it."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+
+    @classmethod
+    def join(cls, wanted: str | None = None) -> World:
+        """Meet the others on the wanted kind of device, by default GPUs where there are any: nccl there, else gloo."""
+        device = device_of(wanted)
+        if device.type == "cuda":
+            device = device_of(f"cuda:{os.environ.get('LOCAL_RANK', '0')}") if device.index is None else device
+            torch.cuda.set_device(device)
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls(device=device)
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """In place, over all processes."""
+        if self.size > 1:
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            dist.all_reduce(flat)
+            for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(total.view_as(tensor))
+
+    @contextmanager
+    def first_in_turn(self) -> Iterator[None]:
+        """The first process does the block before the others, which then find its files."""
+        if not self.first:
+            dist.barrier()
+        yield
+        if self.first and self.size > 1:
+            dist.barrier()
+
+
+ALONE = World()
+
+
+@contextmanager
+def sole_trainer(out: Path, world: World = ALONE) -> Iterator[None]:
+    """Make the folder and hold it: two trainers in one would overwrite each other's checkpoints."""
+    if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in OURS):
+        raise ValueError(f"{out} holds something else than a training run, {min(out.iterdir()).name} for one. Give "
+                         "--out a new folder.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "lock").touch()
+    except OSError as error:
+        raise ValueError(f"{out} cannot be a run's folder ({error.strerror}). Give --out another.") from error
+    if not world.first:
+        yield
+        return
+    with open(out / "lock", "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as held:
+            raise ValueError(f"Another process is training in {out}.\n"
+                             "Give --out another folder, or wait until it has ended.") from held
+        yield
