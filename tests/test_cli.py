@@ -97,7 +97,8 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("change, said", [
-    (["--method", "nope"], "Known: ar, pld"), (["--budget", 0], "budget is 0"), (["--temperature", -1], "must be 0"),
+    (["--method", "nope"], "Known: ar, pld"),
+    (["--budget", 0], "budget is 0"), (["--temperature", -1], "give 0 (greedy)"),
     (["--max-new-tokens", 0], "from 1 to 1,048,576"), (["--max-new-tokens", 600], "allows 512 positions"),
     (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
     (["--replay", "absent"], "cannot be read"), (["--model", "./absent/model"], "could not be loaded"),
@@ -129,7 +130,7 @@ def test_running_out_of_memory_is_a_sentence(pair, capsys, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
-    monkeypatch.setattr("longgraft.session.prefill", full)
+    monkeypatch.setattr("longgraft.request.read_prompt", full)
     code, _, err = run(capsys, monkeypatch, *ask(pair))
     assert code == 2 and err.strip().splitlines()[-1].startswith("longgraft: Out of memory")
 

@@ -301,7 +301,8 @@ def test_what_is_no_folder_is_refused(path, tmp_path):
 @pytest.mark.parametrize("overrides, said", [
     ({"rope_base": float("inf")}, "rope_base is inf"), ({"yarn": (0, 2048)}, r"yarn is \[0, 2048\]"),
     ({"yarn": (4.0,)}, r"yarn is \[4.0\]"), ({"window": 0}, "window is 0"),
-    ({"feature_layers": (-1, 2, 3)}, r"feature_layers is \[-1, 2, 3\]"), ({"max_positions": 1.5}, "max_positions is 1.5")])
+    ({"feature_layers": (-1, 2, 3)}, r"feature_layers is \[-1, 2, 3\]"),
+    ({"max_positions": 1.5}, "max_positions is 1.5")])
 def test_overrides_of_the_wrong_kind_are_refused(overrides, said):
     with pytest.raises(ValueError, match=said):
         HeadOverrides(**overrides)
