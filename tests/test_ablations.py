@@ -62,7 +62,8 @@ def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "ROUNDS", (1, 2, 50))
     warmup = tmp_path / "warmup.jsonl"
-    warmup.write_text("".join(json.dumps({"prompt": text[:300], "continuation": text[300:400]}) + "\n" for text in TEXTS[:2]))
+    warmup.write_text("".join(json.dumps({"prompt": text[:300], "continuation": text[300:400]}) + "\n"
+                              for text in TEXTS[:2]))
     made = prepare("warmup", config, tmp_path, warmup)
     assert made.methods == ("graft+warm=none", "graft+warm=1", "graft+warm=2", "ar")          # 50 would need 50 prompts
     bench = Bench.open(made)

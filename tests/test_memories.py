@@ -1,0 +1,168 @@
+"""Memories: what was observed since a mark is forgotten, a state is all there is to know, and feeding may wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import toy_network, toy_parts, toy_prompt, toy_target
+
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
+from longgraft.kv import KVCache
+from longgraft.memories.drafted import MOST_WAITING, DrafterMemory
+from longgraft.methods import METHODS, build
+from longgraft.observation import Observation, Wants
+from longgraft.parts import Parts
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
+from longgraft.tree import ROOT, ProposalTree
+from longgraft.verifier import Verifier
+
+WITH_MEMORIES = [name for name in METHODS if name != "ar"]
+
+
+class Run:
+    """A method that read a prompt and goes on by hand."""
+
+    def __init__(self, name: str) -> None:
+        self.proposer = build(name, toy_parts())
+        self.wants = Wants.union(memory.wants for memory in self.proposer.memories)
+        self.verifier = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock())
+        for memory in self.proposer.memories:
+            memory.reset(300)
+        for seen in read_prompt(self.verifier, torch.tensor(toy_prompt(60)), self.wants, 16):
+            self.observe(seen)
+
+    def observe(self, seen: Observation) -> None:
+        self.root = seen.next_token
+        for memory in self.proposer.memories:
+            memory.observe(seen)
+
+    def propose(self) -> ProposalTree:
+        return self.proposer.propose(Ask(self.root, 30, self.verifier.cache.position))
+
+    def steps(self, count: int) -> list[ProposalTree]:
+        trees = []
+        for _ in range(count):
+            trees.append(self.propose())
+            self.observe(self.verifier.verify(trees[-1], self.wants))
+        return trees
+
+
+def same(a: ProposalTree, b: ProposalTree) -> bool:
+    return torch.equal(a.tokens, b.tokens) and torch.equal(a.parents, b.parents)
+
+
+@pytest.mark.parametrize("name", WITH_MEMORIES)
+def test_rewinding_forgets_what_was_observed_since_the_mark_as_often_as_one_likes(name):
+    run = Run(name)
+    run.steps(2)
+    marks, length, root = [m.mark() for m in run.proposer.memories], run.verifier.cache.length, run.root
+    first = run.steps(5)
+    for _ in range(2):
+        for memory, mark in zip(run.proposer.memories, marks, strict=True):
+            memory.rewind(mark)
+        run.verifier.cache.crop(length)
+        run.root = root
+        assert all(same(a, b) for a, b in zip(first, run.steps(5), strict=True))
+
+
+@pytest.mark.parametrize("name", WITH_MEMORIES)
+def test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(name):
+    run, other = Run(name), Run(name)
+    run.steps(4)
+    other.steps(1)
+    for memory, theirs in zip(run.proposer.memories, other.proposer.memories, strict=True):
+        theirs.reset(300)
+        theirs.restore(memory.state())
+    other.root = run.root
+    expected = run.propose()
+    assert same(expected, other.propose())
+    run.steps(3)        # the state was a copy: what the first learns now does not reach the second
+    assert same(expected, other.propose())
+
+
+def observation(tokens: torch.Tensor, hidden: torch.Tensor, following: int, prompt: bool) -> Observation:
+    chain = ProposalTree.chain(tokens, origin=ROOT)
+    layers = dict(zip((1, 2, 3), hidden.split(32, dim=1), strict=True))
+    return Observation(chain, torch.arange(len(tokens)), following, hidden=layers, prompt=prompt)
+
+
+def test_a_drafter_is_fed_when_it_is_asked_and_a_prompt_at_once():
+    torch.manual_seed(0)
+    tokens, hidden = torch.randint(1, 96, (41,)), torch.randn(40, 96)
+    eager, lazy = (DrafterMemory(toy_network()) for _ in range(2))
+    for memory in (eager, lazy):
+        memory.reset(100)
+        memory.observe(observation(tokens[:30], hidden[:30], int(tokens[30]), prompt=True))
+    assert lazy.cache.length == 30
+    for at in range(30, 40):
+        for memory in (eager, lazy):
+            memory.observe(observation(tokens[at:at + 1], hidden[at:at + 1], int(tokens[at + 1]), prompt=False))
+        eager.newest()
+    assert (eager.cache.length, lazy.cache.length) == (40, 30)
+    torch.testing.assert_close(lazy.newest(), eager.newest(), atol=1e-5, rtol=1e-5)
+    assert lazy.cache.length == 40
+
+
+def test_what_waits_for_a_drafter_is_bounded():
+    memory = DrafterMemory(toy_network())
+    memory.reset(2 * MOST_WAITING)
+    for _ in range(MOST_WAITING + 1):
+        memory.observe(observation(torch.tensor([5]), torch.zeros(1, 96), 6, prompt=False))
+    assert memory.cache.length == MOST_WAITING + 1
+
+
+def test_two_methods_of_one_kit_share_what_they_remember():
+    parts = toy_parts()
+    graft, dense, window = (build(name, parts) for name in ("graft", "eagle3", "eagle3-window"))
+    assert graft.memories[0] is dense.memories[0] is not window.memories[0]
+    assert build("retrieval", parts).memories[0] is graft.memories[1]
+    assert build("token-recycling", parts).memories[0] is not graft.memories[1]
+    assert isinstance(parts, Parts) and len(parts.kept) == 4
+
+
+def test_two_proposers_with_different_layers_share_a_pass():
+    wants = Wants((1, 3), topk=4) | Wants((0, 3), final=True, topk=8)
+    assert wants == Wants((0, 1, 3), final=True, topk=8)
+    verifier = Verifier(toy_target(), toy_target().cache(64), Greedy(), Clock())
+    seen = verifier.read(torch.tensor(toy_prompt(20)), wants, following=1)
+    assert set(seen.hidden) == {0, 1, 3} and seen.features((3, 0)).shape == (20, 64) and seen.final.shape == (20, 32)
+    assert torch.equal(seen.features((3, 0))[:, :32], seen.hidden[3])
+
+
+def test_a_cache_keeps_its_prefix_when_it_grows_and_stands_behind_what_was_skipped():
+    target, prompt = toy_target(), torch.tensor(toy_prompt(40))
+    cache = target.cache(40)
+    verifier = Verifier(target, cache, Greedy(), Clock())
+    verifier.read(prompt, Wants(), following=1)
+    before = cache.state()
+    cache.reserve(2000)
+    assert cache.capacity >= 2000 and cache.length == 40
+    assert all(torch.equal(a, b) for ours, theirs in zip(before, cache.state(), strict=True)
+               for a, b in zip(ours, theirs, strict=True))
+    grown = verifier.read(torch.tensor([7, 8]), Wants(), None).next_token
+    fresh = Verifier(target, target.cache(64), Greedy(), Clock()).read(
+        torch.cat([prompt, torch.tensor([7, 8])]), Wants(), None).next_token
+    assert grown == fresh
+    cache.skipped = 5
+    assert cache.position == cache.length + 5
+
+
+def test_a_cache_that_left_tokens_out_turns_later_ones_by_their_true_positions():
+    target, tokens = toy_target(), torch.tensor([7, 8])
+    keys = []
+    for skipped in (0, 5):
+        cache = target.cache(64)
+        cache.skipped = skipped
+        Verifier(target, cache, Greedy(), Clock()).read(tokens, Wants(), None)
+        keys.append(cache.state()[0][0])
+    assert not torch.allclose(keys[0], keys[1], atol=1e-3)
+
+
+def test_a_released_cache_holds_nothing():
+    cache = KVCache(2, 100)
+    cache.update(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), 0)
+    assert cache.bytes() > 0
+    cache.release()
+    assert cache.bytes() == 0 and cache.capacity == 0

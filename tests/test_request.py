@@ -1,0 +1,193 @@
+"""Requests: stepped, cancelled, closed, superseded; what they count and what they give back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from conftest import answered, toy_prompt, toy_session
+from oracle import plain
+
+from longgraft.acceptance import Replay, walk
+from longgraft.methods import METHODS, Method
+from longgraft.request import Goal
+from longgraft.sampling import Sampling
+from longgraft.session import Session
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+
+PROMPT = toy_prompt(60)
+
+
+class Words:
+    """A tokenizer of one character per token: token 3 is chr(100 + 3)."""
+
+    vocab_size = 96
+    eos_token_id = None
+
+    def decode(self, ids, **_):
+        return "".join(chr(100 + i) for i in ids)
+
+
+def worded(method: str = "retrieval", **more) -> Session:
+    return Session(toy_session(method, **more).engine, Words())
+
+
+def held(session: Session) -> int:
+    """Bytes that the session's caches hold."""
+    memories = session.engine.proposer.memories
+    return session.engine.cache.bytes() + sum(m.cache.bytes() for m in memories if m.name == "drafter")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_are_chunks_then_decodings_and_add_up_to_the_answer(method):
+    request = toy_session(method).open(PROMPT, 24, eos=())
+    steps = list(request)
+    reading = [step for step in steps if step.read]
+    assert [step.read for step in reading] == [17, 17, 17, 9] and steps[:4] == reading      # chunks of 17
+    assert not any(step.tokens for step in reading[:-1]) and len(reading[-1].tokens) == 1
+    assert [t for step in steps for t in step.tokens] == plain("llama", 60, 24, Sampling())
+    assert request.finish_reason == "length" and request.step() is None
+    stats = request.stats
+    origins = [o for step in steps[4:] for o in step.origins]
+    assert len(steps) == 4 + stats.steps and origins.count(ROOT) == stats.steps
+    drafted = sum(bool(o & DRAFT) and not o & RETRIEVED for o in origins)
+    assert drafted == stats.accepted_by_origin["draft"] and len(origins) == stats.new_tokens - 1
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])      # in the prompt, and while decoding
+def test_a_cancelled_request_ends_before_its_next_step_and_gives_everything_back(after):
+    session = toy_session("graft")
+    before = held(session)
+    request = session.open(PROMPT, 24, eos=())
+    for _ in range(after):
+        assert request.step() is not None
+    assert held(session) > before
+    read = session.engine.cache.length
+    request.cancel()
+    assert request.step() is None and request.finish_reason == "cancelled"
+    assert held(session) == before and session.engine.cache.length == 0 < read
+    assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
+
+
+def test_a_request_that_ended_or_failed_or_was_left_gives_everything_back(monkeypatch):
+    session = toy_session("graft")
+    answered(session, PROMPT, 8)
+    assert held(session) == 0
+    with session.open(PROMPT, 24) as request:
+        request.step()
+        assert held(session) > 0
+    assert held(session) == 0 and request.finish_reason == "cancelled"
+    monkeypatch.setattr(type(session.engine.proposer), "propose", lambda self, ask: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        answered(session, PROMPT, 24)
+    assert held(session) == 0
+    monkeypatch.undo()
+    assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
+
+
+def test_of_two_requests_on_a_session_only_the_newer_goes_on():
+    session = toy_session("graft")
+    older = session.open(PROMPT, 24, eos=())
+    older.step()
+    newer = session.open(PROMPT, 24, eos=())
+    with pytest.raises(RuntimeError, match="Another request was started on this session"):
+        older.step()
+    assert [t for step in newer for t in step.tokens] == plain("llama", 60, 24, Sampling())
+
+
+def test_a_second_thread_is_told_so_and_disturbs_nothing():
+    session, said = toy_session("graft"), []
+    request = session.open(PROMPT, 24, eos=())
+    request.step()
+
+    def other() -> None:
+        for action in (lambda: session.generate(PROMPT, 4), None):
+            try:
+                action() if action else request.cancel()
+            except RuntimeError as error:
+                said.append(str(error))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert len(said) == 1 and "in another thread, and serves one at a time" in said[0]
+    assert request.step() is None and request.finish_reason == "cancelled"      # which any thread may ask for
+    assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
+
+
+def test_an_answer_says_why_it_ended():
+    expected = plain("llama", 60, 24, Sampling(temperature=1.0, seed=5))
+    draw = Sampling(temperature=1.0, seed=5)
+    session = worded()
+    end = next(t for t in expected[4:] if expected.index(t) >= 4)
+    at = expected.index(end) + 1
+    by_token = answered(session, PROMPT, 24, draw, eos=(end,))
+    by_text = session.generate(PROMPT, 24, stop=chr(100 + end), temperature=1.0, seed=5)
+    assert (by_token.finish_reason, by_token.token_ids) == ("eos", expected[:at])
+    assert (by_text.finish_reason, by_text.token_ids) == ("stop", expected[:at])
+    assert by_text.text == "".join(chr(100 + t) for t in expected[:at - 1])
+    assert answered(session, PROMPT, 24, draw).finish_reason == "length"
+    assert answered(session, PROMPT, 24, draw, eos=(expected[0],)).token_ids == expected[:1]
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["end token", "stop string"])
+def test_what_an_end_inside_a_step_cuts_off_is_not_counted(stop):
+    """A step of four accepted tokens and the bonus; the second of them ends the answer."""
+    recording = PROMPT[:20]
+    ours = answered(worded("pld"), PROMPT, 20, Sampling(replay=recording))
+    first = next(i for i, n in enumerate(ours.stats.accepted_per_step) if n >= 4)
+    before = 1 + sum(n + 1 for n in ours.stats.accepted_per_step[:first])
+    assert recording[before + 1] not in recording[:before + 1]
+    end = recording[before + 1]
+    session = worded("pld")
+    if stop:
+        found = session.generate(PROMPT, 20, stop=chr(100 + end), replay=recording)
+    else:       # in a session a recording ends where it ends, whatever its tokens are
+        found = session.engine.open(PROMPT, Sampling(), Goal(20, frozenset([end])))
+        found._decoder.verifier.rule = Replay(recording, len(PROMPT))
+        list(found)
+    stats = found.stats
+    assert stats.new_tokens == before + 2 and stats.accepted_per_step[first:] == (2,)
+    assert sum(stats.accepted_by_origin.values()) == sum(stats.accepted_per_step)
+    assert stats.mat < ours.stats.mat
+
+
+def test_a_walk_goes_down_as_far_as_children_carry_what_was_drawn():
+    chain = ProposalTree.chain(torch.arange(12))
+    path, bonus = walk(chain, [*range(1, 12), 40])
+    assert path.tolist() == list(range(12)) and bonus == 40
+
+
+def test_budget_one_costs_no_draft_forward():
+    session = toy_session("graft", budget=1)
+    network, calls = session.engine.proposer.drafter.network, []
+    real = type(network).forward
+
+    class Counted(type(network)):
+        def forward(self, *inputs):
+            calls.append(len(inputs))
+            return real(self, *inputs)
+
+    network.__class__ = Counted
+    try:
+        answered(session, PROMPT, 24)
+        assert len(calls) == 4       # one for each chunk of the prompt
+    finally:
+        network.__class__ = Counted.__mro__[1]
+
+
+def test_a_request_beyond_the_positions_is_refused_before_anything_is_done():
+    session = toy_session("graft")
+    for new, said in ((600, "allows 512 positions"), (0, "1 or more"), (True, "whole number"), (2.5, "whole number")):
+        with pytest.raises(ValueError, match=said):
+            session.open(PROMPT, new)
+    assert session.engine.cache.bytes() == 0
+
+
+def test_a_memory_s_own_limit_is_named():
+    method = Method("short", "-", "-", METHODS["graft"].build, METHODS["graft"].needs)
+    session = toy_session(method)
+    session.engine.proposer.memories[0].positions = 70
+    with pytest.raises(ValueError, match=r"llama's drafter allows 70 positions.*draft_window"):
+        session.open(PROMPT, 24)
