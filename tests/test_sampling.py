@@ -35,7 +35,7 @@ def random_logits(rows: int, vocab: int, scale: float = 3.0) -> torch.Tensor:
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_what_can_be_drawn_is_what_transformers_warpers_leave(sampling):
     for logits in (random_logits(40, 48), random_logits(40, 3), random_logits(4, CANDIDATES + 900),
-                   random_logits(4, CANDIDATES + 900, 0.1)):
+                   random_logits(4, 2 * CANDIDATES, 0.1)):
         torch.testing.assert_close(rule(sampling).warp(logits), oracle.warped(logits, sampling), atol=0.0, rtol=0.0)
 
 
@@ -50,9 +50,9 @@ def test_of_equal_logits_as_many_stay_as_in_transformers(sampling):
 def test_of_equal_logits_at_top_p_s_border_the_later_stay():
     kept = Sampled(top_p=0.5).warp(torch.tensor([[1.0, 1.0, 3.0, 1.0, 3.0, 3.0, 3.0]])).isfinite()
     assert kept[0].nonzero().flatten().tolist() == [4, 5, 6]
-    wide = torch.zeros(1, 2 * CANDIDATES)
-    assert torch.equal(Sampled(top_p=0.25).warp(wide).isfinite()[0].nonzero().flatten(),
-                       torch.arange(1.5 * CANDIDATES, 2 * CANDIDATES).long())
+    wide = torch.tensor([0.0, -50.0]).repeat(2 * CANDIDATES)[None]
+    kept = Sampled(top_p=0.25).warp(wide).isfinite()[0].nonzero().flatten()
+    assert torch.equal(kept, torch.arange(3 * CANDIDATES, 4 * CANDIDATES, 2))
 
 
 def test_the_noise_is_that_of_plain_integers():
