@@ -206,7 +206,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn rope has no original_max_position_embeddings"),
     ({"rope_scaling": YARN | {"factor": "4"}}, "factor is '4'"),
     ({"rope_scaling": YARN | {"factor": float("inf")}}, "factor is inf"),
-    ({"rope_scaling": YARN | {"factor": 0.5}}, "factor is 0.5; a finite number of 1 or more"),
+    ({"rope_scaling": YARN | {"factor": 0.5}}, "factor is 0.5; a finite number from 1 to 1,048,576"),
     ({"rope_scaling": YARN | {"original_max_position_embeddings": 0.5}}, "original_max_position_embeddings is 0.5"),
     ({"rope_scaling": YARN | {"beta_fast": -3}}, "beta_fast is -3"),
     ({"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, "scale the head's attention"),
@@ -270,7 +270,7 @@ def doubled(folder):
     (cut, "model.safetensors cannot be read: .*Download it again"),
     (replaced(b""), "pytorch_model.bin cannot be read"), (replaced(b"<html>"), "pytorch_model.bin cannot be read"),
     (replaced(b"version https://git-lfs.github.com/spec/v1\noid sha256:00"), "a Git LFS pointer"),
-    (replaced({"path": Path("x")}), "pytorch_model.bin cannot be read: Weights only load failed.*Download it again"),
+    (replaced({"path": Path("x")}), "pytorch_model.bin cannot be read: .*Weights only load failed.*Download it again"),
     (replaced([1]), "something else than named tensors"), (replaced({"a": {"b": 1}}), "something else than named"),
     (replaced({1: torch.ones(2)}), "quantised, sparse or unnamed.: 1"),
     (replaced({"fc.weight": torch.eye(3).to_sparse()}), "quantised, sparse or unnamed.: fc.weight"),
@@ -296,6 +296,16 @@ def test_files_that_cannot_be_read_are_named(tmp_path, change, said):
 def test_what_is_no_folder_is_refused(path, tmp_path):
     with pytest.raises(ValueError, match=r"is not a folder\. Give a folder"):
         load_head(path, TARGET)
+
+
+def test_a_target_without_a_size_is_refused():
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=12)
+    assert TargetShape.of(config) == TargetShape(12, 32, 64)
+    config.vocab_size = 0
+    with pytest.raises(ValueError, match=r"target's config.json: vocab is 0; .* Fetch it again\."):
+        TargetShape.of(config)
 
 
 @pytest.mark.parametrize("overrides, said", [

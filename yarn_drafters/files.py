@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.yarn_drafters.reading import parse_json
+from longgraft.yarn_drafters.reading import parse_json, reason
 
 FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
 KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
@@ -84,7 +84,7 @@ def _read(file: Path) -> dict[str, Tensor]:
     except Exception as error:      # cut and foreign files raise half a dozen types
         with open(file, "rb") as raw:
             pointer = raw.read(40).startswith(b"version https://git-lfs")
-        found = "a Git LFS pointer, without the weights" if pointer else _first_line(error)
+        found = "a Git LFS pointer, without the weights" if pointer else reason(error)
         raise ValueError(f"{file} cannot be read: {found}. Download it again.") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ValueError(f"{file} holds something else than named tensors; a plain state dict is needed.")
@@ -96,8 +96,3 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 def _plain(tensor: Tensor) -> bool:
     return tensor.dtype in KINDS and tensor.layout == torch.strided and tensor.device.type == "cpu"
-
-
-def _first_line(error: Exception) -> str:
-    """Enough of a library's message: torch's go on for a page, with advice to load files unsafely."""
-    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".:")[:150]

@@ -28,15 +28,21 @@ PREFIXES = ("module.", "draft_model.", "model.")
 class TargetShape:
     """What a head must fit: layers N, hidden size Ht, vocabulary V."""
 
-    layers: int
-    hidden: int
-    vocab: int
+    layers: Count
+    hidden: Count
+    vocab: Count
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def of(cls, config: Any) -> TargetShape:
         """Of a transformers configuration."""
         text = config.get_text_config(decoder=True)
-        return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
+        try:
+            return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
+        except ValueError as error:
+            raise ValueError(f"The target's config.json: {error} Fetch it again.") from error
 
 
 def plain_name(name: str) -> str:

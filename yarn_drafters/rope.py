@@ -22,7 +22,7 @@ class Rope:
 
     base: Annotated[float, Range(1, above=True)] = 10000.0  # EAGLE's training code uses it, whatever the config says
     kind: Annotated[str, OneOf(("default", "linear", "llama3", "yarn"))] = "default"
-    factor: Annotated[float, Range(1)] = 1.0
+    factor: Annotated[float, Range(1, 2 ** 20)] = 1.0
     original: Count = 2048
     beta_fast: Positive = 32.0      # YaRN, paper 3.2
     beta_slow: Positive = 1.0

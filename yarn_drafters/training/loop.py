@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longgraft.yarn_drafters.reading import check_fields, checked
+from longgraft.yarn_drafters.reading import check_fields, checked, reason
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, grouped_documents, mixed_documents
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
 from longgraft.yarn_drafters.training.world import ALONE, World
@@ -168,8 +168,7 @@ class Trainer(ABC):
             identity, state = checked(saved["identity"], dict, "identity"), TrainingState(**saved["state"])
         except Exception as error:      # cut and foreign files raise half a dozen types
             raise self._damaged(path, error) from error
-        if other := [f"{name} {identity.get(name)!r}, now {value!r}" for name, value in self.identity.items()
-                     if identity.get(name) != value]:
+        if other := list(_differences(identity, self.identity)):
             raise ValueError(f"{self.out} holds a run of something else: {'; '.join(other)}.\n"
                              "Give --out another folder.")
         try:
@@ -192,8 +191,7 @@ class Trainer(ABC):
 
     @staticmethod
     def _damaged(path: Path, error: Exception) -> ValueError:
-        found = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".:")[:150]
-        return ValueError(f"The checkpoint {path} cannot be resumed: {type(error).__name__}, {found}.\n"
+        return ValueError(f"The checkpoint {path} cannot be resumed ({reason(error)}).\n"
                           "Delete it to start again, or give --out another folder.")
 
     def run(self, **about: Any) -> None:
@@ -232,6 +230,15 @@ class Trainer(ABC):
                 if first and time.monotonic() - saved > 60 * recipe.checkpoint_minutes:
                     saved = time.monotonic()
                     self.save()
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    for name, value in now.items():
+        found = before.get(name)
+        if isinstance(found, dict) and isinstance(value, dict):
+            yield from (f"{name} {words}" for words in _differences(found, value))
+        elif found != value:
+            yield f"{name} {found!r}, now {value!r}"
 
 
 def mean(figures: Sequence[Figures]) -> Figures:

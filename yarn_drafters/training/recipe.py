@@ -24,6 +24,7 @@ SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that a bare name s
 Tokens = Annotated[int, Range(1, 10 ** 15)]
 Rate = Annotated[float, Range(0, 10, above=True)]   # of an optimizer
 NotNegative = Annotated[float, Range(0)]
+AtOnce = Annotated[int, Range(1, 2 ** 24)]          # tokens that are in memory together
 Size = Annotated[int, Range(1, 2 ** 20)]            # of a model
 Schedule = Annotated[str, OneOf(("wsd", "cosine"))]
 Whole = Annotated[int, Range(0, 10 ** 15)]
@@ -49,8 +50,8 @@ class Recipe:
 
     stages: tuple[Stage, ...] = (Stage(2048),)
     total_tokens: Tokens = 10_000_000
-    tokens_per_step: Count = 8192
-    micro_tokens: Count | None = None   # at once on a device; None: all of a step's
+    tokens_per_step: AtOnce = 8192
+    micro_tokens: AtOnce | None = None   # at once on a device; None: all of a step's
     budget_minutes: Positive | None = None  # progress follows the further of tokens and clock
     max_positions: Count = 65536
     prose_share: Share | None = None    # of meetings, books and reports, at most; None: all of them
@@ -68,7 +69,7 @@ class Recipe:
     bf16: bool = True
     log_steps: Count = 10
     valid_steps: Count = 100            # steps between measurements on unseen text
-    valid_rows: Whole = 12              # unseen rows of code; half as many of prose and of other text
+    valid_rows: Annotated[int, Range(0, 2 ** 16)] = 12  # unseen rows of code; half as many of prose and of other text
     valid_length: Annotated[int, Range(2, TokenStream.window)] = 2048
     checkpoint_minutes: NotNegative = 3.0
 
@@ -76,7 +77,8 @@ class Recipe:
     def load(cls, path: Path | None = None, base: Self | None = None, **changes: Any) -> Self:
         """base (the defaults), changed by a JSON or TOML file, changed by what of `changes` is not None."""
         given = {} if path is None else _read(Path(path))
-        given |= {name: value for name, value in changes.items() if value is not None}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        given |= changes
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(given) - known):
             raise ValueError(f"{path} sets {', '.join(unknown)}, which a {cls.__name__} does not have.\n"
@@ -84,7 +86,8 @@ class Recipe:
         try:
             return replace(base or cls(), **given)
         except ValueError as error:
-            raise ValueError(f"The recipe {path}: {error}" if path else str(error)) from error
+            place = f"The recipe {path}{' and the options' if changes else ''}: " if path else ""
+            raise ValueError(f"{place}{error}") from error
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -135,8 +138,8 @@ class DrafterRecipe(Recipe):
 
     stages: tuple[Stage, ...] = (Stage(2048),)
     total_tokens: Tokens = 100_000_000
-    tokens_per_step: Count = 16384
-    micro_tokens: Count | None = 4096
+    tokens_per_step: AtOnce = 16384
+    micro_tokens: AtOnce | None = 4096
     max_positions: Count = 2048
     schedule: Schedule = "cosine"
     warmup: Share = 0.015                           # SpecForge's
@@ -166,7 +169,8 @@ def _read(path: Path) -> dict[str, Any]:
         given = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, str(path))
     except (OSError, ValueError, RecursionError) as error:
         shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
-        raise ValueError(f"The recipe {path} cannot be read: {error}.\nGive a file, or one of {shipped}.") from error
+        raise ValueError(f"The recipe {path} cannot be read: {str(error).rstrip('.')}.\nGive a file, or one of "
+                         f"{shipped}.") from error
     if not isinstance(given, dict):
         raise ValueError(f"The recipe {path} holds a {type(given).__name__}; an object of settings is needed.")
     return given

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longgraft.yarn_drafters.reading import Count, Range
+from longgraft.yarn_drafters.reading import Range
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,
@@ -29,7 +29,7 @@ from longgraft.yarn_drafters.training.corpus import (
     train_tokenizer,
 )
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
-from longgraft.yarn_drafters.training.recipe import Rate, Recipe, Size, Stage
+from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Size, Stage
 from longgraft.yarn_drafters.training.world import ALONE, World, sole_trainer
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class TargetRecipe(Recipe):
 
     stages: tuple[Stage, ...] = (Stage(512, 0.55), Stage(2048, 0.33, skip=0.5),
                                  Stage(8192, 0.12, skip=0.5, grouped=True))
-    tokens_per_step: Count = 4096
+    tokens_per_step: AtOnce = 4096
     muon_lr: Rate = 3.5e-3
     embedding_lr: Rate = 3e-3
     norm_lr: Rate = 3e-3
