@@ -51,17 +51,22 @@ class Need(Generic[T]):
 
 
 def _head(sources: Sources) -> Eagle3Network:
-    target, path = sources.target, sources.drafter
-    if path == AUTO:
-        known = find_head(target.name)
-        path = embedded("drafter") if target.name == EMBEDDED else known.head if known else None
-        if path is None:
-            raise Missing(f"no EAGLE-3 head of {target.name} is known.\nPass --drafter; known targets: "
-                          f"{', '.join(known_targets())}.")
+    target, path = sources.target, head_path(sources.drafter, sources.target.name)
+    if path is None and sources.drafter == AUTO:
+        raise Missing(f"no EAGLE-3 head of {target.name} is known.\nPass --drafter; known targets: "
+                      f"{', '.join(known_targets())}.")
     if path is None:
         raise Missing("none was given.\nPass --drafter PATH_OR_REPO, or use a method without one; see `longgraft "
                       "methods`.")
     return head_of(path, target, sources.head)
+
+
+def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
+    """Where a target's head is; None where there is none, or none is known."""
+    if drafter != AUTO:
+        return drafter
+    known = find_head(target)
+    return embedded("drafter") if target == EMBEDDED else known.head if known else None
 
 
 def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:

@@ -185,6 +185,8 @@ def describe(*groups: Any) -> list[str]:
     for group in groups:
         for name, one in options(type(group)).items():
             value = getattr(group, name)
+            if is_dataclass(value) and value == one.kind():
+                continue
             unit = f"   # {one.unit}" if one.unit else ""
             lines.append(f"# {name}: {one.none or 'not set'}" if value is None else f"{name} = {_toml(value)}{unit}")
     return lines

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 import torch
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free now; None where the system does not tell."""
+def free_bytes(device: torch.device) -> int:
+    """Memory that could still be taken."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except OSError:
-        return None
+    except (OSError, StopIteration):        # not Linux: what is built in, taken or not
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -34,8 +34,6 @@ def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | N
 def chunk_size(target: Target, wants: Wants) -> int:
     """The largest power of two up to 1,024 whose activations fit a quarter of the free memory."""
     free = free_bytes(target.device)
-    if free is None:
-        return LARGEST
     config, item = target.config, target.dtype.itemsize
     wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     # Per token: residual, q, k, v, and the MLP's two wide activations, in work at once in one layer.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 
 import pytest
 import torch
@@ -65,6 +67,92 @@ def test_json_prints_one_object_with_every_field(pair, capsys, monkeypatch):
     assert stats["new_tokens"] == 1 + sum(stats["accepted_per_step"]) + stats["steps"] == 12
     assert sum(stats["accepted_by_origin"].values()) == sum(stats["accepted_per_step"])
     assert sum(stats["stages"].values()) == stats["steps"]
+
+
+def assert_before_loading(monkeypatch):
+    """From here on, loading a model fails the test."""
+    def never(*_, **__):
+        raise AssertionError("a model was loaded before the mistake was said")
+
+    monkeypatch.setattr("longgraft.loading.load", never)
+
+
+def test_an_answer_says_who_gave_it_and_with_what(pair, capsys, monkeypatch):
+    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1, "--seed", 5, "--budget", 8))
+    answer = json.loads(out)
+    assert (answer["model"], answer["method"], answer["seed"]) == (str(pair / "target"), "graft", 5)
+    settings = answer["settings"]
+    assert (settings["budget"], settings["dtype"], settings["temperature"], settings["max_new_tokens"]) == (
+        8, "float32", 1.0, 12)
+
+
+def test_a_prompt_comes_from_a_flag_a_file_or_standard_input(pair, capsys, monkeypatch):
+    text = (pair / "prompt.txt").read_text()
+    answers = set()
+    for more in (["--prompt", text], ["--prompt", "-"], ["--prompt-file", "-"], ["-"]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        code, out, err = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--drafter", pair / "head",
+                             "--max-new-tokens", 12, *more)
+        assert code == 0, err
+        answers.add(out)
+    assert len(answers) == 1
+
+
+def test_statistics_follow_a_stream(pair, capsys, monkeypatch):
+    _, out, err = run(capsys, monkeypatch, *ask(pair, "--stream"))
+    assert len(out.split()) == 12 and "12 new in" in err and "MAT" in err
+
+
+def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, capsys, monkeypatch, tmp_path):
+    rows = [{"prompt": "w1 w2 w3", "id": "a"}, {"prompt_ids": [1, 2, 10 ** 9]}, {"prompt_ids": [1, 2, 3]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    command = ["generate", "--model", pair / "target", "--drafter", pair / "head", "--prompts",
+               tmp_path / "rows.jsonl", "--max-new-tokens", 5]
+    code, out, err = run(capsys, monkeypatch, *command)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 1 and [answer["id"] for answer in answers] == ["a", "2", "3"] and "1 of 3 prompts" in err
+    assert "knows 0 to" in answers[1]["error"] and answers[0]["token_ids"] == answers[2]["token_ids"]
+    code, out, _ = run(capsys, monkeypatch, *command, "--out", tmp_path / "answers.jsonl")
+    written = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert out == "" and [json.loads(line)["id"] for line in written] == ["a", "2", "3"]
+    assert_before_loading(monkeypatch)
+    code, _, err = run(capsys, monkeypatch, *command, "--out", tmp_path / "answers.jsonl")
+    assert code == 2 and "exists already" in err
+
+
+@pytest.fixture(scope="module")
+def chatty(pair, tmp_path_factory):
+    """The toy target with a chat template."""
+    folder = tmp_path_factory.mktemp("chatty") / "target"
+    shutil.copytree(pair / "target", folder)
+    (folder / "chat_template.jinja").write_text("w7 {% for m in messages %}{{ m.content }} {% endfor %}w8")
+    return folder
+
+
+def test_a_chat_goes_through_the_models_template(pair, chatty, capsys, monkeypatch, tmp_path):
+    (tmp_path / "messages.json").write_text(json.dumps([{"role": "user", "content": "w1 w2"}]))
+    command = ["generate", "--model", chatty, "--drafter", pair / "head", "--json", "--max-new-tokens", 5]
+    said = []
+    for more in (["--prompt", "w1 w2", "--chat"], ["--messages", tmp_path / "messages.json"],
+                 ["--prompt", "w7 w1 w2 w8"]):
+        code, out, err = run(capsys, monkeypatch, *command, *more)
+        said.append((json.loads(out)["token_ids"], json.loads(out)["stats"]["prompt_tokens"], "add --chat" in err))
+    assert said[0] == said[1] and said[0][:2] == said[2][:2] and [bare for *_, bare in said] == [False, False, True]
+    code, _, err = run(capsys, monkeypatch, *ask(pair, "--chat"))
+    assert code == 2 and "has no chat template" in err
+
+
+def test_what_a_dry_run_prints_is_a_configuration(pair, capsys, monkeypatch, tmp_path):
+    assert_before_loading(monkeypatch)
+    code, out, _ = run(capsys, monkeypatch, *ask(pair, "--budget", 8, "--stop", "a, b", "--stop", "c", "--dry-run"))
+    assert code == 0 and "budget = 8" in out
+    (tmp_path / "run.toml").write_text(out)
+    again = ["generate", "--prompt", "x", "--config", tmp_path / "run.toml", "--dry-run"]
+    assert run(capsys, monkeypatch, *again)[1] == out
+    assert "budget = 9" in run(capsys, monkeypatch, *again, "--budget", 9)[1]
+    (tmp_path / "run.toml").write_text("budgt = 8")
+    code, _, err = run(capsys, monkeypatch, *again)
+    assert code == 2 and "run.toml sets 'budgt'" in err
 
 
 def test_text_ids_streaming_and_methods_agree(pair, capsys, monkeypatch):
@@ -150,6 +238,50 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
     assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
     code, out, err = run(capsys, monkeypatch, *ask(pair, "--calibration", file, "--compare"))
     assert code == 0 and "identical ids" in err and "calibrated" in err
+
+
+def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, capsys, monkeypatch, tmp_path):
+    common = ["--model", pair / "target", "--drafter", pair / "head", "--prompts", pair / "prompt.txt"]
+    assert_before_loading(monkeypatch)
+    code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path)
+    assert code == 2 and "exists already" in err
+    code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path / "no" / "file")
+    assert code == 2 and "does not exist" in err
+    monkeypatch.undo()
+    import longgraft.eval.checks.losslessness as module
+
+    monkeypatch.setattr(module, "check", lambda *_: {"level": "none", "dtype": "float32", "rows": [], "temperature": 0})
+    code, out, _ = run(capsys, monkeypatch, "verify", *common, "--max-prompt-tokens", 40)
+    assert code == 1 and "level: none" in out
+
+
+def test_doctor_reads_no_weights_and_gives_a_verdict(pair, capsys, monkeypatch, tmp_path):
+    shutil.copytree(pair / "target", tmp_path / "target")
+    (tmp_path / "target/model.safetensors").write_bytes(b"")
+    shutil.copytree(pair / "head", tmp_path / "head")
+    whole = (pair / "head/model.safetensors").read_bytes()
+    zeros = whole[:8 + int.from_bytes(whole[:8], "little")]
+    (tmp_path / "head/model.safetensors").write_bytes(zeros + b"\xff" * (len(whole) - len(zeros)))     # all NaN
+    common = ["doctor", "--model", tmp_path / "target", "--drafter", tmp_path / "head"]
+    code, out, _ = run(capsys, monkeypatch, *common, "--context", 300)
+    assert code == 0 and out.count(": fits") == 2
+    code, out, _ = run(capsys, monkeypatch, *common, "--context", 600)
+    assert code == 1 and "512 positions are allowed" in out
+    monkeypatch.setattr("longgraft.eval.checks.doctor.free_bytes", lambda device: 1000)
+    code, out, _ = run(capsys, monkeypatch, *common, "--context", 500)
+    assert code == 1 and "does not fit; not even its weights do" in out
+    assert run(capsys, monkeypatch, *common, "--device", "nonsense")[0] == 2
+
+
+def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
+    from longgraft.eval.checks.doctor import Share, memory
+
+    shares = {"target": Share(1000, 10), "drafter": Share(100, 1)}
+    lines, fits = memory(shares, 50, 20, 2 ** 30)
+    assert fits and "0.0 MiB" in lines[0]
+    used = 1000 + 100 + 50 + 20 * 11
+    assert [memory(shares, 50, 20, left)[0][1].split(": ")[2].split(";")[0] for left in (
+        used - 1, used, int(used / 0.9) + 1)] == ["does not fit", "tight", "fits"]
 
 
 def test_methods_and_heads_are_listed(capsys, monkeypatch):

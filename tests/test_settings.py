@@ -10,7 +10,7 @@ import pytest
 
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.options import check, describe, like, made, option, options, read_file, size
-from longgraft.session import Sampling
+from longgraft.sampling import Sampling
 from longgraft.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
 
 

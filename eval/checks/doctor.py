@@ -1,67 +1,179 @@
-"""What is here, and whether a target and a head fit together: read from configs and files, before a long job."""
+"""What is here, and whether a target and a head fit together and into memory: from configs and file headers alone.
+
+Knows devices, packages and configurations; reads no weights.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from longgraft.attention.backends import available
-from longgraft.engine import limits
-from longgraft.loading import assemble
-from longgraft.roles import DEFAULT, RETRIEVAL
-from longgraft.settings import Settings
+from longgraft.needs import EMBEDDED, embedded, head_path
+from longgraft.options import read_table
+from longgraft.settings import HeadOverrides, Pair
+from longgraft.target.refusal import refuse
+from longgraft.usage import free_bytes
+from longgraft.yarn_drafters.layouts import TargetShape, head_config, our_name, plain_name
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
+TIGHT = 0.9         # of the memory that is free: activations and the allocator's own want the rest
+GIB = 2 ** 30
 
 
-def report(model: str | None, drafter: str | None, context: int, device: str | None,
-           dtype: str | None) -> Iterator[str]:
-    """Lines for people; a pair that does not fit ends with the loader's error."""
+@dataclass(frozen=True)
+class Report:
+    """Lines for people, and whether all fits."""
+
+    lines: list[str]
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a target or a head keeps in memory."""
+
+    weights: int
+    per_token: int      # keys and values of one token
+
+
+def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None) -> Report:
+    """ValueError where the target cannot be decoded here, or the head is another target's."""
+    from transformers import AutoConfig
+
+    name = pair.model or EMBEDDED
+    path = str(embedded("target")) if name == EMBEDDED else name
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except OSError as error:
+        raise ValueError(f"Model {name!r} could not be looked at: {str(error).splitlines()[0]}\nGive a folder with "
+                         "config.json, or a hub id that this machine can reach.") from error
+    refuse(config, name)
+    dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
+    text, shape = config.get_text_config(decoder=True), TargetShape.of(config)
+    lines = [*machine(device),
+             f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
+             f"{shape.vocab:,}, {text.max_position_embeddings:,} positions, {str(dtype)[6:]} on {device}"]
+    shares, positions = {"target": _target(config, dtype)}, text.max_position_embeddings
+    head, said = _head(pair, name, shape)
+    lines.append(said)
+    if head is not None:
+        shares["drafter"] = _drafter(*head, dtype)
+        positions = min(positions, positions if head[0].window else head[0].max_positions)
+    fits = context <= positions
+    if not fits:
+        lines.append(f"context {context:,}: too long, {positions:,} positions are allowed")
+    matrix = (shape.vocab + 1) * 8 * 4 + shape.vocab * 8
+    told, enough = memory(shares, matrix, context, free_bytes(device))
+    return Report([*lines, *told], fits and enough)
+
+
+def machine(device: torch.device) -> list[str]:
+    """Versions, devices and backends."""
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    yield f"python {platform.python_version()}, {versions}"
+    lines = [f"python {platform.python_version()}, {versions}"]
     if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        yield f"device: {torch.cuda.get_device_name()}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        for index in range(torch.cuda.device_count()):
+            left, total = torch.cuda.mem_get_info(index)
+            lines.append(f"device cuda:{index}: {torch.cuda.get_device_name(index)}, {left / GIB:.1f} of "
+                         f"{total / GIB:.1f} GiB free")
     else:
-        yield f"device: CPU, {torch.get_num_threads()} threads; no CUDA device"
-    for name, reason in available().items():
-        yield f"attention {name}: {reason or 'available'}"
-    loaded = assemble(model, drafter, Settings(method=DEFAULT if drafter is not None else RETRIEVAL, device=device,
-                                              dtype=dtype))
-    target, network = loaded.target, loaded.parts.head
-    yield (f"target {target.name}: {target.config.model_type}, {target.config.num_hidden_layers} layers, hidden "
-           f"{target.config.hidden_size:,}, vocabulary {target.vocab_size:,}, {target.max_positions:,} positions, "
-           f"{str(target.dtype)[6:]} on {target.device}")
-    if network is None:
-        yield "drafter: none, or none known for this target; decoding by retrieval alone"
-    else:
-        c = network.config
-        yield (f"drafter: layout {c.layout}, hidden {c.hidden_size:,}, draft vocabulary {c.draft_vocab_size:,} of "
-               f"{c.vocab_size:,}, features from the inputs of layers {c.feature_layers}, rope {c.rope.kind} "
-               f"(base {c.rope.base:,.0f}, factor {c.rope.factor:g}), {c.max_positions:,} positions: fits")
-    allowed = min(limits(target, loaded.method.build(loaded.parts).memories).values())
-    if context > allowed:
-        yield f"context {context:,}: too long, {allowed:,} positions are allowed"
-    yield from memory(target, network, context)
+        lines.append(f"device: CPU, {torch.get_num_threads()} threads, {free_bytes(device) / GIB:.1f} GiB free; no "
+                     "CUDA device")
+    return [*lines, *(f"attention {name}: {reason or 'available'}" for name, reason in available().items())]
 
 
-def memory(target: Any, network: Any, context: int) -> list[str]:
-    """Arithmetic of what a prompt of `context` tokens keeps: weights, both caches, matrix."""
-    parts = {}
-    parts["target weights"] = _bytes(target.model)
-    parts["target cache"] = context * target.cache_bytes_per_token()
-    parts["matrix"] = (target.vocab_size + 1) * 8 * 4 + target.vocab_size * 8
-    if network is not None:
-        c = network.config
-        parts["drafter weights"] = _bytes(network)
-        parts["drafter cache"] = context * 2 * c.layers * c.kv_heads * c.head_dim * network.fc.weight.itemsize
+def memory(shares: dict[str, Share], matrix: int, context: int, left: int) -> tuple[list[str], bool]:
+    """Arithmetic of what a prompt of `context` tokens keeps, in words, and whether `left` bytes hold it."""
+    parts = {f"{who} {what}": size for who, share in shares.items()
+             for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | {"matrix": matrix}
     total = sum(parts.values())
     shown = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in parts.items())
-    return [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown}), and the activations of one chunk"]
+    lines = [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown}), and the activations of one chunk"]
+    if total <= TIGHT * left:
+        return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: fits"], True
+    if total <= left:
+        return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: tight; lower --chunk, or use a "
+                        "smaller dtype"], True
+    fixed = total - context * sum(share.per_token for share in shares.values())
+    most = int((TIGHT * left - fixed) / sum(share.per_token for share in shares.values()))
+    advice = f"up to {most:,} tokens would" if most > 0 else "not even its weights do"
+    return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
+
+
+def _target(config: Any, dtype: torch.dtype) -> Share:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    text = config.get_text_config(decoder=True)
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return Share(_bytes(model), 2 * text.num_hidden_layers * heads * size * dtype.itemsize)
+
+
+def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, bool] | None, str]:
+    """((the head's configuration, whether it has an embedding of its own), what to say)."""
+    path = head_path(pair.drafter, name)
+    if path is None:
+        return None, "drafter: none, or none known for this target; decoding by retrieval alone"
+    folder = _folder(path)
+    if folder is None:
+        return None, f"drafter {path}: on the hub and not downloaded yet, so not looked at; fetch it to be sure"
+    shapes = {plain_name(key): size for key, size in header(folder).items()}
+    c = head_config(read_table(folder / "config.json"), shapes, shape, HeadOverrides())
+    own = any(our_name(key, c.layout) == "embed_tokens.weight" for key in shapes)
+    return (c, own), (
+        f"drafter: layout {c.layout}, hidden {c.hidden_size:,}, draft vocabulary {c.draft_vocab_size:,} of "
+        f"{c.vocab_size:,}, features from the inputs of layers {c.feature_layers}, rope {c.rope.kind} (base "
+        f"{c.rope.base:,.0f}, factor {c.rope.factor:g}), {c.max_positions:,} positions: fits")
+
+
+def _drafter(config: HeadConfig, own: bool, dtype: torch.dtype) -> Share:
+    with torch.device("meta"):
+        network = Eagle3Network(config, own).to(dtype)
+    return Share(_bytes(network), 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize)
+
+
+def _folder(path: str | Path) -> Path | None:
+    """A head's folder; None where it is on the hub alone."""
+    if Path(path).is_dir():
+        return Path(path)
+    if str(path).count("/") != 1 or str(path).startswith((".", "/")):
+        raise ValueError(f"Drafter {path} is not a folder. Give a folder with config.json and the weights, or a hub "
+                         "id (owner/name).")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(path), local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def header(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a folder's tensors; ValueError where there are none that can be read."""
+    from safetensors import SafetensorError, safe_open
+
+    files, binary = sorted(folder.glob("*.safetensors")), folder / "pytorch_model.bin"
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+        if not files:
+            found = torch.load(binary, map_location="meta", weights_only=True)
+            shapes = {key: tuple(tensor.shape) for key, tensor in found.items()}
+    except (SafetensorError, OSError, RuntimeError, EOFError, AttributeError) as error:
+        raise ValueError(f"Drafter {folder}: the weights cannot be read ({str(error).splitlines()[0]}). Download them "
+                         "again.") from error
+    return shapes
 
 
 def _bytes(module: torch.nn.Module) -> int:

@@ -41,12 +41,13 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
     titles = {name: (group.__doc__ or "").splitlines()[0].rstrip(".") for group in groups.values()
-              for name, option in options(group).items() if option.help and name not in without}
+              for name in options(group) if name not in without}
     known = {name: option for group in groups.values() for name, option in options(group).items() if name in titles}
+    typed = {name: option for name, option in known.items() if option.help}     # the others are tables of a file
 
     def adapted(**given: Any) -> Any:
         path = given.pop("config", None)
-        flags = {name: _flagged(option, text) for name, option in known.items()
+        flags = {name: _flagged(option, text) for name, option in typed.items()
                  if (text := given.pop(name)) not in (None, [])}
         values = {**base, **(saved(flags) if saved else {}), **_filed(path, known), **flags}
         made = {name: group(**{key: value for key, value in values.items() if key in options(group)})
@@ -54,9 +55,9 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
         return function(**made, **given)
 
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
-    config = [_keyword("config", Annotated[Optional[Path], FILE])] if known else []     # noqa: UP045
+    config = [_keyword("config", Annotated[Optional[Path], FILE])] if typed else []     # noqa: UP045
     theirs = [_keyword(name, _annotation(option, base.get(name, option.default), titles[name]))
-              for name, option in known.items()]
+              for name, option in typed.items()]
     adapted.__signature__ = inspect.Signature([*own, *config, *theirs])     # type: ignore[attr-defined]
     adapted.__doc__ = function.__doc__
     return adapted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -108,7 +109,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
         return
     session = open_session(pair, settings)
     if recording is not None:
-        sampling = Sampling(replay=_recorded(session, recording))
+        sampling = Sampling(**vars(draw), replay=_recorded(session, recording))
     asking = Asking(session, settings, sampling, ends, shown.compare)
     if not shown.as_json:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
@@ -148,7 +149,7 @@ def encode(session: Session, asked: Asked) -> list[int]:
 def _answer_all(asking: Asking, asked: Sequence[Asked], out: Path | None) -> None:
     """An object per prompt, written as it comes; a prompt that fails gets one that says why, and the others go on."""
     failed = 0
-    with open(out, "x", encoding="utf-8") if out else sys.stdout as file:
+    with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, one in enumerate(asked, 1):
             try:
                 found = asking.answer(encode(asking.session, one))

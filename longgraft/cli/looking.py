@@ -54,10 +54,13 @@ def doctor(pair: Pair, plan: Plan) -> None:
 
     No weights are loaded.  Exit status 1 where something does not fit.
     """
-    from longgraft.eval.checks.doctor import report
+    from longgraft.devices import device_of, dtype_of
+    from longgraft.eval.checks.doctor import examine
 
-    for line in report(pair.model, pair.drafter, plan.context, plan.device, plan.dtype):
-        print(line)
+    found = examine(pair, plan.context, device_of(plan.device), dtype_of(plan.dtype) if plan.dtype else None)
+    print("\n".join(found.lines))
+    if not found.fits:
+        raise SystemExit(1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""What the command line says without a model: its help, and one clear sentence for each mistake."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+from test_cli import assert_before_loading, run
+from typer.main import get_command
+
+from longgraft.cli.app import app
+
+
+def commands(command, path=("longgraft",)):
+    """(words, command) of every command."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+    yield path, command
+
+
+def test_every_example_of_the_help_can_be_typed():
+    seen = 0
+    for path, command in commands(get_command(app)):
+        for example in (command.epilog or "").removeprefix("Example: ").split("; then "):
+            if not example:
+                continue
+            words = shlex.split(example)
+            found = next(inner for start, inner in sorted(commands(get_command(app)), key=lambda pair: -len(pair[0]))
+                         if tuple(words[:len(start)]) == start)
+            start = next(start for start, inner in commands(get_command(app)) if inner.name == found.name)
+            found.make_context(found.name, words[len(start):])      # raises what the command line would
+            seen += 1
+        assert command.epilog or path == ("longgraft",) or getattr(command, "commands", None), path
+    assert seen >= 17
+
+
+def test_help_begins_with_what_people_do_first():
+    assert list(get_command(app).commands)[:5] == ["generate", "methods", "doctor", "calibrate", "verify"]
+    assert list(get_command(app).commands)[-1] == "train"
+
+
+def test_the_version_is_told(capsys, monkeypatch):
+    assert run(capsys, monkeypatch, "--version")[:2] == (0, "longgraft 0.1.0\n")
+
+
+def test_help_needs_no_torch():
+    code = ("import sys, longgraft.cli.app as a; sys.argv = ['longgraft', 'sweep', '--help']\ntry: a.main()\n"
+            "finally: print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip().endswith("[]") and "--buckets" in done.stdout
+
+
+@pytest.mark.parametrize("words, said", [
+    (["generate"], "none was given"), (["generate", "--prompt", ""], "prompt is empty"),
+    (["generate", "hello"], "with --prompt"), (["generate", "--prompt", "x", "--prompt-file", "y"], "--prompt and --"),
+    (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt"), (["generat"], "No such command"),
+    (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be a whole number"),
+    (["generate", "--prompt", "x", "--budget"], "requires an argument"),
+    (["generate", "--prompt", "x", "--draft-top-k", "5000"], "--draft-top-k is 5,000"),
+    (["generate", "--prompt", "x", "--max-new-tokens", "400000000"], "--max-new-tokens is 400,000,000"),
+    (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature is nan"),
+    (["generate", "--prompt", "x", "--attention", "fast"], "Known: auto, sdpa, split, flash"),
+    (["generate", "--prompt", "x", "--stop", ""], "stop string is empty"),
+    (["generate", "--prompt", "x", "--out", "y"], "--out is for the answers to --prompts"),
+    (["generate", "--prompt", "x", "--stream", "--json"], "--stream goes with neither"),
+    (["generate", "--prompts", "rows.jsonl", "--stream"], "--prompts goes with neither"),
+    (["generate", "--prompts", "bad.jsonl"], "bad.jsonl:1: prompt and prompt_ids was found"),
+    (["generate", "--prompts", "deep.json"], "deep.json:1 is nested too deeply"),
+    (["generate", "--messages", "ids.json"], "messages must be a list such as"),
+    (["generate", "--prompt-ids", "bools.json"], "must hold one JSON list of token ids"),
+    (["generate", "--prompt-file", "latin.txt"], "is not UTF-8 text"),
+    (["generate", "--prompt", "x", "--config", "absent.toml"], "absent.toml cannot be read"),
+    (["verify"], "Missing option '--prompts'"), (["verify", "--prompts", "absent.jsonl"], "absent.jsonl"),
+    (["verify", "--prompts", "latin.txt", "--count", "0"], "--count is 0"),
+    (["calibrate", "--prompts", "rows.jsonl", "--rounds", "0"], "--rounds is 0"),
+    (["calibrate", "--prompts", "rows.jsonl", "--draft-cost", "-1"], "--draft-cost is -1.0"),
+    (["doctor", "--context", "0"], "--context is 0"), (["doctor", "--dtype", "int8"], "Known: float32"),
+    (["sweep"], "No folder was given"), (["sweep", "--resume", "nowhere"], "nowhere has no config.json"),
+    (["sweep", "--out", "x", "--workers", "0"], "--workers is 0"),
+    (["sweep", "--out", "x", "--buckets", "4k,x"], "--buckets is '4k,x'"),
+    (["sweep", "--out", "x", "--mode", "reply"], "'reply' is unknown. Known: replay, sampled, greedy"),
+    (["sweep", "--out", "x", "--head", "long"], "--head is 'long'; it must be NAME=VALUE"),
+    (["sweep", "--out", "x", "--methods", "graft@long"], "names the head 'long'"),
+    (["bench", "--out", "x", "--buckets", "4k"], "No such option: --buckets"),
+    (["ablate", "--out", "x"], "Missing argument 'WHICH'")])
+def test_wrong_words_get_one_sentence_before_a_model_is_loaded(capsys, monkeypatch, tmp_path, words, said):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("rows.jsonl", '{"prompt": "w1"}'), ("bad.jsonl", '{"prompt": "w1", "prompt_ids": [1]}'),
+                       ("deep.json", "[" * 100_000), ("ids.json", "[1]"), ("bools.json", "[true]"),
+                       ("latin.txt", "\xe4")):
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    assert_before_loading(monkeypatch)
+    code, out, err = run(capsys, monkeypatch, *words)
+    assert code == 2 and said in err and out == "" and len(err.splitlines()) == 1, err
