@@ -103,17 +103,19 @@ def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = No
 
 
 def calibrate(session: Session, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float,
-              out: Path | None, draft_cost: float | None = None, keep: bool = False) -> Path:
+              out: Path | None, draft_cost: float | None = None, keep: bool = False,
+              budget: int | None = None) -> Path:
     """Run the prompts, choose thresholds on half of them, report the other half, write the file.
 
     draft_cost: of one drafted level, in verifications; None: measured here and now
     keep:       only thresholds that accept no less than the dense tree does
+    budget:     nodes per verification; None: the session's
     """
     from tqdm import tqdm
 
-    clock = Clock()
+    clock, budget = Clock(), budget or session.budget
     warmup = _Warmup(session, clock)
-    recorder = Session(session.target, session.tokenizer, warmup, clock, session.budget, session.limits, session.chunk)
+    recorder = Session(session.target, session.tokenizer, warmup, clock, budget, session.limits, session.chunk)
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     looping = 0
     for index, (ids, said) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
@@ -131,11 +133,11 @@ def calibrate(session: Session, prompts: Sequence[Prompt], max_new_tokens: int, 
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
                          "themselves, the others ended at once. Give other prompts, or --temperature 1.")
-    costs = _costs(session, warmup) if draft_cost is None else (draft_cost, 1.0)
+    costs = _costs(session, warmup, budget) if draft_cost is None else (draft_cost, 1.0)
     thresholds, gain = choose(chosen, costs, keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted[f"split{k}"] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
-             "budget": str(session.budget), "temperature": f"{temperature:g}",
+             "budget": str(budget), "temperature": f"{temperature:g}",
              "date": time.strftime("%Y-%m-%d"), "draft_cost": f"{costs[0] / costs[1]:.3f}",
              "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
@@ -195,9 +197,8 @@ def _replay(steps: Sequence[_Step], output: Sequence[int]) -> None:
         step.trees = {}
 
 
-def _costs(session: Session, warmup: _Warmup) -> tuple[float, float]:
+def _costs(session: Session, warmup: _Warmup, budget: int) -> tuple[float, float]:
     """Median seconds of one draft forward and of one verification of a whole tree, measured here and now."""
-    budget = session.budget
     tree = ProposalTree.chain(torch.arange(budget) % session.target.vocab_size)
     cache = session.target.cache(budget * 2)
 

@@ -5,17 +5,16 @@ Knows sessions; knows no method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from longgraft.compose import Plain
+from longgraft.eval.levels import EPSILON, Check, first_divergence, level
 from longgraft.observation import Wants
 from longgraft.session import Generation, Sampling, Session, Stats
 from longgraft.tree import ProposalTree
-
-EPSILON = 0.1       # logits; near ties of half precision stay below
 
 
 def plain_session(session: Session) -> Session:
@@ -25,14 +24,6 @@ def plain_session(session: Session) -> Session:
     plain = Session(session.target, session.tokenizer, Plain(), Clock(), budget=1, chunk=session.chunk)
     plain.cache = session.cache     # one after the other: two caches of a long prompt may not fit
     return plain
-
-
-def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Index of the first difference, a missing token included; None where there is none."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
 def compare_with_plain(session: Session, ids: Sequence[int], answer: Generation, sampling: Sampling,
@@ -84,18 +75,11 @@ def lines(report: dict[str, Any]) -> list[str]:
     return [*out, f"level: {report['level']} ({report['dtype']}, temperature {report['temperature']:g})"]
 
 
-def level(rows: Sequence[Mapping[str, Any]], dtype: str, greedy: bool) -> str:
-    """`exact`, `greedy-bf16` or `none`, of rows with first_divergence and margin (None where it means nothing)."""
-    parted = [row for row in rows if row["first_divergence"] is not None]
-    if dtype == "float32":
-        return "none" if parted else "exact"
-    near = all(row["margin"] is not None and row["margin"] < EPSILON for row in parted)
-    return "greedy-bf16" if not parted or (greedy and near) else "none"
-
-
 def _level(rows: Sequence[dict[str, Any]], session: Session, sampling: Sampling) -> str:
     parted = sum(row["first_divergence"] is not None for row in rows)
-    reached = level(rows, str(session.target.dtype)[6:], sampling.temperature == 0)
+    greedy = sampling.temperature == 0      # of draws, a margin says nothing
+    reached = level([Check(row["new_tokens"], row["first_divergence"], row["margin"] if greedy else None)
+                     for row in rows], str(session.target.dtype)[6:])
     if not parted:
         return reached if reached == "exact" else f"{reached} (no divergence)"
     near = "" if reached == "none" else f", all below a margin of {EPSILON}"

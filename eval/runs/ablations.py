@@ -14,9 +14,10 @@ from pathlib import Path
 from longgraft.calibration import Calibration
 from longgraft.eval.checks.calibrate import Prompt, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
-from longgraft.eval.prompts.suites import load_suite, read_prompts, suite_name
-from longgraft.eval.runs.bench import Bench, planned
+from longgraft.eval.prompts.suites import read_prompts, suite_name
+from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.loading import identity_of
 from longgraft.methods import find
 
@@ -60,12 +61,12 @@ def _warmed(config: SweepConfig, bench: Bench, out: Path, warmup: Path | None) -
 
 def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Path | None) -> dict[str, str]:
     """Thresholds chosen on rows of each suite that are not measured (Tables 11 and 12)."""
-    measured, made = planned(config, bench), {}
-    data = None if config.data is None else Path(config.data)
-    for suite in config.suites:
+    suites, made = check_plan(config), {}
+    measured = planned(config, suites, Reader.of(bench.session))
+    for suite, examples in suites.items():
         taken = {fitted.example.id for prompts in measured[suite].values() for fitted in prompts}
         prompts: list[Prompt] = []
-        for example in load_suite(suite, data, [Path(path) for path in config.recorded]):
+        for example in examples:
             if example.id in taken or len(prompts) == config.prompts:
                 continue
             if not config.lengths:
@@ -84,8 +85,7 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
     budget = config.budget or find("graft").budget
     path = out / f"{name}-budget-{budget}.safetensors"
     if not path.exists():
-        bench.session.budget = budget
-        calibrate(bench.session, prompts, config.max_new_tokens, config.temperature, path)
+        calibrate(bench.session, prompts, config.max_new_tokens, config.temperature, path, budget=budget)
     session = bench.session
     identity = identity_of(session.target, session.tokenizer, session.parts.network)
     found = Calibration.load(path, identity, session.target.device)

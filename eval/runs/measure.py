@@ -245,12 +245,12 @@ class Prefilled:
         stats.peak_memory_bytes = peak_memory(self.target.device)
         return tokens, stats
 
-    def margin(self, tokens: Sequence[int]) -> float:
-        """Difference of the target's two largest logits after the prompt and these tokens."""
+    def margin(self, tokens: Sequence[int]) -> tuple[float, float]:
+        """(difference of the target's two largest logits, the larger) after the prompt and these tokens."""
         self.cache.crop(len(self.ids) - 1)
         chain = ProposalTree.chain(torch.tensor([self.ids[-1], *tokens]))
         best = self.target.run(chain, self.cache, Wants(), rows="last").logits[0].float().topk(2).values
-        return float(best[0] - best[1])
+        return float(best[0] - best[1]), float(best[0])
 
     def _parts(self, variant: Variant) -> _Known:
         return _Known(**vars(self._stock.parts(variant)), prompt=self._prompt)
