@@ -29,7 +29,7 @@ def test_rows_of_before_are_read_and_those_of_now_come_back_as_they_were():
     found = parse_row(json.dumps(OLD), "here")
     assert isinstance(found, Row) and found.key == Key("lcc", 4096, "a", "greedy", "graft", 0)
     assert found.lossless == Check(4, 2, 0.01) and found.score == ("ROUGE-L", 0.25) and found.cut_tokens == 3
-    assert (found.promise, found.limit, found.learned_from) == ("exact", None, 0)
+    assert (found.promise, found.limit, found.learned_from) == ("exact", None, None)
     failed = parse_row(json.dumps(FAILED), "here")
     assert failed == Failure(Key("lcc", 4096, "b", "greedy", "graft", 0), "x")
     assert [parse_row(as_json(row), "here") for row in (found, failed)] == [found, failed]

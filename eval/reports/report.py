@@ -110,10 +110,11 @@ def _provenance(run: Run) -> str:
 def _learned(rows: Sequence[Result]) -> Iterator[str]:
     """Of methods that keep what they learnt on the prompts before."""
     for method in dict.fromkeys(row.key.method for row in rows):
-        before = [row.learned_from for row in rows if isinstance(row, Row) and row.key.method == method]
-        if any(before):
+        before = [row.learned_from for row in rows if isinstance(row, Row) and row.key.method == method
+                  and row.learned_from is not None]
+        if before:
             yield (f"\n`{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
-                   f"{max(before)} others of their mode. Each prompt's repeats began alike.")
+                   f"{max(before)} others of their mode. A prompt's repeats began alike.")
 
 
 def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:

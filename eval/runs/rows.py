@@ -51,7 +51,7 @@ class Row:
     lossless:     checked beside plain decoding; of a replay by drawing beside it; None where that was not possible
     promise:      of the method: exact, distribution or lossy
     score:        (metric, 0..1) of the answer, in the first repeat of the target's own draws
-    learned_from: prompts that the method had learnt from before this one
+    learned_from: prompts that the method had learnt from before this one; None where it learns over no run
     """
 
     key: Key
@@ -74,7 +74,7 @@ class Row:
     promise: str = "exact"
     score: tuple[str, float] | None = None
     limit: int | None = None
-    learned_from: int = 0
+    learned_from: int | None = None
     turn: int = 1
     cut_tokens: int = 0
 
