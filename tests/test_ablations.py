@@ -9,9 +9,11 @@ import pytest
 
 from longgraft.calibration import Calibration
 from longgraft.eval.runs.ablations import prepare
-from longgraft.eval.runs.bench import Bench, planned
+from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.sweep import ROWS, sweep
+from longgraft.eval.runs.plan import Reader, check_plan, planned
+from longgraft.eval.runs.rows import ROWS, Failure
+from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.variants import Variant
 from longgraft.roles import GROUPS
 
@@ -43,18 +45,18 @@ def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path,
     import longgraft.eval.runs.ablations as module
 
     real = module.calibrate
-    monkeypatch.setattr(module, "calibrate", lambda loaded, prompts, new, temperature, path, **more: (
-        seen.update({path.stem: prompts}), real(loaded, prompts, new, temperature, path, **more)))
+    monkeypatch.setattr(module, "calibrate", lambda session, prompts, new, temperature, path, budget: (
+        seen.update({path.stem: prompts}), real(session, prompts, new, temperature, path, budget=budget)))
     made = prepare("thresholds", config, tmp_path)
     assert made.methods == ("eagle3", "graft+thresholds=one", "graft+thresholds=two", "ar")
-    measured = {f.ids for prompts in planned(made, Bench.open(made)).values() for f in prompts[256]}
+    measured = {f.ids for prompts in planned(made, check_plan(made), Reader.open(None)).values() for f in prompts[256]}
     used = {tuple(ids) for prompts in seen.values() for ids, _ in prompts}
     assert len(measured) == 2 and len(used) == 2 and not measured & used
     prepare("thresholds", config, tmp_path)             # what is there is not made again
     assert set(seen) == {"thresholds-one-budget-12", "thresholds-two-budget-12"}
     rows = sweep(made, tmp_path / "run")
-    assert {(row["suite"], row["method"]) for row in rows} == {(s, m) for s in config.suites for m in made.methods}
-    assert not any("error" in row for row in rows) and (tmp_path / "run" / ROWS).exists()
+    assert {(row.key.suite, row.key.method) for row in rows} == {(s, m) for s in config.suites for m in made.methods}
+    assert not any(isinstance(row, Failure) for row in rows) and (tmp_path / "run" / ROWS).exists()
 
 
 def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):

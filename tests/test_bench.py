@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import sys
@@ -11,13 +12,15 @@ import pytest
 import torch
 
 from longgraft.eval.prompts.buckets import WHOLE, whole
-from longgraft.eval.prompts.recordings import write as write_recordings
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.reports.compare import lines
-from longgraft.eval.reports.report import key, read_rows, write
+from longgraft.eval.reports.recordings import write as write_recordings
+from longgraft.eval.reports.report import write
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SHORT, SweepConfig
-from longgraft.eval.runs.sweep import ROWS, lines_of_plan, sweep
+from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
+from longgraft.eval.runs.sweep import lines_of_plan, sweep
 
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
 LONE = {"_id": "lone", "turns": ["def add(a, b):"]}
@@ -64,26 +67,26 @@ def run(questions, bench, tmp_path_factory) -> Path:
     return out
 
 
-def said(rows: list[dict], prompt: str, mode: str, method: str = "ar") -> dict:
-    return next(r for r in rows if (r["prompt_id"], r["mode"], r["method"], r["repeat"]) == (prompt, mode, method, 0))
+def said(rows: list[Result], prompt: str, mode: str, method: str = "ar") -> Row:
+    return next(r for r in rows if r.key[2:] == (prompt, mode, method, 0))
 
 
 def test_every_turn_is_measured_for_every_method_and_nothing_is_cut(run):
-    rows = list(read_rows(run))
-    assert {(r["prompt_id"], r["turn"]) for r in rows} == {("talk", 1), ("talk#2", 2), ("talk#3", 3), ("lone", 1)}
-    assert len(rows) == len({key(r) for r in rows}) == 4 * 2 * 3
-    assert {(r["bucket"], r["cut_tokens"]) for r in rows} == {(WHOLE, 0)}
-    assert {r["lossless"]["first_divergence"] for r in rows} == {None}
+    rows = read_rows(run)
+    assert {(r.key.prompt_id, r.turn) for r in rows} == {("talk", 1), ("talk#2", 2), ("talk#3", 3), ("lone", 1)}
+    assert len(rows) == len({r.key for r in rows}) == 4 * 2 * 3
+    assert {(r.key.bucket, r.cut_tokens) for r in rows} == {(WHOLE, 0)}
+    assert {r.lossless.first_divergence for r in rows} == {None}
 
 
 def test_a_later_turn_follows_what_plain_decoding_answered_in_its_mode(run, bench):
-    rows, tokenizer = list(read_rows(run)), bench.session.tokenizer
+    rows, tokenizer = read_rows(run), bench.session.tokenizer
     for mode in ("greedy", "sampled"):
         text = TALK["turns"][0]
         for turn, follow_up in enumerate(TALK["turns"][1:], 2):
             before = said(rows, "talk" if turn == 2 else f"talk#{turn - 1}", mode)
-            text += "\n\n" + tokenizer.decode(before["token_ids"], skip_special_tokens=True) + "\n\n" + follow_up
-            assert {r["prompt_tokens"] for r in rows if (r["turn"], r["mode"]) == (turn, mode)} == {
+            text += "\n\n" + tokenizer.decode(before.token_ids, skip_special_tokens=True) + "\n\n" + follow_up
+            assert {r.prompt_tokens for r in rows if (r.turn, r.key.mode) == (turn, mode)} == {
                 len(tokenizer(text)["input_ids"])}
 
 
@@ -94,24 +97,25 @@ def test_a_run_that_was_killed_within_a_conversation_goes_on_as_if_it_had_not_be
     whole_text = (run / ROWS).read_text().splitlines(keepends=True)
     (tmp_path / ROWS).write_text("".join(whole_text[:kept]))
     found = sweep(config(questions), tmp_path, resume=True)
-    assert len(found) == len({key(r) for r in found}) == len(whole_text)
-    assert "in 0 of them." in lines(list(read_rows(run)), found)[1]
+    assert len(found) == len({r.key for r in found}) == len(whole_text)
+    assert "in 0 of them." in lines(read_rows(run), found)[1]
 
 
 def test_an_answer_that_is_there_is_not_decoded_again(run, questions, tmp_path, bench):
-    rows = [r for r in read_rows(run) if r["prompt_id"] == "talk"]
+    rows = [r for r in read_rows(run) if r.key.prompt_id == "talk"]
     other = bench.session.tokenizer("quite another, longer answer than was given")["input_ids"]
-    said(rows, "talk", "greedy")["token_ids"] = other
+    said(rows, "talk", "greedy").token_ids[:] = other
     shutil.copy(run / "config.json", tmp_path)
-    found = sweep(config(questions), file(tmp_path / ROWS, *rows).parent, resume=True)
+    (tmp_path / ROWS).write_text("".join(as_json(row) + "\n" for row in rows))
+    found = sweep(config(questions), tmp_path, resume=True)
     text = f"{TALK['turns'][0]}\n\n{bench.session.tokenizer.decode(other)}\n\n{TALK['turns'][1]}"
-    assert said(found, "talk#2", "greedy")["prompt_tokens"] == len(bench.session.tokenizer(text)["input_ids"])
+    assert said(found, "talk#2", "greedy").prompt_tokens == len(bench.session.tokenizer(text)["input_ids"])
 
 
 def test_workers_hold_the_same_conversations(run, questions, tmp_path):
-    alone = [r for r in read_rows(run) if r["mode"] == "greedy" and r["method"] != "graft"]
+    alone = [r for r in read_rows(run) if r.key.mode == "greedy" and r.key.method != "graft"]
     found = sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path, workers=2)
-    assert {key(r) for r in found} == {key(r) for r in alone} and "in 0 of them." in lines(alone, found)[1]
+    assert {r.key for r in found} == {r.key for r in alone} and "in 0 of them." in lines(alone, found)[1]
 
 
 def test_a_chat_template_gets_the_turns_as_messages():
@@ -131,14 +135,14 @@ def test_a_chat_template_gets_the_turns_as_messages():
 
 def test_a_token_that_ends_an_answer_is_not_said(questions, tmp_path, bench, monkeypatch):
     first = sweep(config(questions, modes=("greedy",), methods=()), tmp_path / "a")
-    end = said(first, "talk", "greedy")["token_ids"][3]
+    end = said(first, "talk", "greedy").token_ids[3]
     monkeypatch.setattr(bench.session, "eos", (end,))
     found = sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path / "b")
-    tokens = said(found, "talk", "greedy")["token_ids"]
-    assert tokens[-1] == end and len(tokens) <= 4 and said(found, "talk", "greedy", "pld")["token_ids"] == tokens
+    tokens = said(found, "talk", "greedy").token_ids
+    assert tokens[-1] == end and len(tokens) <= 4 and said(found, "talk", "greedy", "pld").token_ids == tokens
     tokenizer = bench.session.tokenizer
     text = f"{TALK['turns'][0]}\n\n{tokenizer.decode(tokens[:-1])}\n\n{TALK['turns'][1]}"
-    assert said(found, "talk#2", "greedy")["prompt_tokens"] == len(tokenizer(text)["input_ids"])
+    assert said(found, "talk#2", "greedy").prompt_tokens == len(tokenizer(text)["input_ids"])
 
 
 # Failures -----------------------------------------------------------------------------------------------------------
@@ -146,21 +150,21 @@ def test_a_token_that_ends_an_answer_is_not_said(questions, tmp_path, bench, mon
 def test_a_prompt_beyond_the_targets_positions_fails_and_so_do_its_turns(questions, tmp_path, bench, monkeypatch):
     monkeypatch.setattr(type(bench.session.target), "max_positions", 12)
     found = sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path)
-    assert len(found) == 4 * 2 and all("error" in r and "mat" not in r for r in found)
-    assert "tokens and 8 may follow, but embedded has 12 positions. Lower --max-new-tokens" in found[0]["error"]
-    assert {r["error"] for r in found if r["turn"] > 1} == {"turn 1 has no answer to go on from: its own rows say why"}
+    assert len(found) == 4 * 2 and all(isinstance(r, Failure) for r in found)
+    assert "tokens and 8 may follow, but embedded has 12 positions. Lower --max-new-tokens" in found[0].error
+    assert {r.error for r in found if r.turn > 1} == {"turn 1 has no answer to go on from: its own rows say why"}
     assert sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path, resume=True) == found
 
 
 def test_a_method_that_fails_does_not_end_the_conversation(questions, tmp_path, monkeypatch):
     from longgraft.retrievers.prompt_lookup import PromptLookup
 
-    def broken(self, root, budget):
+    def broken(self, ask):
         raise RuntimeError("out of memory, as it were")
 
     monkeypatch.setattr(PromptLookup, "propose", broken)
     found = sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path)
-    assert {(r["prompt_id"], r["method"]) for r in found if "error" not in r} == {
+    assert {(r.key.prompt_id, r.key.method) for r in found if isinstance(r, Row)} == {
         (prompt, "ar") for prompt in ("talk", "talk#2", "talk#3", "lone")}
     assert len(found) == 4 * 2
 
@@ -187,9 +191,9 @@ def test_tables_have_suites_across_and_figures_no_length(run, questions):
 
     write(run)
     said = (run / "summary.md").read_text()
-    assert "### whole prompts, greedy" in said and "| method | talks MAT | tok/s |" in said
-    assert "| whole | graft |" in said and "Each turn of a conversation counts as a prompt" in said
-    assert [path.stem for path in draw(list(read_rows(run)), run)][:2] == ["mat_by_suite", "speedup_by_suite"]
+    assert "### whole prompts: MAT" in said and "| method | talks (4 prompts) |" in said
+    assert "Each turn of a conversation counts as a prompt" in said
+    assert [path.stem for path in draw(Run.read(run))][:2] == ["mat_by_suite", "speedup_by_suite"]
 
 
 # Recordings ---------------------------------------------------------------------------------------------------------
@@ -212,10 +216,10 @@ def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, benc
     answers = tmp_path / "answers.jsonl"
     assert write_recordings(run, answers, "sampled", "ar") == 4
     found = sweep(config(questions, modes=("replay",), recorded=(str(answers),)), tmp_path / "replayed")
-    assert len(found) == 4 * 3 and not any("error" in r for r in found)
+    assert len(found) == 4 * 3 and not any(isinstance(r, Failure) for r in found)
     for row in found:
-        texts = [bench.session.tokenizer.decode(r["token_ids"], skip_special_tokens=True)
-                 for r in (row, said(list(read_rows(run)), row["prompt_id"], "sampled"))]
+        texts = [bench.session.tokenizer.decode(r.token_ids, skip_special_tokens=True)
+                 for r in (row, said(read_rows(run), row.key.prompt_id, "sampled"))]
         assert texts[1].startswith(texts[0]) and texts[0]
     with pytest.raises(ValueError, match=r"no answers of eagle3, sampled. It has: ar greedy, ar sampled, graft"):
         write_recordings(run, tmp_path / "x.jsonl", "sampled", "eagle3")
@@ -227,12 +231,18 @@ def test_without_a_recording_of_a_later_turn_a_replay_ends(questions, tmp_path):
     recorded = file(tmp_path / "r.jsonl", {"_id": "talk", "continuation": "Two, three and five."},
                     {"_id": "lone", "suite": "others", "continuation": "of another suite"})
     found = sweep(config(questions, modes=("replay",), methods=(), recorded=(str(recorded),)), tmp_path / "run")
-    assert [r["prompt_id"] for r in found] == ["talk"]
+    assert [r.key.prompt_id for r in found] == ["talk"]
 
 
 # The commands -------------------------------------------------------------------------------------------------------
 
-def test_bench_has_defaults_of_its_own():
+def test_bench_has_the_options_of_sweep_but_lengths_and_defaults_of_its_own():
+    from longgraft.cli.measuring import measuring
+
+    ours, theirs = (next(set(inspect.signature(command.callback).parameters)
+                         for command in measuring.registered_commands if command.name == name)
+                    for name in ("bench", "sweep"))
+    assert theirs - ours == {"lengths"} and ours <= theirs
     made = SweepConfig.load(None, SHORT, methods=("pld",), prompts=None)
     assert (made.lengths, made.modes, made.prompts, made.methods) == ((), ("greedy",), 20, ("pld",))
 
@@ -256,7 +266,7 @@ def test_bench_runs_from_the_command_line_and_suites_are_listed(questions, tmp_p
 
     assert "summary.md" in command("bench", "--suites", str(questions), "--methods", "pld", "--repeats", "1",
                                    "--max-new-tokens", "6", "--prompts", "1", "--out", str(tmp_path / "run"))
-    assert {r["prompt_id"] for r in read_rows(tmp_path / "run")} == {"talk", "talk#2", "talk#3"}
+    assert {r.key.prompt_id for r in read_rows(tmp_path / "run")} == {"talk", "talk#2", "talk#3"}
     assert "3 answers in" in command("recordings", str(tmp_path / "run"), "--mode", "greedy", "--out",
                                      str(tmp_path / "answers.jsonl"))
     listed = command("suites")

@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from longgraft.eval.reports.compare import lines
-from longgraft.eval.reports.report import key, read_rows
-from longgraft.eval.runs.bench import Bench, planned
+from longgraft.eval.runs import jobs
 from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.jobs import Job
+from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.ray_workers import Share, actors
+from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.sweep import sweep
-from longgraft.eval.runs.workers import ATTEMPTS, Job, spread
+from longgraft.eval.runs.workers import ATTEMPTS, spread
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,7 +31,7 @@ def config(tmp_path_factory) -> SweepConfig:
     """This repository's own sources as prompts, their next lines as recordings."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("rows") / "own.jsonl"
-    texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target", "attention")}
+    texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "compose", "methods")}
     path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
                             for name, text in texts.items()))
     return SweepConfig(suites=(str(path),), lengths=(256,), methods=("pld", "graft"), prompts=4, repeats=2,
@@ -37,7 +39,7 @@ def config(tmp_path_factory) -> SweepConfig:
 
 
 @pytest.fixture(scope="module")
-def alone(config, tmp_path_factory) -> list[dict]:
+def alone(config, tmp_path_factory) -> list[Result]:
     return sweep(config, tmp_path_factory.mktemp("alone"))
 
 
@@ -55,11 +57,10 @@ def cluster():
 
 
 def jobs_of(config) -> list[Job]:
-    return [Job(suite, length, fitted) for suite, plan in planned(config, Bench.open(config)).items()
-            for length, prompts in plan.items() for fitted in prompts]
+    return jobs.jobs_of(config, planned(config, check_plan(config), Reader.open(config.model)), {})
 
 
-def rows_despite(crew, config, accident) -> tuple[list[dict], int]:
+def rows_despite(crew, config, accident) -> tuple[list[Result], int]:
     """(all rows, workers started); the accident happens once, to the worker that has sent the first row."""
     import ray
 
@@ -83,7 +84,7 @@ def rows_despite(crew, config, accident) -> tuple[list[dict], int]:
 
 
 def same(found, alone) -> bool:
-    return (len(found) == len(alone) and {key(row) for row in found} == {key(row) for row in alone}
+    return (len(found) == len(alone) and {row.key for row in found} == {row.key for row in alone}
             and "in 0 of them." in lines(alone, found)[1])
 
 
@@ -159,8 +160,8 @@ class Doomed:
 def test_a_prompt_that_kills_every_worker_becomes_failure_rows(config, alone):
     crew = Doomed(opens=True)
     found = list(spread(config, jobs_of(config), crew))
-    assert {key(row) for row in found} == {key(row) for row in alone} and len(found) == len(alone)
-    assert {row["error"] for row in found} == {f"the worker died {ATTEMPTS} times (signal 9)"}
+    assert {row.key for row in found} == {row.key for row in alone} and len(found) == len(alone)
+    assert {row.error for row in found} == {f"the worker died {ATTEMPTS} times (signal 9)"}
     assert len(crew.given) == 4 * ATTEMPTS and not crew.living
 
 

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from longgraft.eval.reports.compare import lines
+from longgraft.eval.levels import Check
+from longgraft.eval.reports.cells import acceptance_by_depth, cells
+from longgraft.eval.reports.compare import compare, lines
+from longgraft.eval.reports.plots import draw
 from longgraft.eval.reports.projection import CostTable, table
-from longgraft.eval.reports.report import acceptance_by_depth, cells, lossless_level, read_rows, summary, write
-from longgraft.eval.statistics import bootstrap
+from longgraft.eval.reports.report import summary, write
+from longgraft.eval.reports.tables import lossless_level
+from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.rows import Failure, Key, Row, as_json
+from longgraft.eval.statistics import Mean, bootstrap
 
 CONFIG = {"max_new_tokens": 8, "repeats": 2, "seed": 0, "temperature": 1.0}
 ENVIRONMENT = {"target": "toy", "dtype": "float32", "attention": "split", "device": "CPU", "threads": 1,
                "torch": "2", "transformers": "5", "git": "abc", "changed": False}
-SAME = {"tokens": 8, "first_divergence": None, "margin": None}
+SAME = Check(8)
 
 
 def row(method="ar", rate=10.0, accepted=(0, 0), prompt="a", repeat=0, bucket=4096, suite="lcc", mode="replay",
-        **more):
-    return {"suite": suite, "bucket": bucket, "prompt_id": prompt, "cut_tokens": 0, "mode": mode, "method": method,
-            "repeat": repeat, "steps": len(accepted), "accepted_per_step": list(accepted),
-            "mat": sum(accepted) / max(1, len(accepted)), "decode_tokens_per_second": rate, "prefill_seconds": 2.0,
-            "accepted_by_origin": {"draft": sum(accepted), "retrieved": 0, "both": 0}, "stages": {}, "loop": False,
-            "seconds_by_part": {"verify": 0.1 * len(accepted), "draft": 0.05 * len(accepted)}, "token_ids": [1, 2],
-            "peak_memory_bytes": 2 ** 30,
-            "lossless": SAME} | more
+        **more) -> Row:
+    steps = len(accepted)
+    about = dict(prompt_tokens=bucket, new_tokens=sum(accepted) + steps, steps=steps, accepted_per_step=list(accepted),
+                 mat=sum(accepted) / max(1, steps), tokens_per_step=1.0, prefill_seconds=2.0, decode_seconds=1.0,
+                 decode_tokens_per_second=rate, stages={}, peak_memory_bytes=2 ** 30, token_ids=[1, 2], loop=False,
+                 accepted_by_origin={"draft": sum(accepted), "retrieved": 0, "both": 0}, lossless=SAME,
+                 seconds_by_part={"verify": 0.1 * steps, "draft": 0.05 * steps})
+    return Row(Key(suite, bucket, prompt, mode, method, repeat), **about | more)
+
+
+def failure(method="ar", bucket=4096, error="RuntimeError: out of memory") -> Failure:
+    return Failure(Key("lcc", bucket, "a", "replay", method, 0), error)
+
+
+def run(rows, folder=Path("run"), config=CONFIG, **more) -> Run:
+    return Run(folder, rows, config, ENVIRONMENT | more)
 
 
 ROWS = [row(rate=10, repeat=0), row(rate=20, repeat=1), row("graft", 30, (2, 4), repeat=0), row("graft", 40, (2, 4),
         repeat=1), row(rate=10, prompt="b"), row("graft", 10, (1, 1), prompt="b"), row(bucket=8192),
-        row("graft", bucket=8192, error="RuntimeError: out of memory")]
+        failure("graft", 8192)]
 
 
 def cell(rows, method, bucket, **more):
@@ -40,14 +57,13 @@ def cell(rows, method, bucket, **more):
 def test_speedups_are_paired_by_prompt_and_repeat():
     found = cell(ROWS, "graft", 4096)
     # prompt a: 30 / 10 and 40 / 20, median 2.5; prompt b: 10 / 10
-    assert found.speedup is not None and found.speedup[0] == pytest.approx((2.5 + 1.0) / 2)
-    assert found.mat is not None and found.mat[0] == pytest.approx((3 + 1) / 2) and found.prompts == 2
+    assert found.speedup == Mean((2.5 + 1.0) / 2) and found.mat == Mean((3 + 1) / 2) and found.prompts == 2
 
 
 def test_a_failed_row_is_a_failure_and_no_number():
     found = cell(ROWS, "graft", 8192)
     assert (found.prompts, found.failures, found.mat, found.speedup) == (0, 1, None, None)
-    text = summary(ROWS, CONFIG, ENVIRONMENT)
+    text = summary(run(ROWS))
     assert "## Failures" in text and "out of memory" in text
 
 
@@ -55,25 +71,27 @@ def test_answers_that_loop_can_be_left_out():
     looping = [*ROWS, row(rate=10, prompt="c", loop=True), row("graft", 90, (9, 9), prompt="c", loop=True)]
     assert cell(looping, "graft", 4096).loops == 1 and cell(looping, "graft", 4096).prompts == 3
     assert cell(looping, "graft", 4096, with_loops=False).speedup == cell(ROWS, "graft", 4096).speedup
-    assert "Without answers that loop" in summary(looping, CONFIG, ENVIRONMENT)
+    assert "### lcc: MAT, without answers that loop" in summary(run(looping))
 
 
-def test_a_divergence_stands_beside_the_speedup():
-    parted = [*ROWS[:2], row("graft", 30, (2, 4), lossless={"tokens": 8, "first_divergence": 3, "margin": 0.7})]
-    assert cell(parted, "graft", 4096).lossless == "1/1 differ, margin up to 0.70"
-    assert "| none: 1/1 differ, margin up to 0.70 |" in summary(parted, CONFIG, ENVIRONMENT)
+def test_a_divergence_is_counted_and_named():
+    parted = [*ROWS[:2], row("graft", 30, (2, 4), lossless=Check(8, 3, 0.7))]
+    assert cell(parted, "graft", 4096).checks == (Check(8, 3, 0.7),)
+    text = summary(run(parted))
+    assert "| graft | none: 1/1 differ, margin up to 0.70 | 1 | 0 | 0 |" in text
+    assert "- lcc 4K a, graft, replay: differs from token 3 on, margin 0.7000" in text
 
 
 @pytest.mark.parametrize(("dtype", "checks", "level"), [
     ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, 64 tokens)"),
     ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, 96 tokens)"),
-    ("bfloat16", [(96, None, None), (96, 3, 0.02)], "greedy-bf16: 1/2 differ, margins below 0.1"),
-    ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1"),
+    ("bfloat16", [(96, None, None), (96, 3, 0.02)],
+     "greedy-bf16: 1/2 differ, margins below 0.1 or one step of bfloat16"),
+    ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1 or one step of float32"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, 0.5)], "none: 2/2 differ, margin up to 0.50"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, None)], "none: 2/2 differ")])
 def test_losslessness_has_the_names_of_its_levels_and_a_margin_only_of_greedy_draws(dtype, checks, level):
-    rows = [{"lossless": dict(zip(("tokens", "first_divergence", "margin"), check, strict=True))} for check in checks]
-    assert lossless_level(rows, dtype) == level
+    assert lossless_level([Check(*check) for check in checks], dtype) == level
 
 
 def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
@@ -81,8 +99,8 @@ def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
     assert cell(ended, "graft", 4096) == cell(ROWS, "graft", 4096)
     assert cell(ended[-2:], "graft", 4096).prompts == 0 and cell(ended[-2:], "graft", 4096).failures == 0
     # Where plain decoding went on, it is a divergence.
-    parted = [row("graft", 0, (), prompt="c", repeat=n, lossless=SAME | {"first_divergence": 1}) for n in (0, 1)]
-    assert cell([*ROWS[:6], *parted], "graft", 4096).lossless == "1/3 differ"
+    parted = [row("graft", 0, (), prompt="c", repeat=n, lossless=Check(8, 1)) for n in (0, 1)]
+    assert lossless_level(cell([*ROWS[:6], *parted], "graft", 4096).checks, "float32") == "none: 1/3 differ"
 
 
 def line_of(text, start):
@@ -90,28 +108,21 @@ def line_of(text, start):
 
 
 def test_a_mean_speedup_is_over_the_same_columns_for_all_methods():
-    text = summary([*ROWS, row("pld", 20), row("pld", 40, bucket=8192)], CONFIG, ENVIRONMENT)
+    text = summary(run([*ROWS, row("pld", 20), row("pld", 40, bucket=8192)])).split("decoding speed")[-1]
     # ar: 10 at 4K (repeat 0) and 10 at 8K; graft failed at 8K
-    assert " | 3.00 | exact" in line_of(text, "| pld | 0.00") and " | - | exact" in line_of(text, "| graft | 2.00")
-    without = [r for r in ROWS if r["bucket"] == 4096] + [row("graft", bucket=8192)]
-    assert " | 1.75 | exact" in line_of(summary(without, CONFIG, ENVIRONMENT), "| graft | 2.00")
+    assert line_of(text, "| pld").endswith("| 2.00 | 4.00 | 3.00 |") and line_of(text, "| graft").endswith("| - | - |")
+    without = [r for r in ROWS if r.key.bucket == 4096] + [row("graft", bucket=8192)]
+    assert line_of(summary(run(without)).split("decoding speed")[-1], "| graft").endswith("| 1.75 |")
 
 
 def test_what_was_asked_for_and_not_measured_is_named():
     asked = CONFIG | {"suites": ["lcc", "qmsum"], "lengths": [4096, 8192, 65536], "modes": ["replay", "greedy"]}
-    text = summary(ROWS, asked, ENVIRONMENT)
+    text = summary(run(ROWS, config=asked))
     assert "No prompt measured: 4K (qmsum), 8K (qmsum), 64K (lcc, qmsum)." in text.split("## Mode: greedy")[0]
     assert "No prompt measured: 4K (lcc, qmsum), 8K" in text.split("## Mode: greedy")[1]
-    assert "No prompt measured" not in summary(ROWS, asked | {"suites": ["lcc"], "lengths": [4096, 8192],
-                                                              "modes": ["replay"]}, ENVIRONMENT)
+    less = asked | {"suites": ["lcc"], "lengths": [4096, 8192], "modes": ["replay"]}
+    assert "No prompt measured" not in summary(run(ROWS, config=less))
     assert "At most 8 new tokens" in text
-
-
-def test_time_to_the_first_token_and_memory_are_shown():
-    on_gpu = summary(ROWS, CONFIG, ENVIRONMENT | {"device": "NVIDIA H100"})
-    assert line_of(on_gpu, "| 4K | graft |").endswith("| - | 2.00 | 1,024 |")
-    # A process's highest, on a CPU, is no method's.
-    assert line_of(summary(ROWS, CONFIG, ENVIRONMENT), "| 4K | graft |").endswith("| - | 2.00 | - |")
 
 
 def test_acceptance_by_depth_is_conditional():
@@ -135,51 +146,40 @@ def test_the_bootstrap_covers_the_mean_and_narrows_with_more_prompts():
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "per_prompt.jsonl").write_text("".join(json.dumps(r) + "\n" for r in ROWS))
+    (tmp_path / "per_prompt.jsonl").write_text("".join(as_json(r) + "\n" for r in ROWS))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT))
     return tmp_path
 
 
 def test_a_folder_gets_its_tables_and_figures(folder):
-    from longgraft.eval.reports.plots import draw
-
     write(folder)
     assert len((folder / "summary.csv").read_text().splitlines()) == 1 + 2 * 2
-    first = {path.name: path.read_bytes() for path in draw(list(read_rows(folder)), folder)}
+    first = {path.name: path.read_bytes() for path in draw(Run.read(folder))}
     assert len(first) == 5 and all(b"<svg" in text for text in first.values())
-    assert first == {path.name: path.read_bytes() for path in draw(list(read_rows(folder)), folder)}
+    assert first == {path.name: path.read_bytes() for path in draw(Run.read(folder))}
 
 
-@pytest.mark.parametrize(("text", "match"), [
-    (json.dumps(ROWS[0]) + "\n{broken\n", r"per_prompt.jsonl, line 2, is no JSON"),
-    ("3\n", "line 1, is no row"), ("", "holds no row"), (json.dumps(ROWS[0])[:-9], "holds no row")])
-def test_a_broken_file_of_rows_is_named_with_the_line(tmp_path, text, match):
-    (tmp_path / "per_prompt.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=match):
-        read_rows(tmp_path)
+def test_steps_hold_the_time_to_the_first_token_memory_and_what_one_repeat_accepted(folder):
+    for device, memory in (("CPU", ""), ("NVIDIA H100", "1024")):
+        (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"device": device}))
+        write(folder)
+        with open(folder / "steps.csv", newline="") as file:
+            found = next(line for line in csv.DictReader(file) if line["method"] == "graft")
+        # Prompt a twice, (2, 4) each, and prompt b once, (1, 1).
+        assert (found["accepted_draft"], found["first_token_seconds"], found["peak_memory_mib"]) == ("8", "2.0", memory)
+        assert float(found["verify_ms"]) == pytest.approx(100.0)
 
 
-def test_a_row_that_is_being_written_is_left_out(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no per_prompt\.jsonl"):
-        read_rows(tmp_path)
-    (tmp_path / "per_prompt.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1])[:40])
-    assert read_rows(tmp_path) == [json.loads(json.dumps(ROWS[0]))]
-
-
-def test_what_cannot_be_drawn_is_said(tmp_path):
-    from longgraft.eval.reports.plots import draw
-
-    with pytest.raises(ValueError, match="no rows to draw"):
-        draw([], tmp_path)
-    with pytest.raises(ValueError, match=r"All rows \(1\) are failures\. The first: RuntimeError: out of memory"):
-        draw(ROWS[-1:], tmp_path)
-    with pytest.raises(ValueError, match=r"of the rows \(1\), 0 are failures and the others ended at once"):
-        draw([row(accepted=())], tmp_path)
-    with pytest.raises(ValueError, match=r"No row is of grfat\. There are: ar, graft\."):
-        draw(ROWS, tmp_path, {"ar": "plain", "grfat": "ours"})
-    with pytest.raises(ValueError, match=r"All rows of graft \(1\) are failures"):
-        draw(ROWS[-2:], tmp_path, {"graft": "ours"})
+@pytest.mark.parametrize(("rows", "labels", "said"), [
+    ([], {}, "no rows to draw"),
+    (ROWS[-1:], {}, r"All rows \(1\) are failures\. The first: RuntimeError: out of memory"),
+    ([row(accepted=())], {}, r"of the rows \(1\), 0 are failures and the others ended at once"),
+    (ROWS, {"ar": "plain", "grfat": "ours"}, r"No row is of grfat\. There are: ar, graft\."),
+    (ROWS[-2:], {"graft": "ours"}, r"All rows of graft \(1\) are failures")])
+def test_what_cannot_be_drawn_is_said(rows, labels, said):
+    with pytest.raises(ValueError, match=said):
+        draw(run(rows), labels)
 
 
 def test_sixty_four_methods_can_be_told_apart():
@@ -204,29 +204,36 @@ def test_two_runs_are_compared_row_by_row():
     same = lines(ROWS, ROWS)
     assert "7 rows in common" in same[0] and "failed in the first 1, in the second 1" in same[0]
     assert "in 0 of them." in same[1]
-    other = [row("graft", 60, (2, 4), repeat=0, token_ids=[1, 3]), row("pld", error="x")]
+    other = [row("graft", 60, (2, 4), repeat=0, token_ids=[1, 3]), failure("pld")]
     found = lines(ROWS, other)
     assert "only in the first 7, only in the second 1; failed in the first 1, in the second 1." in found[0]
-    assert "in 1 of them:" in found[1] and "lcc 4096 a replay graft 0" in found[2] and "x 2.000" in found[3]
+    assert "in 1 of them:" in found[1] and "lcc 4096 a replay graft 0" in found[2] and "x 2.000," in found[3]
 
 
 def test_a_comparison_pools_repeats_and_keeps_suites_and_lengths_apart():
-    def run(rates, accepted):
+    def rows(rates, accepted):
         return [row("graft", rate, accepted, prompt=p, repeat=n) for p in "ab" for n, rate in enumerate(rates)] + [
             row("graft", 10, bucket=8192), row("graft", 10, suite="qmsum"), row("graft", 10, mode="greedy")]
 
-    found = lines(run((10, 20, 90), (2, 2)), run((30, 10, 50), (1, 2)))[-4:]
+    found = lines(rows((10, 20, 90), (2, 2)), rows((30, 10, 50), (1, 2)))[-4:]
     # medians 20 and 30: not the mean of 3, 0.5 and 0.56
-    assert found[0] == ("replay, lcc, 4K, graft: tokens per second x 1.500 (1.500-1.500), MAT x 0.750 (0.750-0.750); "
-                        "2 prompts")
+    assert found[0] == ("replay, lcc, 4K, graft: tokens per second x 1.500, MAT x 0.750; 2 prompts")
     assert [line.split(": ")[0] for line in found[1:]] == [
         "replay, lcc, 8K, graft", "replay, qmsum, 4K, graft", "greedy, lcc, 4K, graft"]
     assert found[1].endswith("MAT -; 1 prompt")
 
 
+def test_a_comparison_says_which_run_is_which():
+    before = run(ROWS, Path("before"), git="0123456789abcdef")
+    found = compare(before, run(ROWS, Path("after"), changed=True, time="noon"))
+    assert found[0] == "first:  before: toy in float32 on CPU, 1 threads, git 0123456789ab, at an unknown time"
+    assert found[1] == "second: after: toy in float32 on CPU, 1 threads, git abc with uncommitted changes, noon"
+    assert found[2].startswith("7 rows in common")
+
+
 def test_rows_that_differ_are_listed_up_to_twenty():
     rows = [row(prompt=str(n)) for n in range(25)]
-    found = lines(rows, [r | {"token_ids": [3]} for r in rows])
+    found = lines(rows, [replace(r, token_ids=[3]) for r in rows])
     assert "in 25 of them:" in found[1] and found[22] == "  and 5 more" and found[23].startswith("replay, lcc")
 
 
@@ -254,7 +261,7 @@ def test_a_projection_is_equation_one_and_says_that_it_is_one(tmp_path):
     assert f"| graft+budget=60 | {4 * 10 / (9 + 12 + 2 + 1):.2f} " in text
     assert f"| eagle3@2k+levels=4 | {4 * 10 / (4 + 12 + 2):.2f} " in text
     path.write_text("{}")
-    with pytest.raises(ValueError, match="needs name"):
+    with pytest.raises(ValueError, match="has no 'name'"):
         CostTable.load(path)
 
 

@@ -14,10 +14,13 @@ import pytest
 import torch
 
 from longgraft.eval.reports.compare import lines
-from longgraft.eval.reports.report import key, write
+from longgraft.eval.reports.report import write
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.sweep import ROWS, sweep
-from longgraft.eval.runs.workers import Job, Processes, spread
+from longgraft.eval.runs.jobs import jobs_of
+from longgraft.eval.runs.plan import Reader, check_plan, planned
+from longgraft.eval.runs.rows import ROWS, Failure, read_rows
+from longgraft.eval.runs.sweep import sweep
+from longgraft.eval.runs.workers import Processes, spread
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +34,7 @@ def one_thread():
 def rows(tmp_path_factory) -> Path:
     """This repository's own sources as prompts, their next lines as recordings."""
     path = tmp_path_factory.mktemp("rows") / "own.jsonl"
-    names = ("session", "tree", "target", "attention")
+    names = ("session", "tree", "compose", "methods")
     texts = [(ROOT / f"longgraft/{name}.py").read_text() for name in names]
     path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
                             for name, text in zip(names, texts, strict=True)))
@@ -46,11 +49,11 @@ def config(rows: Path, **more) -> SweepConfig:
 
 def test_every_row_is_there_once_and_a_second_run_says_the_same(rows, tmp_path):
     first, second = sweep(config(rows), tmp_path / "a"), sweep(config(rows), tmp_path / "b")
-    assert len(first) == 2 * 2 * 2 * 4 and len({key(row) for row in first}) == len(first)
-    assert not any("error" in row for row in first)
-    assert {row["lossless"]["first_divergence"] for row in first} == {None}
+    assert len(first) == 2 * 2 * 2 * 4 and len({row.key for row in first}) == len(first)
+    assert not any(isinstance(row, Failure) for row in first)
+    assert {row.lossless.first_divergence for row in first} == {None}
     assert "in 0 of them." in lines(first, second)[1]
-    assert {row["bucket"]: row["prompt_tokens"] <= row["bucket"] for row in first} == {256: True, 512: True}
+    assert {row.key.bucket: row.prompt_tokens <= row.key.bucket for row in first} == {256: True, 512: True}
     write(tmp_path / "a")
     assert "identical" in (tmp_path / "a" / "summary.md").read_text()
 
@@ -70,10 +73,9 @@ def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_p
     assert 5 <= before.count(b"\n") < 32
     with open(path, "ab") as file:
         file.write(b'{"suite": "own", "buck')       # what a kill in the middle of a line leaves
-    done = subprocess.run([*command[:4], "--resume", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"},
-                          check=True, capture_output=True, text=True)
-    after = [json.loads(line) for line in path.read_text().splitlines()]
-    assert path.read_bytes().startswith(before) and len(after) == len({key(row) for row in after}) == 32
+    done = subprocess.run([*command, "--resume", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True,
+                          capture_output=True, text=True)
+    assert path.read_bytes().startswith(before) and len(read_rows(tmp_path)) == 32
     assert "summary.md" in done.stdout
 
 
@@ -82,7 +84,7 @@ def test_a_resumed_sweep_must_be_the_same_and_a_fresh_one_must_not_overwrite(row
     sweep(config(rows, **small), tmp_path)
     with pytest.raises(ValueError, match="--resume"):
         sweep(config(rows, **small), tmp_path)
-    with pytest.raises(ValueError, match="another configuration"):
+    with pytest.raises(ValueError, match="seed was 0 and is 1"):
         sweep(config(rows, **small, seed=1), tmp_path, resume=True)
     assert len(sweep(config(rows, **small), tmp_path, resume=True)) == 2
 
@@ -90,34 +92,34 @@ def test_a_resumed_sweep_must_be_the_same_and_a_fresh_one_must_not_overwrite(row
 def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
     from longgraft.retrievers.prompt_lookup import PromptLookup
 
-    def broken(self, root, budget):
+    def broken(self, ask):
         raise RuntimeError("out of memory, as it were")
 
     monkeypatch.setattr(PromptLookup, "propose", broken)
     small = config(rows, lengths=(256,), modes=("replay",), methods=("pld", "retrieval"), prompts=1, repeats=2)
     found = sweep(small, tmp_path)
-    failed = [row for row in found if "error" in row]
-    assert [row["method"] for row in failed] == ["pld", "pld"] and "as it were" in failed[0]["error"]
-    assert "mat" not in failed[0] and len(found) == 3 * 2       # the others are measured, also after it
+    failed = [row for row in found if isinstance(row, Failure)]
+    assert [row.key.method for row in failed] == ["pld", "pld"] and "as it were" in failed[0].error
+    assert len(found) == 3 * 2      # the others are measured, also after it
     assert sweep(small, tmp_path, resume=True) == found         # failures are not tried again unasked
     monkeypatch.undo()
     mended = sweep(small, tmp_path, retry=True)
-    assert len(mended) == 6 and not any("error" in row for row in mended)
+    assert len(mended) == 6 and not any(isinstance(row, Failure) for row in mended)
 
 
 def test_a_method_that_loses_something_is_caught(rows, tmp_path, monkeypatch):
     from longgraft.acceptance import Sampled
 
-    real = Sampled.__call__
+    real = Sampled.draw
 
-    def wrong(self, tree, logits, positions):
-        path, following = real(self, tree, logits, positions)
-        return path, following if len(tree) == 1 else (following + 1) % 4096       # in trees alone
+    def wrong(self, logits, positions):
+        drawn = real(self, logits, positions)
+        return drawn if len(positions) == 1 else [(token + 1) % 4096 for token in drawn]      # in trees alone
 
-    monkeypatch.setattr(Sampled, "__call__", wrong)
+    monkeypatch.setattr(Sampled, "draw", wrong)
     for modes in (("replay",), ("sampled",)):
         found = sweep(config(rows, lengths=(256,), modes=modes, methods=("retrieval",), prompts=1), tmp_path / modes[0])
-        parted = {row["method"]: row["lossless"]["first_divergence"] for row in found}
+        parted = {row.key.method: row.lossless.first_divergence for row in found}
         assert parted["ar"] is None and parted["retrieval"] is not None
 
 
@@ -131,8 +133,8 @@ def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path):
     made = config(rows, suites=("lcc",), data=str(tmp_path), lengths=(256,), methods=("pld",), max_new_tokens=9,
                   check_tokens=30, budget=4, prompts=1)
     found = sweep(made, tmp_path / "out")
-    assert {(row["mode"], row["lossless"]["tokens"]) for row in found} == {("replay", 30), ("sampled", 5)}
-    assert {row["lossless"]["first_divergence"] for row in found} == {None} and len(found) == 4
+    assert {(row.key.mode, row.lossless.tokens) for row in found} == {("replay", 30), ("sampled", 5)}
+    assert {row.lossless.first_divergence for row in found} == {None} and len(found) == 4
 
 
 def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
@@ -140,13 +142,13 @@ def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
 
     fed, real = [], Target.run
 
-    def counted(self, tree, *arguments, **more):
-        fed.append(len(tree))
-        return real(self, tree, *arguments, **more)
+    def counted(self, segments, wants):
+        fed.extend(len(segment.tree) for segment in segments)
+        return real(self, segments, wants)
 
     monkeypatch.setattr(Target, "run", counted)
     made = config(rows, lengths=(512,), prompts=1, methods=("pld", "token-recycling", "retrieval", "eagle3", "graft"))
-    length = sweep(made, tmp_path)[0]["prompt_tokens"]
+    length = sweep(made, tmp_path)[0].prompt_tokens
     assert length > 256 and sum(n for n in fed if n > 100) - 256 == length       # 256 are the warm-up's
 
 
@@ -175,20 +177,17 @@ def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
     alone = sweep(config(rows, modes=("replay",)), tmp_path / "alone")
     jobs_seen: dict[tuple, dict] = {}
     together = config(rows, modes=("replay",))
-    from longgraft.eval.runs.bench import Bench, planned
-
-    jobs = [Job(suite, length, fitted) for suite, plan in planned(together, Bench.open(together)).items()
-            for length, prompts in plan.items() for fitted in prompts]
+    jobs = jobs_of(together, planned(together, check_plan(together), Reader.open(None)), {})
     stream, killed = spread(together, jobs, Processes(together, 2)), False
     for row in stream:
-        assert key(row) not in jobs_seen
-        jobs_seen[key(row)] = row
+        assert row.key not in jobs_seen
+        jobs_seen[row.key] = row
         if not killed:
             import multiprocessing
 
             multiprocessing.active_children()[0].kill()
             killed = True
-    assert killed and set(jobs_seen) == {key(row) for row in alone}
+    assert killed and set(jobs_seen) == {row.key for row in alone}
     assert "in 0 of them." in lines(alone, list(jobs_seen.values()))[1]
 
 

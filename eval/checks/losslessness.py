@@ -5,7 +5,7 @@ Knows sessions; knows no method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,27 +13,18 @@ import torch
 from longgraft.clock import Clock
 from longgraft.compose import Plain
 from longgraft.engine import Engine
+from longgraft.eval.levels import EPSILON, Check, first_divergence, level
 from longgraft.observation import Wants
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session, answer
 from longgraft.target.model import Segment
 from longgraft.tree import ProposalTree
 
-EPSILON = 0.1       # logits; near ties of half precision stay below
-
 
 def plain_session(session: Session) -> Session:
     """Plain decoding of the same target, in the same loop, on the same kernels."""
     engine = Engine(session.target, Plain(), Clock(), budget=1, chunk=session.engine.chunk)
     return Session(engine, session.tokenizer)
-
-
-def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Index of the first difference, a missing token included; None where there is none."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
 def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,
@@ -58,19 +49,21 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
         ours, theirs = (answer(one.open(list(ids), max_new_tokens, sampling)).token_ids for one in (session, plain))
         at = first_divergence(ours, theirs)
         near = at is not None and sampling.temperature == 0     # of draws a margin says nothing
-        rows.append({"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at,
-                     "margin": margin(session, [*ids, *theirs[:at]]) if near else None})
-    return {"level": _level(rows, session, sampling), "dtype": str(session.target.dtype)[6:], "rows": rows,
-            "epsilon": EPSILON, "temperature": sampling.temperature}
+        gap, largest = margin(session, [*ids, *theirs[:at]]) if near else (None, None)
+        rows.append({"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at, "margin": gap,
+                     "at": largest})
+    dtype = str(session.target.dtype)[6:]
+    return {"level": _level(rows, dtype), "dtype": dtype, "rows": rows, "epsilon": EPSILON,
+            "temperature": sampling.temperature}
 
 
-def margin(session: Session, ids: Sequence[int]) -> float:
-    """Difference of the two largest logits after `ids`, in the model's own precision."""
+def margin(session: Session, ids: Sequence[int]) -> tuple[float, float]:
+    """(difference of the two largest logits, the larger) after `ids`, in the model's own precision."""
     target = session.target
     segment = Segment(ProposalTree.chain(torch.tensor(ids)), target.cache(len(ids)), "last")
     report, = target.run([segment], Wants())
     best = report.logits[0].float().topk(2).values
-    return float(best[0] - best[1])
+    return float(best[0] - best[1]), float(best[0])
 
 
 def lines(report: dict[str, Any]) -> list[str]:
@@ -84,19 +77,10 @@ def lines(report: dict[str, Any]) -> list[str]:
     return [*out, f"level: {report['level']} ({report['dtype']}, temperature {report['temperature']:g})"]
 
 
-def level(rows: Sequence[Mapping[str, Any]], dtype: str, greedy: bool) -> str:
-    """`exact`, `greedy-bf16` or `none`, of rows with first_divergence and margin (None where it means nothing)."""
-    parted = [row for row in rows if row["first_divergence"] is not None]
-    if dtype == "float32":
-        return "none" if parted else "exact"
-    near = all(row["margin"] is not None and row["margin"] < EPSILON for row in parted)
-    return "greedy-bf16" if not parted or (greedy and near) else "none"
-
-
-def _level(rows: Sequence[dict[str, Any]], session: Session, sampling: Sampling) -> str:
-    parted = sum(row["first_divergence"] is not None for row in rows)
-    reached = level(rows, str(session.target.dtype)[6:], sampling.temperature == 0)
+def _level(rows: Sequence[dict[str, Any]], dtype: str) -> str:
+    checks = [Check(row["new_tokens"], row["first_divergence"], row["margin"], row["at"]) for row in rows]
+    parted, reached = sum(check.first_divergence is not None for check in checks), level(checks, dtype)
     if not parted:
         return reached if reached == "exact" else f"{reached} (no divergence)"
-    near = "" if reached == "none" else f", all below a margin of {EPSILON}"
+    near = "" if reached == "none" else ", all at near ties"
     return f"{reached} ({parted} of {len(rows)} diverge{near})"

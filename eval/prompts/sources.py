@@ -5,11 +5,11 @@ Knows files and `datasets`; knows no prompt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longgraft.eval.jsonl import parse_object
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 
 Row = dict[str, Any]
@@ -52,13 +52,8 @@ def read_rows(path: Path) -> list[tuple[str, Row]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error.msg}). One object a line is needed.") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: one JSON object is needed; found {type(row).__name__}.")
-        rows.append((f"{path}, line {number}", row))
+        where = f"{path}, line {number}"
+        rows.append((where, parse_object(line, where)))
     if not rows:
         raise ValueError(f"{path} has no rows.")
     return rows

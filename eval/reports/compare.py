@@ -1,65 +1,75 @@
-"""Two sweeps side by side: whether they say the same, and how speed and acceptance moved.  Knows rows only."""
+"""Two sweeps side by side: whether they say the same, and how speed and acceptance moved.  Knows runs only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
 
-from longgraft.eval.reports.report import key, length_name
-from longgraft.eval.statistics import bootstrap
+from longgraft.eval.reports.tables import length_name
+from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.rows import Failure, Key, Result, Row
+from longgraft.eval.statistics import Mean
 
 COUNTS = ("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
 LISTED = 20     # rows that differ
 
-Row = Mapping[str, Any]
+
+def compare(first: Run, second: Run) -> list[str]:
+    """For people: which run is which, and `lines`."""
+    return [f"first:  {first.describe()}", f"second: {second.describe()}", *lines(first.rows, second.rows)]
 
 
-def lines(first: Sequence[Row], second: Sequence[Row]) -> list[str]:
-    """For people: rows in common, those whose tokens or counts differ, and paired ratios second/first.
+def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
+    """Rows in common, those whose tokens or counts differ, and paired ratios second/first.
 
-    Ratios are of each prompt's median over repeats; their mean and its 95 % bootstrap interval are over prompts.
-    ValueError where no measured row is in common.
+    Ratios are of each prompt's median over repeats; their mean and its 95 % bootstrap interval, given from five prompts
+    on, are over prompts.  ValueError where no measured row is in common.
     """
-    ours, theirs = ({key(r): r for r in rows if "error" not in r} for rows in (first, second))
-    common = [k for k in ours if k in theirs]
+    ours, theirs = ({row.key: row for row in rows if isinstance(row, Row)} for rows in (first, second))
+    common = [key for key in ours if key in theirs]
     if not common:
         raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method and "
                          f"repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
-    keys = [{key(r) for r in rows} for rows in (first, second)]
-    failed = [sum("error" in r for r in rows) for rows in (first, second)]
-    differ = [k for k in common if any(ours[k][name] != theirs[k][name] for name in COUNTS)]
+    keys = [{row.key for row in rows} for rows in (first, second)]
+    failed = [sum(isinstance(row, Failure) for row in rows) for rows in (first, second)]
+    differ = [key for key in common if any(getattr(ours[key], name) != getattr(theirs[key], name) for name in COUNTS)]
     out = [f"{len(common)} rows in common; only in the first {len(keys[0] - keys[1])}, only in the second "
            f"{len(keys[1] - keys[0])}; failed in the first {failed[0]}, in the second {failed[1]}.",
            f"Tokens or counts differ in {len(differ)} of them" + (":" if differ else ".")]
-    out += [f"  {' '.join(map(str, k))}" for k in differ[:LISTED]]
+    out += [f"  {' '.join(map(str, key))}" for key in differ[:LISTED]]
     if len(differ) > LISTED:
         out.append(f"  and {len(differ) - LISTED} more")
-    by_prompt: dict[tuple, dict[str, list[tuple[Row, Row]]]] = {}
-    for k in common:
-        suite, bucket, prompt, mode, method, _ = k
-        by_prompt.setdefault((mode, suite, bucket, method), {}).setdefault(prompt, []).append((ours[k], theirs[k]))
-    for (mode, suite, bucket, method), prompts in by_prompt.items():
-        speed, mat = (_ratio(prompts.values(), name) for name in ("decode_tokens_per_second", "mat"))
-        out.append(f"{mode}, {suite}, {length_name(bucket)}, {method}: tokens per second {speed}, MAT {mat}; "
-                   f"{len(prompts)} prompt{'s' * (len(prompts) > 1)}")
+    return [*out, *_ratios([(ours[key], theirs[key]) for key in common])]
+
+
+def _ratios(pairs: Iterable[tuple[Row, Row]]) -> list[str]:
+    """A line per mode, suite, length and method."""
+    groups: dict[Key, dict[str, list[tuple[Row, Row]]]] = {}
+    for pair in pairs:
+        key = pair[0].key
+        groups.setdefault(key._replace(prompt_id="", repeat=0), {}).setdefault(key.prompt_id, []).append(pair)
+    out = []
+    for key, prompts in groups.items():
+        speed, mat = (_ratio(list(prompts.values()), name) for name in ("decode_tokens_per_second", "mat"))
+        out.append(f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: tokens per second {speed}, MAT "
+                   f"{mat}; {len(prompts)} prompt{'s' * (len(prompts) > 1)}")
     return out
 
 
-def _ratio(prompts: Any, name: str) -> str:
+def _ratio(prompts: Sequence[Sequence[tuple[Row, Row]]], name: str) -> str:
     """Second over first, paired by prompt; prompts where the first has none are left out."""
-    pairs = [tuple(median(row[name] for row in side) for side in zip(*pairs, strict=True)) for pairs in prompts]
+    pairs = [[median(getattr(row, name) for row in side) for side in zip(*pairs, strict=True)] for pairs in prompts]
     ratios = [b / a for a, b in pairs if a > 0]
     if not ratios:
         return "-"
     of = "" if len(ratios) == len(pairs) else f" of {len(ratios)}"
-    return "x {:.3f} ({:.3f}-{:.3f})".format(*bootstrap(ratios)) + of
+    return f"x {Mean.of(ratios):.3f}{of}"
 
 
-def _contents(rows: Sequence[Row]) -> str:
+def _contents(rows: Sequence[Result]) -> str:
     names = {"suites": "suite", "lengths": "bucket", "methods": "method", "modes": "mode"}
     parts = []
     for what, name in names.items():
-        found = dict.fromkeys(row[name] for row in rows)
-        parts.append(f"{what} {', '.join(length_name(v) if name == 'bucket' else str(v) for v in found) or 'none'}")
-    return "; ".join([*parts, f"{sum('error' in row for row in rows)} of {len(rows)} rows failed"])
+        found = dict.fromkeys(getattr(row.key, name) for row in rows)
+        parts.append(f"{what} {', '.join(length_name(v) if name == 'bucket' else v for v in found) or 'none'}")
+    return "; ".join([*parts, f"{sum(isinstance(row, Failure) for row in rows)} of {len(rows)} rows failed"])

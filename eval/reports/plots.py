@@ -1,4 +1,4 @@
-"""Figures of a sweep's rows.  Needs matplotlib (the extra `plot`); knows rows, no model."""
+"""Figures of a sweep's rows.  Needs matplotlib (the extra `plot`); knows a run, no model."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from typing import Any
 
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.report import ALL, PARTS, Cell, acceptance_by_depth, cells, length_name, measured
+from longgraft.eval.reports.cells import ALL, LOSSY, Cell, acceptance_by_depth, cells, first_repeats, measured
+from longgraft.eval.reports.report import PARTS
+from longgraft.eval.reports.tables import length_name
+from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.rows import Failure, Result, Row
+from longgraft.eval.statistics import Mean
 from longgraft.roles import PLAIN
 
+SUFFIXES = (".svg", ".png", ".pdf")
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = "osD^vPX*"
 HATCHES = ("", "///", "...", "xxx")
 
 
-def draw(rows: Sequence[Mapping[str, Any]], out: Path, labels: Mapping[str, str] | None = None,
-         suffix: str = ".svg") -> list[Path]:
-    """All figures of these rows into folder `out`; labels: method -> legend, methods without one are left out.
+def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg") -> list[Path]:
+    """All figures of a run into its folder; labels: method -> legend, methods without one are left out.
 
-    ValueError where nothing can be drawn, or a label names a method that no row has.
+    ValueError where nothing can be drawn, a label names a method that no row has, or the suffix is none that we write.
     """
-    good = [row for row in rows if measured(row)]
-    methods = {row["method"]: row["method"] for row in good}
-    if labels and (unknown := [name for name in labels if name not in {row["method"] for row in rows}]):
-        raise ValueError(f"No row is of {', '.join(unknown)}. There are: "
-                         f"{', '.join(dict.fromkeys(row['method'] for row in rows)) or 'none'}.")
-    shown = {name: label for name, label in (labels or methods).items() if name in methods}
-    if not shown:
-        mine = [row for row in rows if not labels or row["method"] in labels]
-        raise ValueError(_nothing(mine, f" of {', '.join(labels)}" if labels else ""))
+    suffix = checked_suffix(suffix)
+    good = measured(run.rows)
+    shown = _shown(run.rows, good, labels)
     plt = _pyplot()
-    modes = list(dict.fromkeys(row["mode"] for row in good))
-    every = cells(good)
-    found = [cell for cell in every if cell.suite == (ALL if len({r["suite"] for r in good}) > 1 else cell.suite)]
-    out.mkdir(parents=True, exist_ok=True)
+    modes = list(dict.fromkeys(row.key.mode for row in good))
+    every = cells(run.rows)
+    pooled = len({row.key.suite for row in good}) > 1
+    found = [cell for cell in every if cell.suite == (ALL if pooled else cell.suite)]
     figures = {}
     for what, label in (("mat", "MAT: accepted tokens per step"), ("speedup", "decoding speedup")):
         if by_length := [cell for cell in found if cell.bucket != WHOLE]:
@@ -50,23 +49,51 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path, labels: Mapping[str, str]
         "acceptance_by_depth": _by_depth(plt, good, shown, modes)}
     paths = []
     for name, figure in figures.items():
+        figure.suptitle(_caption(run, every if name.endswith("_by_suite") else found), fontsize=9, color="#444444")
         figure.tight_layout()
-        figure.savefig(out / f"{name}{suffix}", metadata={"Date": None} if suffix == ".svg" else None, dpi=150,
-                       bbox_inches="tight")
+        paths.append(run.folder / f"{name}{suffix}")
+        figure.savefig(paths[-1], metadata={"Date": None} if suffix == ".svg" else None, dpi=150, bbox_inches="tight")
         plt.close(figure)
-        paths.append(out / f"{name}{suffix}")
     return paths
 
 
-def _nothing(rows: Sequence[Mapping[str, Any]], whose: str) -> str:
+def checked_suffix(suffix: str) -> str:
+    """".png" of "png" and ".png"; ValueError where we write no such figures."""
+    dotted = suffix if suffix.startswith(".") else f".{suffix}"
+    if dotted not in SUFFIXES:
+        raise ValueError(f"Figures with the suffix {suffix!r} cannot be written. Known: {', '.join(SUFFIXES)}.")
+    return dotted
+
+
+def _shown(rows: Sequence[Result], good: Sequence[Row], labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Method -> what the legend calls it; a lossy one says so."""
+    every = dict.fromkeys(row.key.method for row in rows)
+    if labels and (unknown := [name for name in labels if name not in every]):
+        raise ValueError(f"No row is of {', '.join(unknown)}. There are: {', '.join(every) or 'none'}.")
+    lossy = {row.key.method: f"{row.key.method} ({LOSSY})" if row.promise == LOSSY else row.key.method for row in good}
+    if shown := {name: label for name, label in (labels or lossy).items() if name in lossy}:
+        return shown
+    mine = [row for row in rows if not labels or row.key.method in labels]
+    raise ValueError(_nothing(mine, f" of {', '.join(labels)}" if labels else ""))
+
+
+def _nothing(rows: Sequence[Result], whose: str) -> str:
     """Why none of these rows can be drawn."""
-    errors = [row["error"] for row in rows if "error" in row]
+    errors = [row.error for row in rows if isinstance(row, Failure)]
     if not rows:
         return f"There are no rows{whose} to draw."
     if len(errors) < len(rows):
         return (f"There is nothing to draw: of the rows{whose} ({len(rows)}), {len(errors)} are failures and the "
                 "others ended at once.")
     return f"All rows{whose} ({len(rows)}) are failures. The first: {errors[0]}"
+
+
+def _caption(run: Run, found: Sequence[Cell]) -> str:
+    """The model, where it ran, and how many prompts a point stands for."""
+    counts = sorted({cell.prompts for cell in found if cell.mat})
+    count = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    e = run.environment
+    return f"{e['target']}, {e['dtype']}, {e['device']}; {count} prompt{'s' * (counts != [1])} a point"
 
 
 def _pyplot() -> Any:
@@ -107,9 +134,10 @@ def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes:
             if variant == PLAIN or not points:
                 continue
             style = _style(index)
-            panel.plot(list(points), [mean for mean, _, _ in points.values()], label=name, **style)
-            panel.fill_between(list(points), [low for _, low, _ in points.values()],
-                               [high for _, _, high in points.values()], color=style["color"], alpha=0.12, linewidth=0)
+            panel.plot(list(points), [mean.value for mean in points.values()], label=name, **style)
+            ends = [mean.interval or (mean.value, mean.value) for mean in points.values()]
+            panel.fill_between(list(points), [low for low, _ in ends], [high for _, high in ends],
+                               color=style["color"], alpha=0.12, linewidth=0)
         ticks = sorted({c.bucket for c in found})
         panel.set_xscale("log", base=2)
         panel.set_xticks(ticks, [length_name(n) for n in ticks])
@@ -123,22 +151,26 @@ def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
               label: str) -> Any:
     """Mean over prompts and its 95 % interval for prompts as they are: a group of bars per suite, a panel per mode."""
     suites = list(dict.fromkeys(cell.suite for cell in found))
-    measured = [(index, variant, name) for index, (variant, name) in enumerate(shown.items()) if variant != PLAIN]
-    figure, panels = _panels(plt, modes, width=2.6 + 0.26 * len(suites) * (len(measured) + 1))
+    others = [(index, variant, name) for index, (variant, name) in enumerate(shown.items()) if variant != PLAIN]
+    figure, panels = _panels(plt, modes, width=2.6 + 0.26 * len(suites) * (len(others) + 1))
     for panel, mode in zip(panels, modes, strict=True):
-        for place, (index, variant, name) in enumerate(measured):
-            points = {suites.index(c.suite) + (place - (len(measured) - 1) / 2) / (len(measured) + 1): getattr(c, what)
+        for place, (index, variant, name) in enumerate(others):
+            points = {suites.index(c.suite) + (place - (len(others) - 1) / 2) / (len(others) + 1): getattr(c, what)
                       for c in found if c.mode == mode and c.method == variant and getattr(c, what)}
-            below = [mean - low for mean, low, _ in points.values()]
-            above = [high - mean for mean, _, high in points.values()]
-            panel.bar(list(points), [mean for mean, _, _ in points.values()], 0.9 / (len(measured) + 1),
-                      yerr=[below, above], color=_style(index)["color"], label=name,
+            panel.bar(list(points), [mean.value for mean in points.values()], 0.9 / (len(others) + 1),
+                      yerr=_errors(list(points.values())), color=_style(index)["color"], label=name,
                       hatch=HATCHES[index // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0,
                       error_kw={"linewidth": 0.8, "capsize": 2})
         panel.set_axisbelow(True)
         panel.set_xticks(range(len(suites)), [suite_name(suite) for suite in suites], rotation=20, ha="right")
     _finish(panels, what, label)
     return figure
+
+
+def _errors(means: Sequence[Mean]) -> list[list[float]]:
+    """What each interval extends below and above its mean; nothing where there is none."""
+    ends = [(mean.value, *(mean.interval or (mean.value, mean.value))) for mean in means]
+    return [[value - low for value, low, _ in ends], [high - value for value, _, high in ends]]
 
 
 def _finish(panels: Sequence[Any], what: str, label: str) -> None:
@@ -162,7 +194,7 @@ def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
         for index, (variant, name) in enumerate(shown.items()):
             mine = [c for c in here if c.method == variant and c.bucket in wanted]
             if len(mine) == len(wanted):
-                mats, rates = [c.mat[0] for c in mine if c.mat], [c.rate[1] for c in mine if c.rate]
+                mats, rates = [c.mat.value for c in mine if c.mat], [c.rate[1] for c in mine if c.rate]
                 panel.plot(sum(mats) / len(mats), sum(rates) / len(rates), linestyle="none", label=name,
                            **(_style(index) | {"markersize": 8}))
         panel.set_xlabel("MAT: accepted tokens per step")
@@ -172,16 +204,16 @@ def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
     return figure
 
 
-def _time_by_part(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[str, str]) -> Any:
+def _time_by_part(plt: Any, rows: Sequence[Row], shown: Mapping[str, str]) -> Any:
     """Milliseconds of a step by what they were spent on, stacked, one bar per method, over all rows."""
     figure, (panel,) = _panels(plt, ["time of a step"], height=0.5 * len(shown) + 1.6)
     bottoms = dict.fromkeys(shown, 0.0)
     for index, part in enumerate(PARTS):
         widths = []
         for variant in shown:
-            mine = [r for r in rows if r["method"] == variant]
-            steps = max(1, sum(r["steps"] for r in mine))
-            widths.append(1e3 * sum(r["seconds_by_part"].get(part, 0.0) for r in mine) / steps)
+            mine = [row for row in rows if row.key.method == variant]
+            steps = sum(row.steps for row in mine)
+            widths.append(1e3 * sum(row.seconds_by_part.get(part, 0.0) for row in mine) / steps)
         panel.barh(list(shown.values()), widths, left=list(bottoms.values()), color=COLOURS[index], label=part)
         bottoms = {variant: left + width for (variant, left), width in zip(bottoms.items(), widths, strict=True)}
     panel.invert_yaxis()
@@ -191,14 +223,14 @@ def _time_by_part(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[st
     return figure
 
 
-def _by_depth(plt: Any, rows: Sequence[Mapping[str, Any]], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
+def _by_depth(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
     """Share of the steps that reached a depth and accepted there."""
     figure, panels = _panels(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
         for index, (variant, name) in enumerate(shown.items()):
-            mine = [r for r in rows if r["mode"] == mode and r["method"] == variant]
+            mine = [row for row in first_repeats(rows) if (row.key.mode, row.key.method) == (mode, variant)]
             shares = acceptance_by_depth(mine) if variant != PLAIN else []
-            counts = Counter(a for r in mine for a in r["accepted_per_step"])
+            counts = Counter(a for row in mine for a in row.accepted_per_step)
             # Below thirty steps a share says little.
             shares = [s for d, s in enumerate(shares) if sum(n for a, n in counts.items() if a >= d) >= 30]
             if shares:

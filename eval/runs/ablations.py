@@ -14,9 +14,10 @@ from pathlib import Path
 from longgraft.calibration import Calibration
 from longgraft.eval.checks.calibrate import Prompt, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
-from longgraft.eval.prompts.suites import load_suite, read_prompts, suite_name
-from longgraft.eval.runs.bench import Bench, planned
+from longgraft.eval.prompts.suites import read_prompts, suite_name
+from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.methods import find
 from longgraft.roles import DEFAULT, GROUPS
 
@@ -53,12 +54,12 @@ def _warmed(config: SweepConfig, bench: Bench, out: Path, warmup: Path | None) -
 
 def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Path | None) -> dict[str, str]:
     """Thresholds chosen on rows of each suite that are not measured (Tables 11 and 12)."""
-    measured, made = planned(config, bench), {}
-    data = None if config.data is None else Path(config.data)
-    for suite in config.suites:
+    suites, made = check_plan(config), {}
+    measured = planned(config, suites, Reader.of(bench.session))
+    for suite, examples in suites.items():
         taken = {fitted.example.id for prompts in measured[suite].values() for fitted in prompts}
         prompts: list[Prompt] = []
-        for example in load_suite(suite, data, [Path(path) for path in config.recorded]):
+        for example in examples:
             if example.id in taken or len(prompts) == config.prompts:
                 continue
             if not config.lengths:

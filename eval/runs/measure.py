@@ -176,13 +176,13 @@ class Prefilled:
             prompt_tokens=len(self.ids), prefill_seconds=prefill, decode_seconds=sum(seconds.values()),
             seconds_by_part=seconds, peak_memory_bytes=peak_memory(self.target.device))
 
-    def margin(self, tokens: Sequence[int]) -> float:
-        """Difference of the target's two largest logits after the prompt and these tokens."""
+    def margin(self, tokens: Sequence[int]) -> tuple[float, float]:
+        """(difference of the target's two largest logits, the larger) after the prompt and these tokens."""
         self.cache.crop(len(self.ids) - 1)
         chain = ProposalTree.chain(torch.tensor([self.ids[-1], *tokens]))
         report, = self.target.run([Segment(chain, self.cache, "last")], Wants())
         best = report.logits[0].float().topk(2).values
-        return float(best[0] - best[1])
+        return float(best[0] - best[1]), float(best[0])
 
     def _transformers(self, limit: int, eos: Sequence[int]) -> tuple[list[int], Stats]:
         """Greedy decoding by the model's own `generate` from a copy of the cache.

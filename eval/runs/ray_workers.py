@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from longgraft.eval.runs.workers import REFUSALS, Job, Replica
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.jobs import Job
+from longgraft.eval.runs.workers import REFUSALS, Replica
 
 PATIENCE = 30.0     # seconds without news after which a cluster is asked whether it can still hold a worker
 LOCAL = "local"
@@ -68,7 +70,7 @@ class Share:
 
 
 @contextmanager
-def actors(address: str, config: Any, workers: int | None = None) -> Iterator[Actors]:
+def actors(address: str, config: SweepConfig, workers: int | None = None) -> Iterator[Actors]:
     """Workers on the cluster at `auto`, `host:port`, or `local`: one that is started here and ends with this."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -112,7 +114,7 @@ class _Actor:
 class Actors:
     """Workers as actors, on as many nodes as there are; one that is lost is started again where there is room."""
 
-    def __init__(self, ray: ModuleType, config: Any, workers: int | None) -> None:
+    def __init__(self, ray: ModuleType, config: SweepConfig, workers: int | None) -> None:
         self._ray = ray
         self.share, self.workers = Share.fair(self.nodes(), workers, config.device)
         self._config = _everywhere(config)
@@ -162,12 +164,14 @@ class Actors:
         self._ray.kill(worker.handle)
 
 
-def _everywhere(config: Any) -> Any:
+def _everywhere(config: SweepConfig) -> SweepConfig:
     """The configuration with paths that do not depend on where an actor runs, and the one GPU that it sees."""
-    def path(name: str | None) -> str | None:
+    def path(name: Any) -> Any:
         return str(Path(name).resolve()) if name and Path(name).exists() else name
+
+    def paths(named: Mapping[str, str]) -> dict[str, str]:
+        return {name: path(place) for name, place in named.items()}
 
     return replace(config, model=path(config.model), drafter=path(config.drafter),
                    calibration=path(config.calibration), device=config.device and config.device.split(":")[0],
-                   **{names: {name: path(place) for name, place in getattr(config, names).items()}
-                      for names in ("heads", "calibrations")})
+                   heads=paths(config.heads), calibrations=paths(config.calibrations))

@@ -14,20 +14,16 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import connection, get_context
 from typing import Any, Protocol
 
+import torch
+
+from longgraft.eval.runs.bench import Bench, run_prompt, warm_up
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.jobs import Job, failures
+from longgraft.eval.runs.provenance import environment
+from longgraft.eval.runs.rows import Result, done
+
 ATTEMPTS = 3
-Done = dict[tuple, list[int]]       # rows that exist already, by `report.key`: their tokens, none of a failure
 REFUSALS = (ValueError, OSError, ImportError)       # of a target that cannot be opened: the same for every worker
-
-
-@dataclass
-class Job:
-    """One prompt of a suite and length, with its later turns."""
-
-    suite: str
-    length: int
-    fitted: Any
-    done: Done = field(default_factory=dict)
-    attempts: int = 0
 
 
 class Crew(Protocol):
@@ -52,11 +48,9 @@ class Crew(Protocol):
         """End a worker, whatever it does."""
 
 
-def spread(config: Any, jobs: Sequence[Job], crew: Crew,
-           opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[dict[str, Any]]:
+def spread(config: SweepConfig, jobs: Sequence[Job], crew: Crew,
+           opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[Result]:
     """The rows of all jobs, as they come.  opened: is told the environment of each worker."""
-    from longgraft.eval.reports.report import key
-
     waiting, idle = deque(jobs), list[Any]()
     busy: dict[Any, Job | None] = {crew.start(): None for _ in range(min(crew.workers, len(jobs)))}  # None: opening
     spare = ATTEMPTS        # that may die while they open the target and still be replaced
@@ -69,7 +63,7 @@ def spread(config: Any, jobs: Sequence[Job], crew: Crew,
             for worker, kind, value in crew.events(list(busy)):
                 job = busy[worker]
                 if kind == "row" and job is not None:
-                    job.done[key(value)] = value.get("token_ids", [])
+                    job.done |= done([value])
                     yield value
                 elif kind in ("open", "end"):
                     if kind == "open":
@@ -95,44 +89,35 @@ def spread(config: Any, jobs: Sequence[Job], crew: Crew,
             crew.stop(worker)
 
 
-def _again(config: Any, job: Job, waiting: deque[Job], why: str) -> Iterator[dict[str, Any]]:
+def _again(config: SweepConfig, job: Job, waiting: deque[Job], why: str) -> Iterator[Result]:
     """A job that has lost its worker waits for another, or ends in failure rows."""
-    from longgraft.eval.runs.bench import failures
-
     job.attempts += 1
     if job.attempts < ATTEMPTS:
         waiting.append(job)
     else:
-        yield from failures(config, job.suite, job.length, job.fitted, job.done,
-                            f"the worker died {ATTEMPTS} times ({why})")
+        yield from failures(config, job, f"the worker died {ATTEMPTS} times ({why})")
 
 
 class Replica:
     """What a worker holds: the target, opened once, and `threads` threads."""
 
-    def __init__(self, config: Any, threads: int) -> None:
+    def __init__(self, config: SweepConfig, threads: int) -> None:
         self._config, self._threads, self._warm = config, threads, False
-        self._bench: Any = None
+        self._bench: Bench | None = None
 
     def open(self) -> dict[str, Any]:
         """Load the target; returns what its results need to be believed."""
-        import torch
-
-        from longgraft.eval.runs.bench import Bench
-        from longgraft.eval.runs.sweep import environment
-
         torch.set_num_threads(self._threads)
         self._bench = Bench.open(self._config)
         return environment(self._bench.session)
 
-    def rows(self, job: Job) -> Iterator[dict[str, Any]]:
+    def rows(self, job: Job) -> Iterator[Result]:
         """What is missing of a prompt, as it is measured."""
-        from longgraft.eval.runs.bench import run_prompt, warm_up
-
+        assert self._bench is not None
         if not self._warm:
             warm_up(self._config, self._bench, job.fitted)
             self._warm = True
-        yield from run_prompt(self._config, self._bench, job.suite, job.length, job.fitted, job.done)
+        yield from run_prompt(self._config, self._bench, job)
 
 
 @dataclass(eq=False)
@@ -145,7 +130,7 @@ class _Process:
 class Processes:
     """Workers as processes of this machine, which share its cores."""
 
-    config: Any
+    config: SweepConfig
     workers: int
     _seats: dict[_Process, int] = field(default_factory=dict)
 
@@ -183,10 +168,8 @@ class Processes:
         self._seats.pop(worker, None)
 
 
-def _work(config: Any, pipe: Any, threads: int, seat: int) -> None:
+def _work(config: SweepConfig, pipe: Any, threads: int, seat: int) -> None:
     """seat: of this worker among them; GPUs are dealt out by it."""
-    import torch
-
     if config.device in (None, "cuda") and torch.cuda.is_available():
         config = replace(config, device=f"cuda:{seat % torch.cuda.device_count()}")
     replica = Replica(config, threads)

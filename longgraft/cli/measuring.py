@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.eval.runs.config import SHORT, SweepConfig
-from longgraft.options import check, describe, named, option, options, read_table
+from longgraft.options import check, describe, option
 from longgraft.roles import PLAIN
 
 measuring = typer.Typer()
@@ -52,12 +51,9 @@ class Running:
 
 def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the run to go on with was given."""
-    if "resume" not in flags:
-        return {}
-    path = Path(flags["resume"]) / CONFIG
-    if not path.is_file():
-        raise ValueError(f"{flags['resume']} has no {CONFIG}, so it is no run's folder. Give the --out of a run.")
-    return named(options(SweepConfig), read_table(path), str(path))
+    from longgraft.eval.runs.resume import resume_config
+
+    return vars(resume_config(Path(flags["resume"]))) if "resume" in flags else {}
 
 
 @command(measuring, "sweep", "longgraft sweep --suites qmsum,repobench-p --data rows --buckets 4k,8k "
@@ -99,6 +95,8 @@ def _measure(config: SweepConfig, running: Running) -> None:
     from longgraft.eval.reports.plots import draw
     from longgraft.eval.reports.report import write
     from longgraft.eval.runs.bench import Bench
+    from longgraft.eval.runs.folder import Run
+    from longgraft.eval.runs.rows import Failure
     from longgraft.eval.runs.sweep import lines_of_plan
     from longgraft.eval.runs.sweep import sweep as run
 
@@ -108,13 +106,13 @@ def _measure(config: SweepConfig, running: Running) -> None:
     out = running.folder
     rows = run(config, out, running.resume is not None, running.workers, running.ray, running.retry_failures)
     write(out)
-    if failed := sum("error" in row for row in rows):
+    if failed := sum(isinstance(row, Failure) for row in rows):
         print(f"longgraft: {failed} of {len(rows)} rows are failures; the summary says why", file=sys.stderr)
     print(out / "summary.md")
     if failed == len(rows):
         raise SystemExit(1)
     with suppress(ImportError, ValueError):     # figures are an extra; answers that all ended at once have none
-        draw(rows, out)
+        draw(Run.read(out))
 
 
 @measuring.command("plot", rich_help_panel=PANEL, epilog="Example: longgraft plot run")
@@ -127,21 +125,22 @@ def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a swee
     Its tables are written again, also those of a sweep that was interrupted.
     """
     from longgraft.eval.reports.plots import draw
-    from longgraft.eval.reports.report import read_rows, write
+    from longgraft.eval.reports.report import write
+    from longgraft.eval.runs.folder import Run
 
     write(folder)
-    for path in draw(list(read_rows(folder)), folder, dict(_pair(text) for text in label or ()), suffix):
+    for path in draw(Run.read(folder), dict(_pair(text) for text in label or ()), suffix):
         print(path)
 
 
 @measuring.command("compare", rich_help_panel=PANEL, epilog="Example: longgraft compare before after")
-def compare(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
-            second: Annotated[Path, typer.Argument(help="Folder of another.")]) -> None:
+def compare_runs(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
+                 second: Annotated[Path, typer.Argument(help="Folder of another.")]) -> None:
     """Compare two sweeps row by row: tokens and counts that differ, and paired ratios of speed and MAT."""
-    from longgraft.eval.reports.compare import lines
-    from longgraft.eval.reports.report import read_rows
+    from longgraft.eval.reports.compare import compare
+    from longgraft.eval.runs.folder import Run
 
-    print("\n".join(lines(list(read_rows(first)), list(read_rows(second)))))
+    print("\n".join(compare(Run.read(first), Run.read(second))))
 
 
 @measuring.command("costs", rich_help_panel=PANEL, epilog="Example: longgraft costs run --out costs.json")
@@ -149,14 +148,9 @@ def costs(folder: Annotated[Path, typer.Argument(help="Folder of a sweep of ar, 
           out: Annotated[Path, typer.Option(help="JSON for `longgraft project`.")]) -> None:
     """Take from a sweep what a plain pass, a verification and a draft forward cost on its machine."""
     from longgraft.eval.reports.projection import CostTable
-    from longgraft.eval.reports.report import read_rows
+    from longgraft.eval.runs.folder import Run
 
-    environment, config = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-                           for name in ("environment", "config"))
-    if environment["cuda"] and not environment["device"].startswith("CPU") and not config["profile"]:
-        raise ValueError(f"{folder} was measured on a GPU without --profile: its seconds by part say when work was "
-                         "launched, not what it took. Run the sweep again with --profile.")
-    CostTable.of(list(read_rows(folder)), environment, config["draft_levels"]).save(out)
+    CostTable.of_run(Run.read(folder)).save(out)
     print(out)
 
 
@@ -164,11 +158,10 @@ def costs(folder: Annotated[Path, typer.Argument(help="Folder of a sweep of ar, 
 def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
             costs: Annotated[Path, typer.Option(help="JSON of costs per prompt length, measured or given.")]) -> None:
     """Project measured acceptance onto another model's or machine's costs (Graft, Equation 1)."""
-    from longgraft.eval.reports.projection import CostTable, table
-    from longgraft.eval.reports.report import read_rows
+    from longgraft.eval.reports import projection
+    from longgraft.eval.runs.folder import Run
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    print(table(list(read_rows(folder)), CostTable.load(costs), config["draft_levels"]), end="")
+    print(projection.project(Run.read(folder), projection.CostTable.load(costs)), end="")
 
 
 @measuring.command("recordings", rich_help_panel=PANEL,
@@ -180,7 +173,7 @@ def recordings(folder: Annotated[Path, typer.Argument(help="The --out folder of 
                method: Annotated[str, typer.Option(help="Whose answers; those of a lossless method are the target's.")]
                = PLAIN) -> None:
     """Write the answers of a run as text, to be replayed by any model with --recorded."""
-    from longgraft.eval.prompts.recordings import write
+    from longgraft.eval.reports.recordings import write
 
     print(f"{write(folder, out, mode, method)} answers in {out}")
 

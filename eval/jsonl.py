@@ -1,0 +1,59 @@
+"""JSON that others wrote: one object, or one object a line.  Every error names the file and the line.
+
+Knows text; knows no field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def parse(text: str | bytes, where: str) -> Any:
+    """The value; ValueError where the text is no JSON, nests too deeply, or holds half a character (U+D800 to U+DFFF),
+    which no file and no tokenizer takes."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{where}: lists or objects lie too deeply in one another to be read.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}).") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error.msg}).") from error
+    except ValueError as error:     # a number of thousands of digits
+        raise ValueError(f"{where}: {error}.") from error
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: {error.object[error.start:error.end]!a} is half a character. Write the text "
+                         "again as UTF-8.") from error
+    return value
+
+
+def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """The object; ValueError where it is something else."""
+    value = parse(text, where)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: one JSON object is needed; found {type(value).__name__}.")
+    return value
+
+
+def read_object(path: Path, needed: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    """The object that a file holds; needed: names that it must have, and the types of their values."""
+    try:
+        found = parse_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
+    for name, kind in needed.items():
+        if name not in found:
+            raise ValueError(f"{path} has no {name!r}. Found: {', '.join(found) or 'nothing'}.")
+        if not isinstance(found[name], kind) or isinstance(found[name], bool):
+            raise ValueError(f"{path}: {name!r} is {json.dumps(found[name])[:60]}, which is of the wrong kind.")
+    return found
+
+
+def whole(value: Any) -> bool:
+    """Whether this is a count or an id: a whole number from 0 up.  true and 1.0 are none."""
+    return type(value) is int and value >= 0

@@ -1,0 +1,144 @@
+"""What the rows of one method on one suite and length come to.  Knows rows; knows no table and no file.
+
+A failure enters no figure; an answer that ended at once is neither a prompt nor a failure, for nothing was decoded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from longgraft.eval.levels import Check, first_divergence
+from longgraft.eval.runs.rows import Failure, Key, Result, Row
+from longgraft.eval.statistics import Mean
+from longgraft.roles import PLAIN
+
+ALL = "all"
+LOSSY = "lossy"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one suite and length in one mode.
+
+    prompts: measured; loops: of them; failures: decodings.  mat, speedup: means over prompts, speedup paired with plain
+    decoding on the same prompt and repeat.  mat_pooled: over all steps, so that long answers count for more.  rate:
+    tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt; none of a lossy
+    method, which promises nothing.
+    """
+
+    mode: str
+    suite: str
+    bucket: int
+    method: str
+    promise: str
+    prompts: int
+    loops: int
+    failures: int
+    mat: Mean | None
+    mat_pooled: float | None
+    rate: tuple[float, float, float] | None
+    speedup: Mean | None
+    prefill_seconds: float | None
+    checks: tuple[Check, ...]
+
+
+def measured(rows: Iterable[Result]) -> list[Row]:
+    """Those in which anything was decoded: no failures, and no answers that ended at once."""
+    return [row for row in rows if isinstance(row, Row) and row.steps > 0]
+
+
+def first_repeats(rows: Iterable[Row]) -> list[Row]:
+    """One row of each decoding: repeats are of the same tokens, and only their times differ."""
+    found: dict[Key, Row] = {}
+    for row in sorted(rows, key=lambda row: row.key.repeat):
+        found.setdefault(row.key._replace(repeat=0), row)
+    return list(found.values())
+
+
+def cells(rows: Sequence[Result], with_loops: bool = True) -> list[Cell]:
+    """Every mode x suite (and all together) x length x method, in the order of the rows."""
+    suites = [*dict.fromkeys(row.key.suite for row in rows)]
+    found = []
+    for mode in dict.fromkeys(row.key.mode for row in rows):
+        for suite in suites + ([ALL] if len(suites) > 1 else []):
+            here = [row for row in rows if row.key.mode == mode and suite in (row.key.suite, ALL)]
+            for bucket in sorted({row.key.bucket for row in rows}):
+                mine = [row for row in here if row.key.bucket == bucket]
+                plain = {row.key: row for row in mine if isinstance(row, Row) and row.key.method == PLAIN}
+                for method in dict.fromkeys(row.key.method for row in rows):
+                    own = [row for row in mine if row.key.method == method]
+                    found.append(_cell((mode, suite, bucket, method), own, plain, with_loops))
+    return found
+
+
+def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mapping[Key, Row], with_loops: bool) -> Cell:
+    failures = sum(isinstance(row, Failure) for row in own)
+    answers = [row for row in own if isinstance(row, Row)]
+    by_prompt: dict[tuple, list[Row]] = {}
+    for row in answers:
+        by_prompt.setdefault((row.key.suite, row.key.prompt_id), []).append(row)
+    looping = {prompt for prompt, mine in by_prompt.items() if mine[0].loop and mine[0].steps}
+    by_prompt = {prompt: mine for prompt, mine in by_prompt.items() if with_loops or prompt not in looping}
+    promise = next((row.promise for row in answers), "exact")
+    checks = [] if promise == LOSSY else [_check_of_prompt(mine, plain) for mine in by_prompt.values()]
+    kept = [mine for mine in by_prompt.values() if mine[0].steps]
+    found = tuple(check for check in checks if check is not None)
+    if not kept:
+        return Cell(*about, promise, 0, len(looping), failures, None, None, None, None, None, found)
+    firsts = first_repeats(row for mine in kept for row in mine)
+    speedups = [ratio for mine in kept if (ratio := _speedup(mine, plain)) is not None]
+    rates = [median(row.decode_tokens_per_second for row in mine) for mine in kept]
+    q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
+    return Cell(*about, promise, len(kept), len(looping), failures, Mean.of([row.mat for row in firsts]),
+                pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
+                median(row.prefill_seconds for row in firsts), found)
+
+
+def pooled(rows: Sequence[Row]) -> float:
+    """Accepted tokens per step, over the steps of all these rows."""
+    return sum(sum(row.accepted_per_step) for row in rows) / sum(row.steps for row in rows)
+
+
+def _speedup(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> float | None:
+    """Of one prompt: the median over repeats that plain decoding has."""
+    ratios = [row.decode_tokens_per_second / theirs.decode_tokens_per_second for row in repeats
+              if (theirs := plain.get(row.key._replace(method=PLAIN))) and theirs.decode_tokens_per_second > 0]
+    return median(ratios) if ratios else None
+
+
+def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check | None:
+    """The first repeat that differs, else the first; an answer that ended at once counts only where it differs."""
+    checks = [check for row in repeats if (check := check_of(row, plain)) is not None]
+    parted = next((check for check in checks if check.first_divergence is not None), None)
+    return parted or (checks[0] if checks and repeats[0].steps else None)
+
+
+def check_of(row: Row, plain: Mapping[Key, Row]) -> Check | None:
+    """An answer's ids beside those of plain decoding, as far as both were to go; of a replay, whose ids are given, what
+    was drawn beside it."""
+    theirs = plain.get(row.key._replace(method=PLAIN, repeat=0)) or plain.get(row.key._replace(method=PLAIN))
+    if row.key.mode == "replay" or theirs is None:
+        return row.lossless
+    common = min((limit for limit in (row.limit, theirs.limit) if limit is not None), default=None)
+    expected, noted = theirs.token_ids[:common], row.lossless
+    at = first_divergence(row.token_ids[:common], expected)
+    if noted is None or noted.first_divergence != at:
+        return Check(len(expected), at)
+    return Check(len(expected), at, noted.margin, noted.at)
+
+
+def acceptance_by_depth(rows: Sequence[Row], deepest: int = 8) -> list[float]:
+    """Share of the steps that came to depth d - 1 which accepted a token at depth d, d = 1, 2, ..."""
+    counts = Counter(accepted for row in rows for accepted in row.accepted_per_step)
+    shares = []
+    for depth in range(1, deepest + 1):
+        came = sum(n for accepted, n in counts.items() if accepted >= depth - 1)
+        if not came:
+            break
+        shares.append(sum(n for accepted, n in counts.items() if accepted >= depth) / came)
+    return shares

@@ -1,0 +1,43 @@
+"""The answers of a run as texts that any model can replay.  Knows a run's folder and its target's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longgraft.eval.prompts.suites import suite_name
+from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.plan import Reader
+from longgraft.eval.runs.rows import Row
+
+
+def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str, str]]:
+    """{_id, suite, continuation, model} of every answer in the rows; of several prompt lengths, the longest one's."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in sorted(rows, key=lambda row: row.key.bucket):
+        text = tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        if text:        # an answer that ended at once cannot be replayed
+            suite, prompt = suite_name(row.key.suite), row.key.prompt_id
+            found[suite, prompt] = {"_id": prompt, "suite": suite, "continuation": text, "model": model}
+    return list(found.values())
+
+
+def write(folder: Path, out: Path, mode: str, method: str) -> int:
+    """A run's answers in one mode by one method into a JSONL file; returns how many.
+
+    ValueError where the run has none, or the file exists.
+    """
+    if out.exists():
+        raise ValueError(f"{out} exists already. Give another --out.")
+    run = Run.read(folder)
+    rows = [row for row in run.rows if isinstance(row, Row) and row.key.repeat == 0]
+    mine = [row for row in rows if (row.key.mode, row.key.method) == (mode, method)]
+    if not mine:
+        has = ", ".join(sorted({f"{row.key.method} {row.key.mode}" for row in rows})) or "no answers"
+        raise ValueError(f"{folder} has no answers of {method}, {mode}. It has: {has}.")
+    found = recordings(mine, Reader.open(run.config.get("model")).tokenizer, run.environment["target"])
+    with open(out, "x", encoding="utf-8") as file:
+        file.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in found)
+    return len(found)

@@ -1,0 +1,119 @@
+"""Tables of cells in markdown, for people: acceptance by length, speed by length, losslessness, failures.
+
+Knows cells and rows; knows no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from longgraft.eval.levels import EPSILON, Check, level
+from longgraft.eval.prompts.buckets import WHOLE
+from longgraft.eval.prompts.suites import suite_name
+from longgraft.eval.reports.cells import ALL, LOSSY, Cell
+from longgraft.roles import PLAIN
+
+Columns = Mapping[str, Sequence[Cell]]
+
+
+def length_name(length: int) -> str:
+    """As tables name it: 4K, whole."""
+    return "whole" if length == WHOLE else f"{length // 1024}K" if length % 1024 == 0 else str(length)
+
+
+def tables(found: Sequence[Cell], which: str = "") -> list[str]:
+    """Of one mode: MAT by length and speed by length for every suite (the paper's Table 3); of prompts as they are,
+    suites across (Table 1).  Lossy methods have tables of their own.  which: added to the titles."""
+    out = []
+    for lossy in (False, True):
+        here = [cell for cell in found if (cell.promise == LOSSY) == lossy]
+        beside = ", LOSSY methods: not what the target would say" if lossy else ""
+        for name, columns in _columns(here).items():
+            if any(cell.mat for column in columns.values() for cell in column):
+                out.append(_table(f"{name}: MAT{which}{beside}", columns, _mat, but=PLAIN))
+                out.append(_table(f"{name}: decoding speed{which}{beside}", columns, _speed, mean=True))
+    return out
+
+
+def _columns(found: Sequence[Cell]) -> dict[str, Columns]:
+    """Title -> column -> cells."""
+    if {cell.bucket for cell in found} == {WHOLE}:
+        apart = dict.fromkeys(cell.suite for cell in found if cell.suite != ALL)
+        return {"whole prompts": {suite_name(suite): [c for c in found if c.suite == suite] for suite in apart}}
+    buckets = sorted({cell.bucket for cell in found})
+    return {"all suites" if suite == ALL else suite_name(suite): {
+        length_name(bucket): [cell for cell in found if (cell.suite, cell.bucket) == (suite, bucket)]
+        for bucket in buckets} for suite in dict.fromkeys(cell.suite for cell in found)}
+
+
+def _table(title: str, columns: Columns, shown: Callable[[Cell], str], but: str = "", mean: bool = False) -> str:
+    """Methods down, columns across.  but: a method that is left out; mean: a last column for the mean speedup."""
+    head = [f"{name} ({_count(column)})" for name, column in columns.items()] + ["mean speedup"] * mean
+    lines = [f"\n### {title}\n", f"| method | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
+    paired = [any(cell.method == PLAIN and cell.speedup for cell in column) for column in columns.values()]
+    for method in dict.fromkeys(cell.method for column in columns.values() for cell in column if cell.method != but):
+        row = [cell for column in columns.values() for cell in column if cell.method == method]
+        parts = [shown(cell) for cell in row]
+        if mean:
+            speedups = [cell.speedup for cell, plain in zip(row, paired, strict=True) if plain]
+            means = [speedup.value for speedup in speedups if speedup]
+            # Without a column that others have, a mean could not be compared with theirs.
+            parts.append(f"{sum(means) / len(means):.2f}" if means and len(means) == len(speedups) else "-")
+        lines.append(f"| {method} | {' | '.join(parts)} |")
+    return "\n".join(lines)
+
+
+def _count(column: Sequence[Cell]) -> str:
+    """Prompts of a column, as "5 prompts" or "4-5 prompts" where methods differ."""
+    counts = sorted({cell.prompts for cell in column if cell.mat})
+    if not counts:
+        return "no prompt"
+    return f"{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} prompt{'s' * (counts != [1])}"
+
+
+def _mat(cell: Cell) -> str:
+    return "-" if cell.mat is None else f"{cell.mat:.2f}; {cell.mat_pooled:.2f}"
+
+
+def _speed(cell: Cell) -> str:
+    if cell.rate is None:
+        return "-"
+    if cell.method == PLAIN:
+        return f"{cell.rate[1]:.1f} tok/s"
+    return "-" if cell.speedup is None else f"{cell.speedup:.2f}"
+
+
+def lossless_level(checks: Sequence[Check], dtype: str, promise: str = "exact") -> str:
+    """The level that `longgraft verify` would name, and what plain decoding's tokens say of this method's."""
+    if promise == LOSSY:
+        return "lossy: not compared"
+    if not checks:
+        return "-"
+    parted = [check for check in checks if check.first_divergence is not None]
+    reached = level(checks, dtype)
+    if not parted:
+        return f"{reached}: identical ({len(checks)}/{len(checks)}, {min(check.tokens for check in checks)} tokens)"
+    differ = f"{len(parted)}/{len(checks)} differ"
+    if promise != "exact":
+        return f"{promise}: {differ}, as they may"
+    margins = [check.margin for check in parted if check.margin is not None]
+    if len(margins) < len(parted):      # of draws, a margin says nothing
+        return f"{reached}: {differ}"
+    if all(check.near(dtype) for check in parted):
+        return f"{reached}: {differ}, margins below {EPSILON} or one step of {dtype}"
+    return f"{reached}: {differ}, margin up to {max(margins):.2f}"
+
+
+def lossless_table(found: Sequence[Cell], dtype: str) -> str:
+    """Of one mode, over all suites and lengths: what each method promises and reached, and what failed."""
+    lines = ["\n### Losslessness and failures\n", "| method | level | answers | that loop | failed decodings |",
+             "|---|---|---|---|---|"]
+    apart = [cell for cell in found if cell.suite != ALL]
+    for method in dict.fromkeys(cell.method for cell in apart):
+        mine = [cell for cell in apart if cell.method == method]
+        checks = [check for cell in mine for check in cell.checks]
+        # A method of which nothing but failures is there has no promise in its rows.
+        promise = next((cell.promise for cell in mine if cell.prompts), "exact")
+        lines.append(f"| {method} | {lossless_level(checks, dtype, promise)} | {sum(c.prompts for c in mine)} "
+                     f"| {sum(c.loops for c in mine)} | {sum(c.failures for c in mine)} |")
+    return "\n".join(lines)

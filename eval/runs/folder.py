@@ -1,0 +1,40 @@
+"""A run's folder, read.  Knows files; knows no model and no table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longgraft.eval.jsonl import read_object
+from longgraft.eval.runs.rows import Result, read_rows
+
+CONFIG: Mapping[str, type | tuple[type, ...]] = {
+    "max_new_tokens": int, "repeats": int, "seed": int, "temperature": (int, float)}
+ENVIRONMENT: Mapping[str, type | tuple[type, ...]] = {
+    "target": str, "dtype": str, "attention": str, "device": str, "threads": int, "torch": str, "transformers": str,
+    "git": str}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left: its rows, the configuration that it had, and the environment that it ended in."""
+
+    folder: Path
+    rows: list[Result]
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """ValueError names the file, and what of it is missing or of another shape."""
+        return cls(folder, read_rows(folder), read_object(folder / "config.json", CONFIG),
+                   read_object(folder / "environment.json", ENVIRONMENT))
+
+    def describe(self) -> str:
+        """Which run this is, in a line."""
+        e = self.environment
+        changed = " with uncommitted changes" if e.get("changed") else ""
+        return (f"{self.folder}: {e['target']} in {e['dtype']} on {e['device']}, {e['threads']} threads, git "
+                f"{e['git'][:12]}{changed}, {e.get('time', 'at an unknown time')}")

@@ -1,0 +1,74 @@
+"""Jobs: one prompt each, with its later turns, and which of its rows are still missing.
+
+Knows prompts, configurations and rows; knows no model and no worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from longgraft.eval.prompts.buckets import Fitted
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.rows import Done, Failure, Key
+
+Plan = Mapping[str, Mapping[int, list[Fitted]]]     # suite -> length -> prompts
+
+
+@dataclass
+class Job:
+    """One prompt of a suite and length, with its later turns.  attempts: workers that it has killed."""
+
+    suite: str
+    length: int
+    fitted: Fitted
+    done: Done = field(default_factory=dict)
+    attempts: int = 0
+
+    def key(self, fitted: Fitted, mode: str, method: str, repeat: int) -> Key:
+        """Of a row of this job; fitted: its turn."""
+        return Key(self.suite, self.length, fitted.example.id, mode, method, repeat)
+
+
+def jobs_of(config: SweepConfig, plan: Plan, done: Done) -> list[Job]:
+    """What is left to do.  Every suite and length gets its first prompt, then its second, ...: a run that is cut short
+    is balanced."""
+    made = [Job(suite, length, prompts[index], {key: said for key, said in done.items() if key[:2] == (suite, length)
+                                                and key.prompt_id in prompts[index].example.turn_ids})
+            for index in range(config.prompts) for suite, by_length in plan.items()
+            for length, prompts in by_length.items() if index < len(prompts)]
+    return [job for job in made if count_missing(config, job)]
+
+
+def turns_of(config: SweepConfig, fitted: Fitted) -> list[Fitted]:
+    """A prompt and, where prompts are taken whole, its later turns, of which the answers before them are not known."""
+    turns = [fitted]
+    while not config.lengths and turns[-1].example.follow_ups:
+        turns.append(replace(turns[-1], example=turns[-1].example.next_turn("")))
+    return turns
+
+
+def missing(config: SweepConfig, job: Job, fitted: Fitted) -> set[Key]:
+    """The rows of a job, in this turn, that are not there yet."""
+    wanted = {job.key(fitted, mode, variant.name, repeat)
+              for mode in config.modes for variant in config.variants for repeat in range(config.repeats)
+              if (mode != "replay" or fitted.example.continuations)
+              and (mode != "sampled" or variant.ours)}      # its random numbers are others
+    return wanted - job.done.keys()
+
+
+def count_missing(config: SweepConfig, job: Job) -> int:
+    """Rows of a job, all turns together, that are not there yet."""
+    return sum(len(missing(config, job, turn)) for turn in turns_of(config, job.fitted))
+
+
+def failures(config: SweepConfig, job: Job, why: str) -> Iterator[Failure]:
+    """A row without numbers for everything of a job that is missing, in all its turns."""
+    for turn in turns_of(config, job.fitted):
+        yield from failed_turn(config, job, turn, why)
+
+
+def failed_turn(config: SweepConfig, job: Job, fitted: Fitted, why: str) -> Iterator[Failure]:
+    """The same of one turn."""
+    for key in sorted(missing(config, job, fitted)):
+        yield Failure(key, why, fitted.example.turn, fitted.cut_tokens)

@@ -1,0 +1,83 @@
+"""What will be measured: suites read, and prompts cut for a target of which only tokenizer and configuration are known.
+
+Knows names, rows and tokenizers; reads no weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longgraft.eval.prompts.buckets import plan, whole
+from longgraft.eval.prompts.suites import Example, load_suite, suite_name
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.jobs import Plan
+from longgraft.eval.scores import score
+from longgraft.needs import EMBEDDED, embedded
+from longgraft.session import Session
+from longgraft.target.refusal import refuse
+
+Suites = Mapping[str, Sequence[Example]]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What cuts prompts for a target."""
+
+    name: str
+    tokenizer: Any
+    max_positions: int
+
+    @classmethod
+    def open(cls, model: str | None) -> Reader:
+        """Of a hub id or folder, None for the embedded model; ValueError where it cannot be read or decoded."""
+        from transformers import AutoConfig, AutoTokenizer
+
+        path, name = (str(embedded("target")), EMBEDDED) if model in (None, EMBEDDED) else (str(model), str(model))
+        try:
+            config = AutoConfig.from_pretrained(path)
+            refuse(config, name)
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        except OSError as error:
+            raise ValueError(f"Model {name!r} could not be loaded: {str(error).splitlines()[0]}\n"
+                             "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
+                             ) from error
+        return cls(name, tokenizer, int(config.get_text_config(decoder=True).max_position_embeddings))
+
+    @classmethod
+    def of(cls, session: Session) -> Reader:
+        return cls(session.target.name, session.tokenizer, session.target.max_positions)
+
+
+def check_plan(config: SweepConfig) -> Suites:
+    """All prompts of every suite, read before a model is; ValueError where a suite is unknown, broken or has nothing to
+    replay, ImportError where a package for its scores is missing."""
+    data = None if config.data is None else Path(config.data)
+    read = {}
+    for suite in config.suites:
+        examples = load_suite(suite, data, [Path(path) for path in config.recorded])
+        if "replay" in config.modes:
+            examples = [example for example in examples if example.recording]
+            if not examples:
+                raise ValueError(f"No row of {suite} has a recorded continuation to replay. Give --recorded FILE, or "
+                                 "another --mode.")
+        if config.modes != ("replay",):
+            score(suite_name(suite), "", ("",))         # says now which package is missing
+        read[suite] = examples
+    return read
+
+
+def planned(config: SweepConfig, suites: Suites, reader: Reader) -> Plan:
+    """suite -> length -> prompts, cut to length or whole; ValueError where none is long enough, or a length is beyond
+    the target's positions."""
+    if config.lengths and max(config.lengths) > reader.max_positions:
+        raise ValueError(f"Prompts of {max(config.lengths):,} tokens were asked for, and {reader.name} has "
+                         f"{reader.max_positions:,} positions. Give shorter --buckets.")
+    found = {suite: plan(examples, reader.tokenizer, config.lengths, config.prompts) if config.lengths
+             else whole(examples, reader.tokenizer, config.prompts) for suite, examples in suites.items()}
+    if not any(prompts for by_length in found.values() for prompts in by_length.values()):
+        raise ValueError(f"No prompt of {', '.join(config.suites)} is long enough for "
+                         f"{', '.join(f'{length:,}' for length in config.lengths)} tokens. Give shorter --buckets.")
+    return found

@@ -1,0 +1,44 @@
+"""Where a result comes from: code, versions, device, command line.  Knows sessions; knows no row and no table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longgraft.session import Session
+
+
+def environment(session: Session) -> dict[str, Any]:
+    """What a result needs to be believed."""
+    import transformers
+
+    device = session.target.device
+    on_gpu = device.type == "cuda"
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return {"git": git("rev-parse", "HEAD"), "changed": changed not in ("", "unknown"), "about": session.about,
+            "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+            "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
+            "cuda": torch.version.cuda, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
+            "target": session.target.name, "dtype": str(session.target.dtype)[6:],
+            "attention": session.target.attention, "argv": argv(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+
+
+def argv() -> list[str]:
+    """The command line, without where the program lies."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def git(*command: str) -> str:
+    """What git says of this code; "unknown" where it is no checkout, or there is no git."""
+    try:
+        return subprocess.run(["git", *command], capture_output=True, text=True, check=True,
+                              cwd=Path(__file__).parent).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

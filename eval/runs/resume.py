@@ -1,0 +1,79 @@
+"""Going on with a run: what it was measured with, and what may be added to it.  Knows configurations; reads no row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from longgraft.eval.jsonl import read_object
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.rows import ROWS
+
+CONFIG = "config.json"
+# What a run may have more of than before: its rows stand as they are.
+MORE = ("prompts", "repeats")
+ADDED = ("suites", "lengths", "methods", "modes", "heads", "calibrations")
+
+
+def save_config(folder: Path, config: SweepConfig) -> None:
+    """config.json of a run."""
+    (folder / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n", encoding="utf-8")
+
+
+def resume_config(folder: Path) -> SweepConfig:
+    """What the run in this folder was measured with; ValueError where that cannot be told."""
+    path = folder / CONFIG
+    if not path.exists():
+        if (folder / ROWS).exists():
+            raise ValueError(f"{folder} has {ROWS} and no {CONFIG}: nothing says with which options its rows were "
+                             f"measured. Put its {CONFIG} back, or give another --out.")
+        raise ValueError(f"{folder} holds no run: it has no {CONFIG}. Give the --out folder of a sweep.")
+    read_object(path, {})           # names what is broken
+    return SweepConfig.load(path)
+
+
+def check_same(folder: Path, config: SweepConfig) -> None:
+    """ValueError, naming every option, where this configuration would not go on with the folder's run."""
+    saved = json.loads(json.dumps(asdict(resume_config(folder))))
+    if different := same_run(saved, json.loads(json.dumps(asdict(config)))):
+        raise ValueError(f"{folder} was measured with other options: {'; '.join(different)}.\nLeave them out to go on "
+                         "with the run as it is, or give another --out.")
+
+
+def same_run(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The options that differ so that the rows of both could not stand in one run, as "seed was 0 and is 1".
+
+    A run may get more prompts, repeats, suites, lengths, methods, modes, heads and calibrations.
+    """
+    different = []
+    for name in dict.fromkeys((*saved, *given)):
+        before, now = saved.get(name), given.get(name)
+        if name in MORE and isinstance(before, int) and isinstance(now, int) and now >= before:
+            continue
+        lost = _lost(before, now) if name in ADDED else None
+        if lost:
+            different.append(f"{name} had {', '.join(lost)}, and now {_shown(now)}")
+        # Whole prompts have no lengths, and none may be added to them.
+        elif before != now and (lost is None or (name == "lengths" and not before)):
+            different.append(f"{name} was {_shown(before)} and is {_shown(now)}")
+    return different
+
+
+def _lost(before: Any, now: Any) -> list[str] | None:
+    """What is there no more, of two lists or of two objects; None where they are neither."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return [f"{name}={value}" for name, value in before.items() if now.get(name) != value]
+    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
+        return [str(value) for value in before if value not in now]
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={place}" for name, place in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

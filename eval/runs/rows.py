@@ -1,0 +1,235 @@
+"""The rows of a run: one decoding of one prompt each, and what failed; how they are written, read and kept apart.
+
+Knows files and fields; knows no model and no table.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from longgraft.eval.jsonl import parse_object, whole
+from longgraft.eval.levels import Check
+
+ROWS = "per_prompt.jsonl"
+
+
+class Key(NamedTuple):
+    """What a row is about: no two rows of a run have the same.  bucket: prompt tokens, 0 for whole prompts."""
+
+    suite: str
+    bucket: int
+    prompt_id: str
+    mode: str
+    method: str
+    repeat: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A decoding that failed: it holds no number.  turn: of a conversation; cut_tokens: of its prompt."""
+
+    key: Key
+    error: str
+    turn: int = 1
+    cut_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A decoding, and what it cost: the fields of `Stats`, and its tokens.
+
+    limit:        tokens that were asked for
+    loop:         whether the answer repeats itself
+    lossless:     checked beside plain decoding; of a replay by drawing beside it; None where that was not possible
+    promise:      of the method: exact, distribution or lossy
+    score:        (metric, 0..1) of the answer, in the first repeat of the target's own draws
+    learned_from: prompts that the method had learnt from before this one; None where it learns over no run
+    """
+
+    key: Key
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    accepted_per_step: list[int]
+    mat: float
+    tokens_per_step: float
+    prefill_seconds: float
+    decode_seconds: float
+    decode_tokens_per_second: float
+    accepted_by_origin: dict[str, int]
+    stages: dict[str, int]
+    seconds_by_part: dict[str, float]
+    peak_memory_bytes: int
+    token_ids: list[int]
+    loop: bool
+    lossless: Check | None = None
+    promise: str = "exact"
+    score: tuple[str, float] | None = None
+    limit: int | None = None
+    learned_from: int | None = None
+    turn: int = 1
+    cut_tokens: int = 0
+
+
+Result = Row | Failure
+Done = dict[Key, list[int]]     # rows that exist already: their tokens, none of a failure
+
+
+def done(rows: Sequence[Result]) -> Done:
+    """What is there, failures included."""
+    return {row.key: row.token_ids if isinstance(row, Row) else [] for row in rows}
+
+
+def as_json(row: Result) -> str:
+    """One line, flat, without its end."""
+    return json.dumps(row.key._asdict() | {name: value for name, value in asdict(row).items() if name != "key"})
+
+
+def parse_row(text: str | bytes, where: str) -> Result:
+    """A row, as any version wrote it: later fields have their defaults, unknown ones are left out.
+
+    ValueError names the field that is missing or of the wrong kind.
+    """
+    given = parse_object(text, where)
+    key = Key(*_values(Key, given, where).values())
+    kind = Failure if "error" in given else Row
+    return kind(key, **_values(kind, given, where))
+
+
+def _values(kind: Any, given: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a type, checked."""
+    needed = Key._fields if kind is Key else [f.name for f in fields(kind) if f.name != "key" and f.default is MISSING]
+    if missing := [name for name in needed if name not in given]:
+        raise ValueError(f"{where}: no row of a sweep: {', '.join(missing)} is missing. Found: "
+                         f"{', '.join(given) or 'nothing'}.")
+    values = {}
+    for name, hint in get_type_hints(kind).items():
+        if name == "key" or name not in given:
+            continue
+        said, fits, made = _KINDS[hint]
+        if not fits(given[name]):
+            raise ValueError(f"{where}: {name} must be {said}; it is {json.dumps(given[name])[:60]}.")
+        values[name] = made(given[name])
+    return values
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _mapped(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _check(value: Any) -> bool:
+    names = ("margin", "at")
+    return value is None or (
+        isinstance(value, dict) and {"tokens", "first_divergence"} <= set(value) <= {f.name for f in fields(Check)}
+        and whole(value["tokens"]) and (value["first_divergence"] is None or whole(value["first_divergence"]))
+        and all(value.get(name) is None or _number(value[name]) for name in names))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# What a field's type takes from JSON: in words, whether a value fits, and what is made of it.
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+    int: ("a whole number", whole, _same),
+    int | None: ("a whole number", lambda v: v is None or whole(v), _same),
+    float: ("a number", _number, float),
+    bool: ("true or false", lambda v: isinstance(v, bool), _same),
+    str: ("text", lambda v: isinstance(v, str), _same),
+    list[int]: ("a list of whole numbers", lambda v: isinstance(v, list) and all(map(whole, v)), _same),
+    dict[str, int]: ("an object of whole numbers", _mapped(whole), _same),
+    dict[str, float]: ("an object of numbers", _mapped(_number), _same),
+    Check | None: ("an object of tokens, first_divergence and margin", _check, lambda v: v and Check(**v)),
+    tuple[str, float] | None: ("a name and a number", lambda v: v is None or (
+        isinstance(v, list) and len(v) == 2 and isinstance(v[0], str) and _number(v[1])), lambda v: v and tuple(v)),
+}
+
+
+def read_rows(folder: Path) -> list[Result]:
+    """The rows of a run's folder; ValueError where there are none, or one is broken or there twice.
+
+    A last line without its end is a row that is being written: it is left out.
+    """
+    path = folder / ROWS
+    if not path.exists():
+        raise ValueError(f"{folder} holds no {ROWS}. Give the --out folder of a sweep.")
+    rows = [row for row, _ in _read(path)]
+    if not rows:
+        raise ValueError(f"{path} holds no row. Nothing was measured, or not yet.")
+    return rows
+
+
+def _read(path: Path) -> list[tuple[Result, bytes]]:
+    """Every row with its line."""
+    found: dict[Key, tuple[Result, bytes]] = {}
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            row = parse_row(line, f"{path}, line {number}")
+        except ValueError as error:
+            raise ValueError(f"{error}\nRemove the line and resume the sweep, which measures it again.") from error
+        if row.key in found:
+            raise ValueError(f"{path}, line {number}: {' '.join(map(str, row.key))} is there already. Two sweeps wrote "
+                             "here at once: remove one of the lines.")
+        found[row.key] = row, line
+    return list(found.values())
+
+
+class RowLog:
+    """The rows' file: appended line by line; a line that a killed process left half-written is cut off."""
+
+    def __init__(self, folder: Path, retry: bool = False) -> None:
+        """retry: failures are taken out of the file, and so are measured again."""
+        path = folder / ROWS
+        self.rows: list[Result] = []
+        if path.exists():
+            kept = [(row, line) for row, line in _read(path) if not (retry and isinstance(row, Failure))]
+            self.rows = [row for row, _ in kept]
+            if (whole_lines := b"".join(line + b"\n" for _, line in kept)) != path.read_bytes():
+                beside = path.with_suffix(".part")
+                beside.write_bytes(whole_lines)
+                beside.replace(path)
+        self._file = open(path, "a", encoding="utf-8")      # noqa: SIM115 - held for the sweep's life
+
+    def append(self, row: Result) -> None:
+        """On disk before it returns."""
+        self._file.write(as_json(row) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.rows.append(row)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def sole_sweep(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it: two sweeps in one would write every row twice.
+
+    Where nothing was written into it, it is taken away again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / "lock"
+    with open(lock, "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as held:
+            raise ValueError(f"Another sweep is writing into {folder}.\n"
+                             "Give --out another folder, or wait until it has ended.") from held
+        try:
+            yield
+        finally:
+            if list(folder.iterdir()) == [lock]:
+                lock.unlink()
+                folder.rmdir()
