@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, groupby, pairwise
+
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_prompt, toy_session
+from conftest import FAMILIES, VOCAB, answered, toy_prompt, toy_session
 from oracle import plain
 
 from longgraft.methods import METHODS
@@ -54,6 +56,43 @@ def test_the_end_token_is_the_last_also_inside_an_accepted_path(method):
     for end in set(expected):
         at = expected.index(end)
         assert said(toy_session(method), eos=(end,)) == expected[:at + 1]
+
+
+def knowing() -> Session:
+    """A session whose matrix knows Llama's answer to a prompt of one token, which teaches it next to nothing."""
+    text = toy_prompt(1) + plain("llama", 1, 24, GREEDY)
+    rows = torch.full((VOCAB + 1, 8), -1, dtype=torch.int32)
+    for token in set(text):
+        after = dict.fromkeys(b for a, b in pairwise(text) if a == token)
+        rows[token, :len(after)] = torch.tensor(list(after), dtype=torch.int32)
+    return toy_session("retrieval", snapshot=rows)
+
+
+def test_an_end_token_inside_an_accepted_path_ends_there():
+    ours, expected = knowing(), plain("llama", 1, 24, GREEDY)
+    lengths = [len(step.tokens) for step in ours.open(toy_prompt(1), 24, eos=())]
+    inside = 0
+    for end in set(expected):
+        at = expected.index(end)
+        assert said(ours, 1, eos=(end,)) == expected[:at + 1]
+        inside += at + 1 not in accumulate(lengths)
+    assert inside >= 5
+
+
+def test_the_last_step_may_accept_all_but_one_of_what_is_left():
+    ours = knowing()
+    first = [len(step.tokens) for step in ours.open(toy_prompt(1), 24, eos=())][1]
+    assert first >= 4
+    for new in range(2, 2 + first):
+        assert answered(ours, toy_prompt(1), new).stats.accepted_per_step == (new - 2,)
+
+
+def test_the_answers_vary():
+    """Of a token said again and again, the end could never lie inside an accepted path."""
+    for family in FAMILIES:
+        text = plain(family, 60, 24, GREEDY)
+        assert len(set(text)) >= 9
+        assert max(len(list(run)) for _, run in groupby(text)) <= 4
 
 
 def test_some_of_these_answers_were_accepted_several_tokens_a_step():
