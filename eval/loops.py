@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def _covered(tokens: Sequence[int], gram: int) -> int:
     starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - gram + 1):
         starts.setdefault(tuple(tokens[start:start + gram]), []).append(start)
-    return max((gram + sum(min(gram, b - a) for a, b in zip(found, found[1:], strict=False))
+    return max((gram + sum(min(gram, b - a) for a, b in pairwise(found))
                 for found in starts.values() if len(found) > 1), default=0)
 
 
