@@ -136,7 +136,7 @@ def spoil(name, value):
     (lambda t: t.update(d2t=torch.full((24,), 2 ** 63 - 1)), "ascending target ids below 64"),
     (lambda t: t.update(d2t=torch.zeros(24, dtype=torch.int64)), "name different tokens"),
     (lambda t: t["t2d"].logical_not_(), "name different tokens"),
-    (lambda t: t.update(t2d=torch.ones(65, dtype=torch.bool)), "name different tokens"),
+    (lambda t: t.update(t2d=torch.cat([t["t2d"], torch.zeros(1, dtype=torch.bool)])), "name different tokens"),
     (lambda t: t.update(t2d=torch.ones(8, 8, dtype=torch.bool)), "name different tokens"),
     (cast("d2t", torch.float32), "d2t is float32 .24,.; lm_head's 24 rows need as many int64"),
     (lambda t: t.update(d2t=t["d2t"][:5].clone()), "d2t is int64 .5,."),
