@@ -101,6 +101,7 @@ def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_sa
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_warm_up(tmp_path):
     (tmp_path / "there").write_text("")
+    (tmp_path / "there").chmod(0o755)
     Calibration.check_out(tmp_path / "new" / "deep" / "c.safetensors")
     assert list(tmp_path.iterdir()) == [tmp_path / "there"]
     for path, said in [(tmp_path, "is a folder; a calibration is one file"), (tmp_path / "there", "is there already"),
