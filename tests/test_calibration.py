@@ -53,7 +53,8 @@ def rows(**changes):
     bytes_of(b""), bytes_of(b"not a calibration"), bytes_of(b"\x80\x04cos\nsystem\n"), lambda path: path.mkdir(),
     lambda path: save_file({"x": torch.ones(2)}, path), meta(identity=None), meta(identity="[1]"), meta(identity="{"),
     meta(thresholds="[0.1]"), meta(thresholds="{}"), meta(thresholds='{"0": "x"}'), meta(thresholds='{"0": NaN}'),
-    meta(thresholds='{"0": 1.5}'), meta(thresholds='{"-1": 0.5}'), meta(thresholds=None), meta(split="0"),
+    meta(thresholds='{"0": 1.5}'), meta(thresholds='{"0": -0.5}'),
+    meta(thresholds='{"-1": 0.5}'), meta(thresholds=None), meta(split="0"),
     meta(split="61"), meta(split="many"), meta(about="3"), meta(about="[" * 10 ** 5),
     rows(rows=torch.ones(3, 8)), rows(rows=torch.ones(3, dtype=torch.int32)), rows(tokens=ROWS["tokens"][:2].clone()),
     rows(rows=torch.ones(3, 4, dtype=torch.int32)), rows(rows=torch.full((3, 8), 40, dtype=torch.int32)),
@@ -100,6 +101,7 @@ def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_sa
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_warm_up(tmp_path):
     (tmp_path / "there").write_text("")
+    (tmp_path / "there").chmod(0o755)
     Calibration.check_out(tmp_path / "new" / "deep" / "c.safetensors")
     assert list(tmp_path.iterdir()) == [tmp_path / "there"]
     for path, said in [(tmp_path, "is a folder; a calibration is one file"), (tmp_path / "there", "is there already"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from longgraft.cli.training import export
 from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
@@ -137,7 +138,7 @@ def spoil(name, value):
     (lambda t: t.update(d2t=torch.full((24,), 2 ** 63 - 1)), "ascending target ids below 64"),
     (lambda t: t.update(d2t=torch.zeros(24, dtype=torch.int64)), "name different tokens"),
     (lambda t: t["t2d"].logical_not_(), "name different tokens"),
-    (lambda t: t.update(t2d=torch.ones(65, dtype=torch.bool)), "name different tokens"),
+    (lambda t: t.update(t2d=torch.cat([t["t2d"], torch.zeros(1, dtype=torch.bool)])), "name different tokens"),
     (lambda t: t.update(t2d=torch.ones(8, 8, dtype=torch.bool)), "name different tokens"),
     (cast("d2t", torch.float32), "d2t is float32 .24,.; lm_head's 24 rows need as many int64"),
     (lambda t: t.update(d2t=t["d2t"][:5].clone()), "d2t is int64 .5,."),
@@ -377,6 +378,27 @@ def test_an_exported_speculators_head_says_the_same(tmp_path, more):
     assert loaded.config.layout == "speculators" and loaded.config.window == made.config.window
     assert loaded.config.feature_layers == made.config.feature_layers
     assert any(name.startswith("layers.0.") for name in load_file(tmp_path / "model.safetensors"))
+
+
+def test_an_export_never_overwrites(tmp_path):
+    from transformers import LlamaConfig
+
+    LlamaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=12, num_attention_heads=4, intermediate_size=48
+                ).save_pretrained(tmp_path / "target")
+    save_head(network(), tmp_path / "head")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o755)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for out, said in [("head", "is there already"), ("target", "is there already"), ("file", "is there already"),
+                      ("file/in", "cannot be made")]:
+        for layout in ("eagle3", "speculators"):
+            with pytest.raises(ValueError, match=said):
+                export(tmp_path / "head", tmp_path / out, str(tmp_path / "target"), layout)
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    (tmp_path / "empty").mkdir()
+    for out in ("new/deep", "empty"):
+        export(tmp_path / "head", tmp_path / out, str(tmp_path / "target"), "speculators")
+        assert load_head(tmp_path / out, TARGET).config.layout == "speculators"
 
 
 def test_windows_of_some_layers_only_are_refused(tmp_path):

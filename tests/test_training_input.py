@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from test_training_drafter import RECIPE as DRAFTER
-from test_training_drafter import files_of_a_toy_run
+from test_training_drafter import files_of_a_toy_run, one_thread  # noqa: F401
 from test_training_drafter import trainer as drafter_trainer
 from test_training_target import RECIPE as TARGET
 
+from longgraft.cli import training as commands
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, encode_corpus, train_tokenizer
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.drafter import DrafterRecipe, train_drafter
@@ -25,15 +26,6 @@ from longgraft.yarn_drafters.training.packages import main as collect_packages
 from longgraft.yarn_drafters.training.recipe import Stage
 from longgraft.yarn_drafters.training.target import train_target
 from longgraft.yarn_drafters.training.world import sole_trainer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 INFINITE = float("inf")
 COMMON = [
@@ -57,7 +49,8 @@ COMMON = [
     ({"schedule": "linear"}, "schedule is 'linear'; a word out of wsd, cosine"), ({"schedule": 1}, "schedule is 1"),
     ({"warmup": -0.1}, "warmup is -0.1"), ({"decay": "x"}, "decay is 'x'"), ({"muon_lr": 0}, "muon_lr is 0; a finite"),
     ({"muon_lr": INFINITE}, "muon_lr is inf"), ({"muon_lr": "fast"}, "muon_lr is 'fast'"),
-    ({"muon_decay": -1}, "muon_decay is -1"), ({"grad_clip": 0}, "grad_clip is 0"), ({"seed": -1}, "seed is -1"),
+    ({"muon_decay": -1}, "muon_decay is -1"), ({"grad_clip": 0}, "grad_clip is 0"),
+    ({"grad_clip": 10 ** 400}, "grad_clip is 1000"), ({"seed": -1}, "seed is -1"),
     ({"seed": 2 ** 64}, "seed is 18446744073709551616"), ({"threads": 0}, "threads is 0"),
     ({"device": 0}, "device is 0; a word"), ({"bf16": "no"}, "bf16 is 'no'; true or false"),
     ({"log_steps": 0}, "log_steps is 0"), ({"valid_steps": 0}, "valid_steps is 0"),
@@ -291,3 +284,14 @@ def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):
             collect_packages([str(tmp_path / "a.whl"), *map(str, more)])
         assert ended.value.code == 2 and said in capsys.readouterr().err
     assert (tmp_path / "there.gz").read_bytes() == b"kept" and not (tmp_path / "new.gz").exists()
+
+
+@pytest.mark.parametrize("options, said", [
+    *(({"tokens": text}, "is no number") for text in ("inf", "nan", "-5", "0", "", "k", "64kk", "1e400", "9999999b")),
+    *(({"learning_rate": rate}, "--learning-rate is") for rate in (0.0, -1.0, INFINITE, float("nan"), 20.0)),
+    ({"dtype": "int8"}, "dtype 'int8' is unknown"), ({"data": [Path("nowhere")]}, "nowhere does not exist"),
+    ({"valid": [Path("nowhere")]}, "nowhere does not exist"), ({"recipe": Path("nowhere")}, "Give a file, or one of")])
+def test_options_of_a_training_are_refused_before_anything_is_made(options, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        commands.train_drafter(**{"data": [tmp_path], "out": tmp_path / "out", "model": str(tmp_path)} | options)
+    assert not (tmp_path / "out").exists()
