@@ -81,7 +81,8 @@ class KVCache(Cache):
         if still < len(nodes):
             source = self.length + path[still:]
             start, stop = self.length + still, self.length + len(nodes)
-            for layer in self.rows:
+            # Layers that share another's keys (Gemma 3n) have none.
+            for layer in (each for each in self.rows if each.is_initialized):
                 index = source.to(layer.keys.device)
                 layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
                 layer.values[:, :, start:stop] = layer.values.index_select(2, index)

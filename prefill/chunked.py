@@ -27,7 +27,8 @@ def chunk_size(target: Target, wants: Wants) -> int:
     if free is None:
         return LARGEST
     config, item = target.config, target.dtype.itemsize
-    wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    widths = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    wide = widths if isinstance(widths, int) else max(widths)       # Gemma 3n: one per layer
     # Per token: residual, q, k, v, and the MLP's two wide activations, in work at once in one layer.
     row = item * (8 * config.hidden_size + 3 * wide + len(wants.features) * config.hidden_size)
     room = free // 4 - TOPK_ROWS * target.vocab_size * 4 * bool(wants.topk)
