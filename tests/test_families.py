@@ -36,7 +36,7 @@ SIZES = [
        "moe_topk moe_k eos_token_id"),
     (1, "n_group topk_group num_dense_layers bos_token_id"),
     (0, "pad_token_id num_kv_shared_layers"),
-    (True, "use_sliding_window is_decoder"),
+    (True, "use_sliding_window"),
     (None, "activation_sparsity_pattern"),
     (VOCAB, "vocab_size vocab_size_per_layer_input"),
     (VOCAB - 1, "image_token_id image_token_index audio_token_id video_token_id"),
@@ -51,6 +51,7 @@ SMALL = {name: size for size, names in SIZES for name in names.split()}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration needs besides
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "bert-generation": {"is_decoder": True},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
              "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48}},
@@ -144,6 +145,13 @@ def test_the_families_of_the_readme_are_exact(family, more):
     config = tiny(CONFIG_MAPPING[family], **more)
     assert why_not(config) == ""
     assert_exact(config)
+
+
+@pytest.mark.parametrize("family", [
+    "cohere2", "gemma2", "gemma3", "glm4", "gpt2", "gpt_neox", "granite", "llama", "mistral", "mixtral", "olmo3",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"])
+def test_families_that_are_exact_are_not_refused_as_they_come(family):
+    assert why_not(CONFIG_MAPPING[family]()) == ""
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ from longgraft.attention.layout import Layout
 
 NAME = "longgraft"
 IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep"}   # change no attention
-ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]])    # where masks are asked, far from any edge
-BACK = torch.tensor([0, *(1 << k for k in range(40))])              # how far back, at first
-
+HOST = torch.device("cpu")
+ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]], device=HOST)   # where masks are asked, far from edges
+BACK = torch.tensor([0, *(1 << k for k in range(40))], device=HOST)             # how far back, at first
 OWN_RULE = "The model masks by more than a window, which a tree would break. This model cannot be used."
 
 
@@ -59,7 +59,7 @@ def running() -> Run:
 def mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Tensor:
     """transformers' mask signature -> the mask's window, int64 [1, 1, 1, 1] on the host; 0 where it has none."""
     running()
-    return torch.tensor(window_of(mask_function)).view(1, 1, 1, 1)
+    return torch.tensor(window_of(mask_function), device=HOST).view(1, 1, 1, 1)
 
 
 @lru_cache(maxsize=8)     # what is no closure, the plain causal mask, is asked once
@@ -72,7 +72,7 @@ def window_of(mask_function: Callable[..., Tensor]) -> int:
     if near.all():
         return 0
     last, first_hidden = BACK[near][-1:], BACK[~near][:1]
-    return int(last + _seen(mask_function, torch.arange(int(last), int(first_hidden))).sum())
+    return int(last + _seen(mask_function, torch.arange(int(last), int(first_hidden), device=HOST)).sum())
 
 
 def _seen(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ _SINKS = "its attention has sinks, which the split backends do not add yet"
 _HEAD = "its head is more than one product, so that a prompt's top tokens cannot be read from its output embedding"
 _POSITIONS = "it counts positions from its padding token's, not from 0"
 _IMAGES = "its masks open blocks for images, which are not told from text here"
+_FOLLOWS = "its attention sees what follows"
 _DRAFTS = "it drafts for another model, whose states it needs"
 
 _LAYERS = dict.fromkeys(("full_attention", "sliding_attention"), "") | dict.fromkeys(
@@ -45,6 +46,9 @@ def why_not(config: PretrainedConfig, cls: type | None = None) -> str:
         return "it is an encoder-decoder, and only decoder-only models are supported"
     if reason := _FAMILIES.get(config.model_type, ""):
         return reason
+    # Others that are causal say is_decoder = False, too (GPT-NeoX).
+    if config.model_type == "bert-generation" and not config.is_decoder:
+        return _FOLLOWS
     return _why_not_layers(config.get_text_config(decoder=True)) or _why_not_class(config, cls)
 
 
@@ -58,9 +62,8 @@ def _why_not_layers(text: Any) -> str:
         return _CHUNKED
     if getattr(text, "kv_lora_rank", None):
         return "its keys and values have different sizes (multi-head latent attention)"
-    if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None) in (True, "all") \
-            or not getattr(text, "is_decoder", True):
-        return "its attention sees what follows"
+    if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        return _FOLLOWS
     if (layers := getattr(text, "num_hidden_layers", 1)) < 1:
         return f"its configuration declares {layers} layers"
     rope = getattr(text, "rope_parameters", None) or {}
