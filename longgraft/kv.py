@@ -95,7 +95,8 @@ class KVCache(Cache):
         if still < len(nodes):
             source = self.length + path[still:]
             start, stop = self.length + still, self.length + len(nodes)
-            for layer in self.layers:
+            # Layers that share another's keys (Gemma 3n) have none.
+            for layer in (each for each in self.layers if each.is_initialized):
                 index = source.to(layer.keys.device)
                 layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
                 layer.values[:, :, start:stop] = layer.values.index_select(2, index)

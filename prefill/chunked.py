@@ -35,7 +35,8 @@ def chunk_size(target: Target, wants: Wants) -> int:
     """The largest power of two up to 1,024 whose activations fit a quarter of the free memory."""
     free = free_bytes(target.device)
     config, item = target.config, target.dtype.itemsize
-    wide = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    widths = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    wide = widths if isinstance(widths, int) else max(widths)       # Gemma 3n: one per layer
     # Per token: residual, q, k, v, and the MLP's two wide activations, in work at once in one layer.
     row = item * (8 * config.hidden_size + 3 * wide + len(wants.layers) * config.hidden_size)
     room = free // 4 - TOPK_ROWS * target.vocab_size * 4 * bool(wants.topk)

@@ -52,9 +52,9 @@ class AdjacencyMatrix:
         self._latest[tokens] = -1
 
     def lookup(self, tokens: Tensor, ranks: Tensor) -> Tensor:
-        """The rank-th successor of each token, [n] int64; unseen tokens have unseen successors."""
-        found = self._rows[tokens.clamp(min=0), ranks].long()
-        return torch.where(tokens < 0, self.unseen, found)
+        """The rank-th successor of each token, [n] int64; unseen tokens and ranks past a small vocabulary have none."""
+        found = self._rows[tokens.clamp(min=0), ranks.clamp(max=self.width - 1)].long()
+        return torch.where((tokens < 0) | (ranks >= self.width), self.unseen, found)
 
     def fill(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], root: int) -> Tensor:
         """tokens [N + 1] of a template's nodes, the root first, one gather per level (Graft, Eq. 10).

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
 from longgraft.attention.backends import choose
 from longgraft.attention.layout import Layout
 from longgraft.kv import KVCache
 from longgraft.observation import Wants
-from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of
+from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of, mask
 from longgraft.target.refusal import refuse
 from longgraft.tree import ProposalTree
 
@@ -59,7 +59,7 @@ class Target:
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        refuse(self.model.config, self.name)
+        refuse(self.model.config, self.name, type(self.model))
         if self.model.training:
             raise ValueError(f"{self.name} is in training mode, where dropout makes it say something else each "
                              "time. Call model.eval() first.")
@@ -96,7 +96,7 @@ class Target:
     @property
     def layers(self) -> nn.ModuleList:
         """The decoder layers."""
-        lists = [m for m in self.model.base_model.modules()
+        lists = [m for m in self.model.get_decoder().modules()
                  if isinstance(m, nn.ModuleList) and len(m) == self.config.num_hidden_layers]
         if not lists:
             raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was found.")
@@ -141,8 +141,7 @@ class Target:
             out = self.model(
                 input_ids=tree.tokens[None].to(self.device),
                 position_ids=(cache.position + depths)[None].to(self.device),
-                # A mask that is already 4-D is handed through unread; ours is the layout.
-                attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device),
+                attention_mask=None,        # the model's own, by `interface.mask`: its windows
                 past_key_values=cache, use_cache=True, logits_to_keep=kept.to(self.device))
         if run.calls != self.config.num_hidden_layers:
             raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
@@ -168,6 +167,7 @@ class Target:
     def _engaged(self, run: Run) -> Iterator[None]:
         """Our attention in place of the model's, until the block ends; one pass at a time on one model."""
         AttentionInterface.register(NAME, attention)
+        AttentionMaskInterface.register(NAME, mask)
         with lock_of(self.model):
             before = [config._attn_implementation_internal for config in self._configs]
             token = RUNNING.set(run)
