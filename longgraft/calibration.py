@@ -34,27 +34,16 @@ class Calibration:
     def describe(self) -> str:
         """One clause for people."""
         taus = ", ".join(f"d{d} {tau:.2f}" for d, tau in sorted(self.thresholds.items()))
-        return f"{self.source}: {taus}"
+        at = f" at temperature {self.about['temperature']}" if "temperature" in self.about else ""
+        return f"{self.source}{at}: {taus}"
 
-    def suits(self, budget: int, levels: int, top_k: int, window: int | None, temperature: float) -> list[str]:
-        """How a session differs from what this was calibrated for, in words; what the file does not say is no word."""
-        asked = made_for(budget, levels, top_k, window, temperature)
-        return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in asked.items()
-                if key in self.about and self.about[key] != value]
+    def differs(self, settings: Mapping[str, str]) -> list[str]:
+        """How a session's settings differ from those that this was made for; what the file does not say is no word.
 
-    @staticmethod
-    def check_out(path: Path) -> None:
-        """ValueError unless a new file can be made there: asked before a warm-up, not after it."""
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder; a calibration is one file. Give --out a name in it, such as "
-                             f"{path / 'calibration.safetensors'}.")
-        if path.exists():
-            raise ValueError(f"{path} is there already and would be overwritten. Give --out another name, or delete "
-                             "it.")
-        standing = next(parent for parent in path.absolute().parents if parent.exists())
-        if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
-            raise ValueError(f"{path} cannot be made: {standing} is no folder that you may write. Give --out another "
-                             "place.")
+        settings: as `made_for` names them; not all need be there.
+        """
+        return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in settings.items()
+                if self.about.get(key, value) != value]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
         """One safetensors file, whole or not at all; `identity` names the target and tokenizer that the ids belong
@@ -91,10 +80,10 @@ class Calibration:
             raise _unreadable(path, error) from error
 
 
-def made_for(budget: int, levels: int, top_k: int, window: int | None, temperature: float) -> dict[str, str]:
-    """The settings that thresholds depend on, as a calibration's `about` holds them."""
+def made_for(budget: int, levels: int, top_k: int, window: int | None) -> dict[str, str]:
+    """The settings that thresholds depend on, beside the temperature, as a calibration's `about` holds them."""
     return {"budget": str(budget), "draft_levels": str(levels), "draft_top_k": str(top_k),
-            "draft_window": "all" if window is None else str(window), "temperature": f"{temperature:g}"}
+            "draft_window": "all" if window is None else str(window)}
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from longgraft.calibration import Calibration, default_path
+from longgraft.calibration import Calibration, default_path, made_for
 from longgraft.devices import device_of, dtype_of
 from longgraft.engine import Engine
 from longgraft.methods import Method, build, find
@@ -60,11 +60,17 @@ class Loaded:
         on_cpu, method = self.target.device.type == "cpu", self.method
         nodes = budget or (min(method.budget, CPU_BUDGET) if on_cpu else method.budget)
         proposer = build(method, self.parts)
-        gates = f", {self.calibration.describe()}" if "thresholds" in method.takes else ""
+        gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}, method {method.name}, budget {nodes}{gates}")
         return Session(Engine(self.target, proposer, self.parts.clock, nodes, chunk), self.tokenizer,
                        (*self.notes, about))
+
+    def _gates(self, nodes: int) -> str:
+        """The thresholds, and how this session differs from what they were made for, for people."""
+        parts = self.parts
+        differs = self.calibration.differs(made_for(nodes, parts.levels, parts.top_k, parts.window))
+        return self.calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "")
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:

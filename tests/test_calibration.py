@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import longgraft
 from longgraft.calibration import Calibration, made_for
 from longgraft.loading import embedded
 from longgraft.memories.adjacency import AdjacencyMatrix, read_metadata
@@ -84,27 +85,21 @@ def test_another_s_calibration_is_refused_by_what_differs(key, tmp_path):
 
 
 def test_what_it_was_made_for_is_compared_and_what_it_does_not_say_is_not():
-    made = Calibration(about=made_for(60, 9, 10, None, 0.0))
-    assert made.suits(60, 9, 10, None, 0.0) == []
-    assert made.suits(16, 8, 4, 512, 0.7) == [
-        "budget 60, now 16", "draft levels 9, now 8", "draft top k 10, now 4", "draft window all, now 512",
-        "temperature 0, now 0.7"]
-    assert Calibration().suits(16, 8, 4, 512, 0.7) == []
-    assert Calibration(about={"budget": "60", "prompts": "5"}).suits(16, 8, 4, 512, 0.7) == ["budget 60, now 16"]
+    made = Calibration(about=made_for(60, 9, 10, None))
+    assert made.differs(made_for(60, 9, 10, None)) == []
+    assert made.differs(made_for(16, 8, 4, 512)) == [
+        "budget 60, now 16", "draft levels 9, now 8", "draft top k 10, now 4", "draft window all, now 512"]
+    assert Calibration().differs(made_for(16, 8, 4, 512)) == []
+    assert Calibration(about={"budget": "60", "prompts": "5"}).differs(made_for(16, 8, 4, 512)) == ["budget 60, now 16"]
+
+
+def test_a_session_says_how_it_differs_from_what_its_thresholds_were_made_for():
+    at = longgraft.load(tell=False, budget=60).about[-1]
+    assert "calibrated (calibration.safetensors) at temperature" in at and "made for" not in at
+    assert longgraft.load(tell=False, budget=16).about[-1].endswith("(made for budget 60, now 16)")
 
 
 def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_say():
     shipped = embedded("calibration.safetensors")
     found = Calibration.load(shipped, json.loads(read_metadata(shipped)["identity"]), CPU)
-    assert found.suits(60, 7, 4, 512, 0.0) == [] and found.suits(16, 9, 10, None, 0.0) == ["budget 60, now 16"]
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_the_warm_up(tmp_path):
-    (tmp_path / "there").write_text("")
-    (tmp_path / "there").chmod(0o755)
-    Calibration.check_out(tmp_path / "new" / "deep" / "c.safetensors")
-    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
-    for path, said in [(tmp_path, "is a folder; a calibration is one file"), (tmp_path / "there", "is there already"),
-                       (tmp_path / "there" / "c", "cannot be made: .*there is no folder")]:
-        with pytest.raises(ValueError, match=said):
-            Calibration.check_out(path)
+    assert found.differs(made_for(60, 7, 4, 512)) == []

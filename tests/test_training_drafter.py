@@ -11,11 +11,12 @@ import pytest
 import torch
 from conftest import VOCAB, toy_network, toy_target
 
+from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
-from longgraft.observation import Clock
-from longgraft.sampling import Sampling
-from longgraft.session import Session, Stats
+from longgraft.engine import Engine
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.session import Session
 from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope
@@ -382,12 +383,10 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
 def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
     run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, mat_prompts=2, mat_tokens=8))
     run.unseen = {"code": np.stack([corpus.tokens[:33], corpus.tokens[40:73]])}
-    session = Session(run.target, None, Eagle3Drafter(run.network, Dense()), Clock(), budget=60)
+    session = Session(Engine(run.target, Eagle3Drafter(DrafterMemory(run.network), Dense()), Clock()), None)
     steps = []
     for row in run.unseen["code"].tolist():
-        stats = Stats()
-        list(session.tokens(row[:-8], stats, 8, Sampling(replay=row[-8:])))
-        steps += stats.accepted_per_step
+        steps += session.generate(row[:-8], 8, replay=row[-8:]).stats.accepted_per_step
     assert sum(steps) > 0 and run.measure()["code_mat"] == pytest.approx(sum(steps) / len(steps))
 
 

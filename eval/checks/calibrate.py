@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from longgraft.acceptance import Greedy
-from longgraft.calibration import Calibration, default_path
+from longgraft.calibration import Calibration, default_path, made_for
 from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import KEPT_OF_60, kept_nodes
@@ -140,9 +140,9 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
     thresholds, gain = choose(chosen, costs, keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted_split[k] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
-             "budget": str(budget), "temperature": f"{temperature:g}", "levels": str(loaded.parts.levels),
-             "top_k": str(loaded.parts.top_k), "window": str(loaded.parts.window or "none"),
-             "date": time.strftime("%Y-%m-%d"), "draft_cost": f"{costs[0] / costs[1]:.3f}",
+             **made_for(budget, loaded.parts.levels, loaded.parts.top_k, loaded.parts.window),
+             "temperature": f"{temperature:g}", "date": time.strftime("%Y-%m-%d"),
+             "draft_cost": f"{costs[0] / costs[1]:.3f}",
              "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
              "acceptance_on_other_half": f"{_gain(unseen, thresholds, (0.0, 1.0)):.3f}"}
