@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.eval.levels import Check
+from longgraft.eval.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.plots import draw
@@ -82,7 +82,7 @@ def test_a_divergence_is_counted_and_named():
     assert "- lcc 4K a, graft, replay: differs from token 3 on, margin 0.7000" in text
 
 
-@pytest.mark.parametrize(("dtype", "checks", "level"), [
+@pytest.mark.parametrize(("dtype", "checks", "said"), [
     ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, 64 tokens)"),
     ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, 96 tokens)"),
     ("bfloat16", [(96, None, None), (96, 3, 0.02)],
@@ -90,8 +90,8 @@ def test_a_divergence_is_counted_and_named():
     ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1 or one step of float32"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, 0.5)], "none: 2/2 differ, margin up to 0.50"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, None)], "none: 2/2 differ")])
-def test_losslessness_has_the_names_of_its_levels_and_a_margin_only_of_greedy_draws(dtype, checks, level):
-    assert lossless_level([Check(*check) for check in checks], dtype) == level
+def test_losslessness_has_the_names_of_its_levels_and_a_margin_only_of_greedy_draws(dtype, checks, said):
+    assert lossless_level([Check(*check) for check in checks], dtype) == said
 
 
 def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
@@ -136,13 +136,94 @@ def test_suites_are_shown_apart_and_together():
     assert pooled.prompts == 3
 
 
-def test_the_bootstrap_covers_the_mean_and_narrows_with_more_prompts():
-    few, many = bootstrap([1.0, 2.0, 3.0]), bootstrap([1.0, 2.0, 3.0] * 20)
-    assert few[0] == many[0] == 2.0 and few[1] <= many[1] < 2.0 < many[2] <= few[2]
-    assert bootstrap([1.0, 2.0, 3.0]) == few and bootstrap([4.0]) == (4.0, 4.0, 4.0)
+def test_the_bootstrap_is_of_samples_as_large_as_the_values_and_of_its_level():
+    # Means of eight draws of 0 or 1 are binomial: below 1/8 and above 7/8 lie 0.4 % each, up to them 3.5 %.
+    coins = [0.0] * 4 + [1.0] * 4
+    assert bootstrap(coins) == (0.5, 1 / 8, 7 / 8)
+    assert bootstrap(coins, level=0.9) == (0.5, 2 / 8, 6 / 8) and bootstrap(coins, level=0.999) == (0.5, 0.0, 1.0)
     with pytest.raises(ValueError, match="no prompt"):
         bootstrap([])
 
+
+def test_fewer_than_five_prompts_have_a_mean_and_no_interval():
+    assert Mean.of([1.0, 2.0, 3.0, 4.0]) == Mean(2.5) and f"{Mean.of([1.0, 2.0]):.2f}" == "1.50"
+    five = Mean.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert five.interval is not None and five.interval[0] < 3.0 < five.interval[1]
+    assert f"{Mean(1.0, (0.5, 2.0)):.2f}" == "1.00 (0.50-2.00)"
+
+
+def test_mat_is_given_over_prompts_and_over_steps(folder):
+    rows = [row("graft", 1, (8,)), row("graft", 1, (1,) * 9, prompt="b"), row("graft", 1, (8,), repeat=1)]
+    found = cell(rows, "graft", 4096)
+    assert found.mat == Mean((8 + 1) / 2) and found.mat_pooled == (8 + 9) / 10
+    assert "| graft | 4.50; 1.70 |" in summary(run(rows))
+    (folder / "per_prompt.jsonl").write_text("".join(as_json(r) + "\n" for r in rows))
+    write(folder)
+    with open(folder / "summary.csv", newline="") as file:
+        line = next(csv.DictReader(file))
+    assert (line["mat"], line["mat_low"], line["mat_pooled"]) == ("4.5", "", "1.7")
+
+
+# Losslessness -------------------------------------------------------------------------------------------------------
+
+def test_drawn_answers_are_compared_by_their_ids_and_not_by_what_was_noted():
+    plain = row(mode="sampled", token_ids=[1, 2, 3, 4])
+    same, other = (row("graft", mode="sampled", token_ids=[1, 2, last, 4], lossless=None) for last in (3, 9))
+    assert cell([plain, same], "graft", 4096).checks == (Check(4),)
+    assert cell([plain, other], "graft", 4096).checks == (Check(4, 2),)
+    # A margin that was measured where the ids part is kept; one of elsewhere is not.
+    for noted, expected in ((Check(4, 2, 0.1, 17.0), Check(4, 2, 0.1, 17.0)), (Check(4, 1, 0.1), Check(4, 2))):
+        assert cell([plain, replace(other, lossless=noted)], "graft", 4096).checks == (expected,)
+    # Of a replay, whose ids are given, what was drawn beside it counts.
+    given = row("graft", token_ids=[7, 7], lossless=Check(32, 5))
+    assert cell([row(), given], "graft", 4096).checks == (Check(32, 5),)
+
+
+def test_answers_are_compared_as_far_as_both_were_asked_for():
+    plain = row(mode="sampled", token_ids=[1, 2, 3, 4, 5, 6], limit=6)
+    short = row("graft", mode="sampled", token_ids=[1, 2, 3, 4], limit=4)
+    assert cell([plain, short], "graft", 4096).checks == (Check(4),)
+    assert cell([plain, replace(short, limit=6)], "graft", 4096).checks == (Check(6, 4),)      # it ended too soon
+
+
+def test_a_repeat_that_differs_makes_its_prompt_differ():
+    plain = row(mode="greedy", token_ids=[1, 2])
+    repeats = [row("graft", mode="greedy", repeat=n, token_ids=[1, last]) for n, last in enumerate((2, 2, 3))]
+    assert cell([plain, *repeats], "graft", 4096).checks == (Check(2, 1),)
+
+
+def test_a_near_tie_is_as_wide_as_a_step_of_half_precision_at_the_logits_size():
+    assert [step_of("bfloat16", logit) for logit in (1.0, 8.0, 17.0, -40.0)] == [2 ** -7, 0.0625, 0.125, 0.25]
+    assert step_of("float16", 17.0) == 2 ** -6 and step_of("float32", 0.0) == 0.0
+    assert Check(8, 3, 0.125, at=17.0).near("bfloat16") and not Check(8, 3, 0.125, at=15.9).near("bfloat16")
+    assert Check(8, 3, 0.1).near("bfloat16") and not Check(8, 3, 0.125).near("bfloat16")
+    assert level([Check(8, 3, 0.125, at=17.0)], "bfloat16") == "greedy-bf16"
+    assert level([Check(8, 3, 0.125, at=17.0)], "float32") == "none" and level([Check(8)], "float32") == "exact"
+
+
+def test_lossy_methods_are_kept_out_of_lossless_tables():
+    typical = row("typical", 90, (9, 9), promise="lossy", token_ids=[3, 4], mode="sampled", lossless=Check(2, 0))
+    text = summary(run([row(mode="sampled"), row("graft", 30, (2, 4), mode="sampled"), typical]))
+    lossless, lossy = text.split("### lcc: MAT, LOSSY methods: not what the target would say")
+    assert "| typical |" not in lossless and "| graft | 3.00; 3.00 |" in lossless
+    assert "| typical | 9.00; 9.00 |" in lossy and "| typical | lossy: not compared |" in lossy
+    assert "differs from token" not in text
+
+
+def test_a_method_that_promises_the_law_alone_may_say_other_tokens():
+    other = row("rejection", 30, (2, 4), promise="distribution", token_ids=[3, 4], mode="sampled")
+    text = summary(run([row(mode="sampled"), other]))
+    assert "| rejection | distribution: 1/1 differ, as they may |" in text and "differs from token" not in text
+
+
+def test_a_method_that_learns_over_the_run_says_from_what_it_began():
+    rows = [row(), *(row("token-recycling", 5, (1, 0), prompt=p, learned_from=n) for n, p in enumerate("ab"))]
+    assert "`token-recycling` learns over the run: its prompts began with what it had learnt from 0 to 1" in summary(
+        run(rows))
+    assert "learns over the run" not in summary(run(ROWS))
+
+
+# Files --------------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
 def folder(tmp_path):

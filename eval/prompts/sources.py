@@ -5,6 +5,7 @@ Knows files and `datasets`; knows no prompt.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from longgraft.eval.jsonl import parse_object
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 
 Row = dict[str, Any]
+
+IDS = ("_id", "id", "question_id", "task_id", "prompt_id")
 
 
 def is_path(name: str) -> bool:
@@ -67,6 +70,16 @@ def text_of(where: str, row: Row, columns: Sequence[str]) -> str:
     if not isinstance(row[column], str):
         raise ValueError(f"{where}: column {column} must be text; it is {type(row[column]).__name__}.")
     return row[column]
+
+
+def identity_of(where: str, row: Row) -> str | None:
+    """A row's own id as text, of the first column that has one; None where none does."""
+    column = next((column for column in IDS if row.get(column) is not None), None)
+    if column is None:
+        return None
+    if type(row[column]) not in (str, int):
+        raise ValueError(f"{where}: {column} must be text or a whole number; it is {json.dumps(row[column])[:40]}.")
+    return str(row[column])
 
 
 def hub_rows(name: str, suite: Suite) -> list[tuple[str, Row]]:

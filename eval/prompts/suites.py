@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from longgraft.eval.jsonl import parse_object, whole
 from longgraft.eval.prompts.catalogue import SUITES, Suite
-from longgraft.eval.prompts.sources import Row, hub_rows, is_path, local_file, read_rows, text_of
+from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, local_file, read_rows, text_of
 
 __all__ = ["SUITES", "Example", "load_suite"]
 
 Recordings = dict[str, dict[str, str]]      # row id -> who said it -> text
 
-IDS = ("_id", "id", "question_id", "task_id", "prompt_id")
 QUESTIONS = ("prompt", "question", "instruction")
 # What SPEED-Bench has on the hub for prompts that its sources do not let it pass on.
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -153,8 +153,8 @@ def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[st
         raise ValueError(f"{where}: the hub has no text for this prompt, only a note that it may not be passed on.\n"
                          "Run prepare_data.py of NVIDIA/Model-Optimizer's examples/specdec_bench and give the path of "
                          "the JSONL file that it writes.")
-    identity = next((str(row[column]) for column in IDS if row.get(column) is not None), f"{name}-{number}")
-    own = {str(row.get("model") or "true"): row["continuation"]} if row.get("continuation") else {}
+    identity = identity_of(where, row) or f"{name}-{number}"
+    own = {str(row.get("model") or "true"): text_of(where, row, ("continuation",))} if row.get("continuation") else {}
     later = tuple(said.of(turn_id(identity, turn)) for turn, _ in enumerate(parts.get("follow_ups", ()), 2))
     return Example(name, identity, **parts, answers=_answers(row), max_new_tokens=suite.max_new_tokens,
                    continuations=said.of(identity, own), later=later)
@@ -184,7 +184,8 @@ def _free(where: str, row: Row, suite: Suite) -> dict[str, Any]:
     if columns and isinstance(row[columns[0]], list):
         return _turns(where, row[columns[0]])
     if columns:
-        more = "\n\n" + row["input"] if columns[0] == "instruction" and row.get("input") else ""    # Alpaca's
+        alpaca = columns[0] == "instruction" and row.get("input")
+        more = "\n\n" + text_of(where, row, ("input",)) if alpaca else ""
         lead = suite.lead if columns[0] == suite.column else ""
         return {"before": lead + text_of(where, row, (columns[0],)) + more, "body": "", "after": ""}
     if lone := next((column for column in ("text", "context") if row.get(column)), None):
@@ -240,8 +241,10 @@ def _recordings(files: Sequence[tuple[Path, str]], suite: str, strict: bool) -> 
                 continue
             if not strict and not row.get("continuation"):
                 continue        # meta.jsonl has a line for every row, and a continuation for some
-            text = text_of(where, row, ("continuation",))[:row.get("runaway_at")]
-            identity = next((str(row[column]) for column in IDS if row.get(column) is not None), None)
+            ends = row.get("runaway_at")
+            if ends is not None and not whole(ends):
+                raise ValueError(f"{where}: runaway_at must be a number of characters; it is {json.dumps(ends)[:40]}.")
+            text, identity = text_of(where, row, ("continuation",))[:ends], identity_of(where, row)
             if identity is None:
                 raise ValueError(f"{where}: no id of the row that was continued. Needed: _id; columns found: "
                                  f"{', '.join(row)}.")
@@ -257,7 +260,7 @@ def _catalogue(data: Path | None) -> dict[str, Suite]:
         return SUITES
     found = dict(SUITES)
     try:
-        for name, entry in json.loads(path.read_text(encoding="utf-8")).items():
+        for name, entry in parse_object(path.read_bytes(), str(path)).items():
             if isinstance(entry, dict):     # beside them lies a note on their source
                 found[name] = replace(SUITES.get(name, Suite("", unit="sentence")), template=entry["prompt"],
                                       max_new_tokens=entry.get("max_gen"))

@@ -1,0 +1,31 @@
+"""A recorded continuation from a file: text, or token ids.  Knows files; knows no tokenizer and no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from longgraft.eval.jsonl import whole
+
+
+def read_recording(path: Path) -> str | list[int]:
+    """The text of a file, or the token ids of its JSON list.
+
+    ValueError where a JSON list or object holds something else: replayed as text, its brackets would be tokens.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{path}: lists or objects lie too deeply in one another to be read.") from error
+    except ValueError:
+        return text
+    if isinstance(found, list) and found and all(map(whole, found)):
+        return found
+    if isinstance(found, list | dict):
+        raise ValueError(f"{path} holds {json.dumps(found)[:40]}. A recorded continuation is text, or one JSON list of "
+                         "token ids such as [11, 42, 7].")
+    return text
