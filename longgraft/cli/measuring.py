@@ -194,7 +194,7 @@ def templates() -> None:
     """List the retrieved trees: nodes, and nodes per depth (Graft, Table 7)."""
     from longgraft.templates import graft_templates, token_recycling
 
-    for name, template in {**graft_templates(), "token-recycling": token_recycling()}.items():
+    for name, template in {**graft_templates(), "recycling": token_recycling()}.items():
         print(f"{name:<20} {len(template):>3} = {' + '.join(map(str, template.counts))}")
 
 
