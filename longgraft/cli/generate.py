@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.prompts import STDIN, Asked, PromptOptions, new_file, read_text
+from longgraft.cli.prompts import STDIN, Asked, PromptOptions, new_file
 from longgraft.options import check, describe, option
 from longgraft.settings import Draw, Ends, Pair, Settings
 
@@ -91,6 +91,7 @@ class Asking:
 def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, ends: Ends, shown: Shown,
              source: Source = None) -> None:
     """Answer a long prompt."""
+    from longgraft.eval.prompts.recordings import read_recording
     from longgraft.sampling import Sampling
 
     if source not in (None, STDIN):
@@ -99,7 +100,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     given = replace(given, prompt_file=STDIN) if source else given
     # What is wrong with the request is said before a model is loaded for it.
     asked, sampling, out = given.read(), Sampling(**vars(draw)), new_file(shown.out)
-    recording = None if shown.replay is None else read_text(Path(shown.replay))
+    recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
     if out and not given.prompts:
@@ -162,15 +163,11 @@ def _answer_all(asking: Asking, asked: Sequence[Asked], out: Path | None) -> Non
         raise SystemExit(1)
 
 
-def _recorded(session: Session, text: str) -> list[int]:
-    """A recording's token ids: a JSON list of ids as it stands, anything else as text."""
-    try:
-        ids = json.loads(text)
-    except (ValueError, RecursionError):
-        ids = None
-    if isinstance(ids, list) and all(type(i) is int for i in ids):
-        return ids
-    return session.tokenizer(text, add_special_tokens=False)["input_ids"]
+def _recorded(session: Session, recording: str | list[int]) -> list[int]:
+    """A recording's token ids."""
+    if isinstance(recording, str):
+        return session.tokenizer(recording, add_special_tokens=False)["input_ids"]
+    return recording
 
 
 def _print_answer(found: dict[str, Any], text: bool) -> None:
