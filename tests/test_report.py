@@ -12,7 +12,7 @@ import pytest
 from longgraft.eval.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import compare, lines
-from longgraft.eval.reports.plots import draw
+from longgraft.eval.reports.plots import checked_suffix, draw
 from longgraft.eval.reports.projection import CostTable, table
 from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.tables import lossless_level
@@ -207,7 +207,7 @@ def test_lossy_methods_are_kept_out_of_lossless_tables():
     lossless, lossy = text.split("### lcc: MAT, LOSSY methods: not what the target would say")
     assert "| typical |" not in lossless and "| graft | 3.00; 3.00 |" in lossless
     assert "| typical | 9.00; 9.00 |" in lossy and "| typical | lossy: not compared |" in lossy
-    assert "differs from token" not in text
+    assert "differs from token" not in text and cell([row(mode="sampled"), typical], "typical", 4096).checks == ()
 
 
 def test_a_method_that_promises_the_law_alone_may_say_other_tokens():
@@ -261,6 +261,36 @@ def test_steps_hold_the_time_to_the_first_token_memory_and_what_one_repeat_accep
 def test_what_cannot_be_drawn_is_said(rows, labels, said):
     with pytest.raises(ValueError, match=said):
         draw(run(rows), labels)
+
+
+def test_figures_are_written_as_svg_png_and_pdf_with_and_without_the_dot(folder):
+    assert {path.suffix for path in draw(Run.read(folder), suffix="png")} == {".png"} == {checked_suffix(".png")}
+    assert [checked_suffix(suffix) for suffix in ("svg", ".pdf")] == [".svg", ".pdf"]
+    for suffix in (".gif", "", "png.exe"):
+        with pytest.raises(ValueError, match=r"cannot be written\. Known: \.svg, \.png, \.pdf"):
+            draw(Run.read(folder), suffix=suffix)
+
+
+def test_figures_name_the_model_and_how_many_prompts_there_are(folder):
+    svg = (folder / "mat_by_length.svg").read_text() if draw(Run.read(folder)) else ""
+    assert "<!-- toy, float32, CPU; 1-2 prompts a length -->" in svg
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [
+    ("environment", "[]", "one JSON object is needed; found list"), ("environment", "{}", "has no 'target'"),
+    ("environment", json.dumps(ENVIRONMENT | {"device": 3}), "'device' is 3, which is of the wrong kind"),
+    ("environment", json.dumps(ENVIRONMENT | {"threads": True}), "'threads' is true, which is of the wrong kind"),
+    ("config", "{", "not JSON"), ("config", json.dumps(CONFIG | {"seed": "0"}), '\'seed\' is "0"'),
+    ("config", None, "No such")])
+def test_what_lies_beside_the_rows_must_have_its_shape(folder, name, text, said):
+    path = folder / f"{name}.json"
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=said) as error:
+        write(folder)
+    assert f"{name}.json" in str(error.value)
 
 
 def test_sixty_four_methods_can_be_told_apart():
@@ -341,8 +371,30 @@ def test_a_projection_is_equation_one_and_says_that_it_is_one(tmp_path):
     assert "| graft+budget=30 |" not in text and "| pld |" not in text and "| token-recycling |" not in text
     assert f"| graft+budget=60 | {4 * 10 / (9 + 12 + 2 + 1):.2f} " in text
     assert f"| eagle3@2k+levels=4 | {4 * 10 / (4 + 12 + 2):.2f} " in text
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="has no 'name'"):
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"plain": 0}, "plain is 0; it must be milliseconds, above 0"), ({"verify": -1}, "verify is -1; it must be"),
+    ({"draft": float("nan")}, "draft is NaN; it must be milliseconds, 0 or more"), ({"host": "2"}, 'host is "2"'),
+    ({"plain": True}, "plain is true"), ({"verify": float("inf")}, "verify is Infinity"),
+    ({"speed": 3}, "Known: plain, ")])
+def test_costs_that_cannot_be_are_named_with_their_length(tmp_path, changes, said):
+    path = tmp_path / "costs.json"
+    costs = {"plain": 10.0, "verify": 12.0, "draft": 0.0} | changes
+    path.write_text(json.dumps({"name": "X", "source": "y", "by_length": {"4096": costs}}))
+    with pytest.raises(ValueError, match="length '4096': ") as error:
+        CostTable.load(path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("{}", "has no 'name'"), ("[1]", "found list"), ('{"name": 1}', "wrong kind"), ("x", "not JSON"),
+    ('{"name": "X", "source": "y", "by_length": {"4k": {}}}', "lengths are prompt tokens"),
+    ('{"name": "X", "source": "y", "by_length": {"4": 3}}', "found 3. Known: plain")])
+def test_a_cost_table_of_another_shape_is_named(tmp_path, text, said):
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said):
         CostTable.load(path)
 
 
@@ -356,5 +408,7 @@ def test_the_costs_of_a_sweep_are_those_of_its_steps(tmp_path):
     assert vars(found.by_length[4096]) == pytest.approx(
         {"plain": 11.0, "verify": 20.0, "draft": 1.0, "retrieve": 6.0, "host": 1.0})
     assert "CPU" in found.name
+    with pytest.raises(ValueError, match="exists already"):
+        CostTable.of(rows, ENVIRONMENT).save(path)
     with pytest.raises(ValueError, match="of the methods ar and eagle3"):
         CostTable.of(rows[:1], ENVIRONMENT)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,10 @@ import torch
 
 from longgraft.eval.reports.compare import lines
 from longgraft.eval.reports.report import write
-from longgraft.eval.runs import progress
-from longgraft.eval.runs.bench import Bench, run_prompt
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import jobs_of
 from longgraft.eval.runs.plan import Reader, check_plan, planned
-from longgraft.eval.runs.resume import resume_config, same_run
-from longgraft.eval.runs.rows import ROWS, Failure, RowLog, read_rows, sole_sweep
+from longgraft.eval.runs.rows import ROWS, Failure, read_rows
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.workers import Processes, spread
 
@@ -208,123 +204,6 @@ def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypat
     said = capsys.readouterr().out
     assert "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said
     assert not (tmp_path / "never").exists()
-
-
-# What is refused, and when --------------------------------------------------------------------------------------------
-
-def never(*_, **__):
-    raise AssertionError("a model was loaded")
-
-
-def test_bad_suites_folders_and_recordings_are_found_before_a_model_is_loaded(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(Bench, "open", never)
-    (tmp_path / "file").write_text("")
-    bare = tmp_path / "bare.jsonl"
-    bare.write_text('{"text": "some words"}\n')
-    for more, out, said in [({"suites": ("nope",)}, "out", "'nope' is unknown"), ({}, "file", "is a file, and a run"),
-                            ({"suites": (str(bare),)}, "out", r"No row of .*bare.jsonl has a recorded continuation"),
-                            ({"suites": (str(rows), str(bare)), "modes": ("replay", "sampled")}, "out", "No row of ")]:
-        with pytest.raises(ValueError, match=said):
-            sweep(config(rows, **more), tmp_path / out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare.jsonl", "file"]
-
-
-def test_prompts_beyond_the_targets_positions_are_refused(rows, tmp_path):
-    long = config(rows, lengths=(256, 8192))
-    with pytest.raises(ValueError, match="Prompts of 8,192 tokens were asked for, and small has 4,096 positions"):
-        planned(long, check_plan(long), Reader("small", None, 4096))
-
-
-def test_a_prompt_that_leaves_no_position_for_its_answer_fails_and_says_so(rows, tmp_path, monkeypatch):
-    found = config(rows, lengths=(256,), modes=("sampled",), methods=("pld",), prompts=1)
-    bench = Bench.open(found)
-    job, = jobs_of(found, planned(found, check_plan(found), Reader.of(bench.session)), {})
-    monkeypatch.setattr(type(bench.session.target), "max_positions", len(job.fitted.ids) + 11)
-    made = list(run_prompt(found, bench, job))
-    assert len(made) == 2 and all("tokens and 12 may follow, but embedded has" in row.error for row in made)
-
-
-def test_what_cuts_prompts_for_workers_loads_no_model(rows, tmp_path, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", never)
-    made = config(rows, lengths=(256,), modes=("replay",))
-    found = planned(made, check_plan(made), Reader.open(None))
-    assert [len(prompts) for by_length in found.values() for prompts in by_length.values()] == [2]
-
-
-# Going on -------------------------------------------------------------------------------------------------------------
-
-def test_a_run_whose_configuration_is_lost_is_not_gone_on_with(rows, tmp_path):
-    small = config(rows, lengths=(256,), modes=("replay",), methods=("pld",), prompts=1)
-    sweep(small, tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"has per_prompt\.jsonl and no config\.json: nothing says with which options"):
-        sweep(small, tmp_path, resume=True)
-    with pytest.raises(ValueError, match="holds no run"):
-        resume_config(tmp_path / "nowhere")
-
-
-def test_a_run_is_resumed_from_its_folder_alone_and_can_get_more_prompts_and_methods(rows, tmp_path):
-    small = config(rows, lengths=(256,), modes=("replay",), methods=("pld",), prompts=1)
-    before = sweep(small, tmp_path)
-    assert resume_config(tmp_path) == small
-    more = replace(resume_config(tmp_path), prompts=2, methods=("pld", "retrieval"))
-    found = sweep(more, tmp_path, resume=True)
-    assert found[:2] == before and len(found) == 2 * 3 and resume_config(tmp_path) == more
-
-
-def test_what_differs_between_two_runs_is_named_and_what_was_added_is_not():
-    saved = asdict(SweepConfig(heads={"a": "x"}, lengths=(1024,)))
-    more = asdict(SweepConfig(heads={"a": "x", "b": "y"}, prompts=9, repeats=4, modes=("replay", "sampled"),
-                              lengths=(512, 1024), methods=("graft", "ar", "eagle3", "pld")))
-    assert same_run(saved, saved) == [] == same_run(json.loads(json.dumps(saved)), json.loads(json.dumps(more)))
-    assert set(same_run(more, saved)) == {
-        "methods had pld, and now ar, eagle3, graft", "lengths had 512, and now 1024",
-        "modes had sampled, and now replay", "prompts was 9 and is 5", "repeats was 4 and is 3",
-        "heads had b=y, and now a=x"}
-    assert same_run(saved, saved | {"seed": 1}) == ["seed was 0 and is 1"]
-    assert same_run(saved, saved | {"device": "cuda"}) == ["device was None and is cuda"]
-    assert same_run(saved | {"lengths": []}, saved) == ["lengths was none and is 1024"]
-    assert same_run(saved, saved | {"heads": {"a": "z"}}) == ["heads had a=x, and now a=z"]
-
-
-def test_a_second_sweep_into_the_same_folder_is_refused_before_it_loads_anything(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(Bench, "open", never)
-    with sole_sweep(tmp_path / "run"), pytest.raises(ValueError, match="Another sweep is writing into"):
-        sweep(config(rows), tmp_path / "run")
-
-
-def test_ctrl_c_keeps_the_rows_and_says_how_to_go_on(rows, tmp_path, monkeypatch, capsys):
-    real = RowLog.append
-
-    def interrupted(self, row):
-        real(self, row)
-        if len(self.rows) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RowLog, "append", interrupted)
-    with pytest.raises(SystemExit) as end:
-        sweep(config(rows), tmp_path / "run")
-    assert end.value.code == 130 and len(read_rows(tmp_path / "run")) == 3
-    assert f"interrupted: go on with `longgraft sweep --resume {tmp_path / 'run'}`" in capsys.readouterr().err
-
-
-def test_without_a_terminal_a_line_now_and_then_says_how_far_a_run_is(capsys, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = progress.Progress(200)
-    for _ in range(200):
-        now[0] += 1.0
-        shown.add()
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "longgraft: 10 of 200 rows, 5%, 0.2 minutes" and len(told) == 20      # a twentieth each
-    shown = progress.Progress(10_000)
-    for _ in range(90):
-        now[0] += 1.0
-        shown.add()
-    assert [line.split(" rows")[0] for line in capsys.readouterr().err.splitlines()] == [
-        f"longgraft: {count} of 10,000" for count in (30, 60, 90)]      # every half minute
 
 
 @pytest.mark.parametrize("more, said", [({"modes": ("reply",)}, "'reply' is unknown"), ({"prompts": 0}, "prompts is 0"),

@@ -49,7 +49,9 @@ def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg"
         "acceptance_by_depth": _by_depth(plt, good, shown, modes)}
     paths = []
     for name, figure in figures.items():
-        figure.suptitle(_caption(run, every if name.endswith("_by_suite") else found), fontsize=9, color="#444444")
+        suites = name.endswith("_by_suite")
+        figure.suptitle(_caption(run, every if suites else found, "suite" if suites else "length"), fontsize=9,
+                        color="#444444")
         figure.tight_layout()
         paths.append(run.folder / f"{name}{suffix}")
         figure.savefig(paths[-1], metadata={"Date": None} if suffix == ".svg" else None, dpi=150, bbox_inches="tight")
@@ -88,12 +90,12 @@ def _nothing(rows: Sequence[Result], whose: str) -> str:
     return f"All rows{whose} ({len(rows)}) are failures. The first: {errors[0]}"
 
 
-def _caption(run: Run, found: Sequence[Cell]) -> str:
-    """The model, where it ran, and how many prompts a point stands for."""
+def _caption(run: Run, found: Sequence[Cell], each: str) -> str:
+    """The model, where it ran, and how many prompts there are of each suite or length."""
     counts = sorted({cell.prompts for cell in found if cell.mat})
     count = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     e = run.environment
-    return f"{e['target']}, {e['dtype']}, {e['device']}; {count} prompt{'s' * (counts != [1])} a point"
+    return f"{e['target']}, {e['dtype']}, {e['device']}; {count} prompt{'s' * (counts != [1])} a {each}"
 
 
 def _pyplot() -> Any:
