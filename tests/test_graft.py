@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from math import exp, inf
+
 import pytest
 import torch
 from conftest import toy_parts, toy_prompt, toy_target
 
 from longgraft.acceptance import Greedy
+from longgraft.calibration import Calibration
 from longgraft.clock import Clock
-from longgraft.compose import Graft
+from longgraft.compose import Graft, TailGraft
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
@@ -16,7 +19,7 @@ from longgraft.memories.rows import RowsMemory
 from longgraft.methods import METHODS, build
 from longgraft.observation import Wants
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
+from longgraft.proposer import Ask, Level, Verdict
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.templates import for_slots, graft_templates
 from longgraft.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
@@ -68,6 +71,43 @@ def test_a_closed_gate_saves_forwards_and_leaves_its_budget(gate, forwards, draf
     assert len(calls) == 2 * (forwards - 1)     # the first forward of a step is the observation's
 
 
+def confidences(levels: int = 9) -> list[float]:
+    """The probability of the best path of each level of the first tree."""
+    seen = []
+
+    def watch(level: Level) -> Verdict:
+        seen.append(exp(max(level.scores.tolist())))
+        return Verdict()
+
+    trees(Eagle3Drafter(toy_parts().drafted(), watch, levels), steps=1)
+    return seen
+
+
+@pytest.mark.parametrize("gate", [0, 1, 5])
+def test_a_gate_is_closed_by_confidences_up_to_its_threshold(gate):
+    sure = confidences()[gate]
+    assert 0 < sure < 1
+    for threshold, stage in ((sure * 0.999, UNPRUNED), (sure * 1.001, gate)):
+        assert trees(drafter(Gates({gate: threshold})), steps=1)[0].stage == stage
+
+
+def test_a_gate_compares_a_probability_and_is_closed_where_it_is_the_threshold():
+    level = Level(1, torch.tensor([0.25, 0.5, 0.125]).log(), last=False, budget=60)
+    assert [Gates({1: tau})(level).expand for tau in (0.0, 0.1, 0.3, 0.49, 0.51, 0.6, 0.9)] == [True] * 4 + [False] * 3
+    sure = Level(1, torch.tensor([0.0, -inf]), last=False, budget=60)
+    assert Gates({1: 0.999})(sure).expand and not Gates({1: 1.0})(sure).expand
+    assert Gates({0: 2.0, 5: 2.0})(level) == Verdict()      # other levels' gates
+
+
+@pytest.mark.parametrize("levels, gate, kept", [(1, 0, 8), (2, 1, 24), (2, 5, 40), (3, 5, 40), (5, 5, 40)])
+def test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate(levels, gate, kept):
+    sure = confidences(levels)[-1]
+    whole = 60 if levels > 1 else 11
+    for threshold, stage, nodes in ((sure * 0.999, UNPRUNED, whole), (sure * 1.001, levels - 1, kept)):
+        tree = trees(Eagle3Drafter(toy_parts().drafted(), Gates({gate: threshold}), levels), steps=1)[0]
+        assert (tree.stage, len(tree)) == (stage, nodes)
+
+
 @pytest.mark.parametrize("gate, retrieved", [(0, 52), (1, 36), (5, 20)])
 def test_freed_slots_are_filled_up_to_the_budget(gate, retrieved):
     dense = torch.arange(97 * 8, dtype=torch.int32).view(97, 8) * 7 % 96
@@ -77,6 +117,57 @@ def test_freed_slots_are_filled_up_to_the_budget(gate, retrieved):
         new = int(((tree.origin & DRAFT) == 0).sum()) - 1
         assert new == 60 - (tree.origin & DRAFT > 0).sum() - 1 <= retrieved or len(tree) < 60
         assert torch.isnan(tree.scores[tree.origin == RETRIEVED]).all()
+
+
+class Offers:
+    """A retriever that always has more than is asked for: a chain of odd tokens, which the toy drafter cannot draft."""
+
+    memories = ()
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def candidates(self, root: int, slots: int) -> ProposalTree:
+        self.asked.append((root, slots))
+        return ProposalTree.chain(torch.tensor([root, *range(1, 96, 2), *range(1, 96, 2)])[:81], RETRIEVED)
+
+
+@pytest.mark.parametrize("gate, free", [(0, 52), (1, 36), (5, 20)])
+def test_graft_asks_for_every_free_slot_and_fills_it(gate, free):
+    offers = Offers()
+    for tree in trees(Graft(drafter(Gates({gate: 2.0})), offers), steps=3):
+        assert len(tree) == 60 and (tree.origin == RETRIEVED).sum() == free
+    assert [slots for _, slots in offers.asked] == [free] * 3
+
+
+def test_chains_of_five_hang_on_the_four_best_leaves():
+    offers = Offers()
+    tree = trees(TailGraft(drafter(Split()), offers), steps=1)[0]
+    drafted = trees(drafter(Split()), steps=1)[0]
+    scores = drafted.scores.tolist()
+    leaves = sorted(set(range(40)) - set(drafted.parents.tolist()), key=lambda node: -scores[node])
+    assert same(tree.select(list(range(40))), drafted) and len(leaves) > 8
+    for n, leaf in enumerate(leaves[:4], 8):
+        assert tree.parents[5 * n:5 * n + 5].tolist() == [leaf, *range(5 * n, 5 * n + 4)]
+    assert len(tree) == 60
+    assert offers.asked == [(int(drafted.tokens[leaf]), 5) for leaf in leaves[:4]]
+
+
+def test_of_a_smaller_tree_the_tails_are_shorter():
+    offers = Offers()
+    for budget in (8, 30):
+        tree = trees(TailGraft(drafter(Split()), offers), steps=1, budget=budget)[0]
+        assert len(tree) == budget and (tree.origin == RETRIEVED).sum() == budget - kept_nodes(budget, 40)
+
+
+@pytest.mark.parametrize("method", ["graft-root", "graft-tail", "graft-no-prune"])
+def test_what_never_stops_keeps_forty_of_sixty_and_no_prune_what_was_calibrated(method):
+    for split in (None, 24):
+        parts = toy_parts() if split is None else toy_parts(split=split)
+        kept = 24 if split and method == "graft-no-prune" else 40
+        for tree in trees(build(method, parts), steps=2):
+            assert (tree.origin & DRAFT > 0).sum() == kept - 1 and tree.stage == 8
+    assert Calibration().split == 40
 
 
 def test_an_empty_frozen_matrix_is_no_retrieval():

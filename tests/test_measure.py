@@ -7,8 +7,10 @@ import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.calibration import Calibration
+from longgraft.clock import Clock
 from longgraft.eval.runs.measure import Learned, Prefilled, Stock
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
+from longgraft.memories.drafted import DrafterMemory
 from longgraft.methods import METHODS
 from longgraft.roles import PLAIN
 from longgraft.sampling import Sampling
@@ -66,6 +68,40 @@ def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
         if n == 2:
             cold = state.decode(variant, SAMPLINGS["replay"], NEW, run="x")[1]
             assert sum(cold.accepted_per_step) < sum(stats.accepted_per_step)
+
+
+def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
+    """Two runs learn apart from one another, though they share a prefill; a repeat teaches nothing."""
+    parts, learned, variant = toy_parts(), Learned(), Variant.parse("token-recycling")
+    alone = Learned()
+    for n, ids in enumerate([PROMPT, toy_prompt(70, seed=4), PROMPT]):
+        state = Prefilled(parts.target, Stock({"": parts}), [variant], ids, NEW, learned=learned, runs=["replay", "x"])
+        only = Prefilled(parts.target, Stock({"": parts}), [variant], ids, NEW, learned=alone, runs=["replay"])
+        for run in ("x", "replay", "x", "replay"):
+            sampling = SAMPLINGS["replay" if run == "replay" else "sampled"]
+            ours = state.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
+            if run == "replay":
+                assert ours == only.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
+        assert learned.prompts(variant.name, "x") == learned.prompts(variant.name, "replay") == n + 1
+        assert state.learned_from(variant, "x") == n
+
+
+def test_what_a_method_s_own_memories_took_is_in_its_time_to_the_first_token_and_others_is_not(monkeypatch):
+    """On a clock where a drafter takes 100 seconds for each observation."""
+    real, late = DrafterMemory.observe, [0.0]
+
+    def slowly(self, seen):
+        with self.clock.part("draft"):
+            late[0] += 100.0
+            real(self, seen)
+
+    monkeypatch.setattr(DrafterMemory, "observe", slowly)
+    monkeypatch.setattr(Clock, "now", lambda self, wait=True: late[0])
+    state = prefilled([PLAIN, "pld", "eagle3"])
+    seconds = {name: state.decode(Variant.parse(name), Sampling(), 4)[1].prefill_seconds
+               for name in (PLAIN, "pld", "eagle3")}
+    assert seconds == {PLAIN: 0.0, "pld": 0.0, "eagle3": 200.0}     # a chunk, and the last token
+    assert state.prefill_seconds == 100.0
 
 
 def test_the_other_baseline_says_what_plain_decoding_says():

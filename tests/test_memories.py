@@ -10,6 +10,7 @@ from longgraft.acceptance import Greedy
 from longgraft.clock import Clock
 from longgraft.kv import KVCache
 from longgraft.memories.drafted import MOST_WAITING, DrafterMemory
+from longgraft.memories.history import History
 from longgraft.methods import METHODS, build
 from longgraft.observation import Observation, Wants
 from longgraft.parts import Parts
@@ -105,6 +106,56 @@ def test_a_drafter_is_fed_when_it_is_asked_and_a_prompt_at_once():
     assert lazy.cache.length == 40
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 59, 60])
+def test_what_a_drafter_knows_of_a_prompt_does_not_depend_on_its_chunks(chunk):
+    """Each slot pairs a feature with the token after it, also where a chunk ends."""
+    prompt, found = torch.tensor(toy_prompt(60)), []
+    for size in (None, chunk):
+        memory = DrafterMemory(toy_network())
+        memory.reset(100)
+        verifier = Verifier(toy_target(), toy_target().cache(100), Greedy(), Clock())
+        seen = [*read_prompt(verifier, prompt, memory.wants, size)]
+        for one in seen:
+            memory.observe(one)
+        following = torch.cat([one.following for one in seen])
+        assert torch.equal(following[:-1], prompt[1:]) and verifier.cache.length == memory.cache.length == 60
+        found.append((memory.newest(), *memory.cache.state()[0], following[-1:].float()))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_what_waits_is_part_of_a_mark_and_of_a_state():
+    torch.manual_seed(1)
+    tokens, hidden = torch.randint(1, 96, (8,)), torch.randn(7, 96)
+    pairs = [observation(tokens[n:n + 1], hidden[n:n + 1], int(tokens[n + 1]), prompt=False) for n in range(7)]
+    memory, other = DrafterMemory(toy_network()), DrafterMemory(toy_network())
+    for one in (memory, other):
+        one.reset(100)
+    for pair in pairs[:3]:
+        memory.observe(pair)
+    mark = memory.mark()
+    assert memory.cache.length == 0         # all three wait
+    for pair in pairs[3:]:
+        memory.observe(pair)
+    assert memory.newest() is not None and memory.cache.length == 7
+    memory.rewind(mark)
+    other.restore(memory.state())
+    for one in (memory, other):
+        one.newest()
+        assert one.cache.length == 3
+    assert torch.equal(memory.newest(), other.newest())
+
+
+def test_a_rewound_history_is_as_long_as_at_its_mark():
+    history = History()
+    history.reset(10)
+    history.observe(observation(torch.tensor([4, 5, 6]), torch.zeros(3, 96), 7, prompt=True))
+    mark = history.mark()
+    history.observe(observation(torch.tensor([7, 8]), torch.zeros(2, 96), 9, prompt=False))
+    history.rewind(mark)
+    assert len(history) == 3 and history.up_to(1).tolist() == [4, 5, 6, 1]
+
+
 def test_what_waits_for_a_drafter_is_bounded():
     memory = DrafterMemory(toy_network())
     memory.reset(2 * MOST_WAITING)
@@ -124,7 +175,7 @@ def test_two_methods_of_one_kit_share_what_they_remember():
 
 def test_two_proposers_with_different_layers_share_a_pass():
     wants = Wants((1, 3), topk=4) | Wants((0, 3), final=True, topk=8)
-    assert wants == Wants((0, 1, 3), final=True, topk=8)
+    assert wants == Wants((0, 1, 3), final=True, topk=8) == Wants((0, 3), final=True, topk=8) | Wants((1, 3), topk=4)
     verifier = Verifier(toy_target(), toy_target().cache(64), Greedy(), Clock())
     seen = verifier.read(torch.tensor(toy_prompt(20)), wants, following=1)
     assert set(seen.hidden) == {0, 1, 3} and seen.features((3, 0)).shape == (20, 64) and seen.final.shape == (20, 32)

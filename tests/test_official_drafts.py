@@ -14,10 +14,13 @@ from test_golden import SETTINGS, golden_shape, shape_of
 from longgraft.acceptance import walk
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
+from longgraft.memories.drafted import DrafterMemory
 from longgraft.observation import Observation
+from longgraft.proposer import Ask
+from longgraft.settings import HeadOverrides
 from longgraft.tree import ProposalTree
 from longgraft.yarn_drafters.checkpoint import load_head
-from longgraft.yarn_drafters.layouts import HeadOverrides, TargetShape
+from longgraft.yarn_drafters.layouts import TargetShape
 
 
 def drafter(golden, setting: str) -> Eagle3Drafter:
@@ -25,8 +28,8 @@ def drafter(golden, setting: str) -> Eagle3Drafter:
     weight = load_file(golden / "models/target_aligned_embedding.safetensors")["weight"]
     network.share_embedding(torch.nn.Embedding.from_pretrained(weight))
     _, levels, top_k = SETTINGS[setting]
-    made = Eagle3Drafter(network, Dense(), levels, top_k)
-    made.reset(300)
+    made = Eagle3Drafter(DrafterMemory(network), Dense(), levels, top_k)
+    made.memory.reset(300)
     return made
 
 
@@ -34,7 +37,12 @@ def read(made: Eagle3Drafter, tokens: list[int], following: int, features: torch
     """The prompt, observed in two chunks."""
     for start, end, after in ((0, 7, tokens[7]), (7, len(tokens), following)):
         chain = ProposalTree.chain(torch.tensor(tokens[start:end]))
-        made.observe(Observation(chain, torch.arange(end - start), after, features=features[start:end], prompt=True))
+        made.memory.observe(Observation(chain, torch.arange(end - start), after, hidden=by_layer(features[start:end]),
+                                        prompt=True))
+
+
+def by_layer(features: torch.Tensor) -> dict[int, torch.Tensor]:
+    return dict(zip((2, 4, 5), features.chunk(3, dim=-1), strict=True))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -44,8 +52,9 @@ def test_first_draft_trees_are_the_official_ones(golden, prompt, setting):
     features = np.load(golden / f"eagle3_aligned/features_p{prompt}.npz")["features"]
     made, (root, *_) = drafter(golden, setting), saved["draft_tokens"].tolist()
     read(made, saved["prompt_ids"].tolist(), root, torch.from_numpy(features))
-    torch.testing.assert_close(made.state[0, 0], torch.from_numpy(saved["drafter_last_hidden"]), atol=1e-4, rtol=1e-4)
-    tree = made.propose(root, SETTINGS[setting][0])
+    torch.testing.assert_close(made.memory.newest()[0, 0], torch.from_numpy(saved["drafter_last_hidden"]),
+                               atol=1e-4, rtol=1e-4)
+    tree = made.propose(Ask(root, SETTINGS[setting][0], 0))
     assert shape_of(tree) == golden_shape(saved["draft_tokens"], saved["tree_position_ids"], saved["parent_index"])
     ours, theirs = tree.scores[1:].sort().values, torch.from_numpy(saved["cand_scores"]).sort().values
     torch.testing.assert_close(ours, theirs[-len(ours):], atol=3e-4, rtol=1e-4)
@@ -62,7 +71,7 @@ def test_every_round_s_tree_and_accepted_length_are_the_official_ones(golden, pr
     assert case["robust_to_noise"] and len(case["rounds"]) >= 8
     read(made, said[:length], said[length], features)
     for official in case["rounds"]:
-        tree = made.propose(said[length], SETTINGS[setting][0])
+        tree = made.propose(Ask(said[length], SETTINGS[setting][0], length))
         assert Counter(zip(tree.tokens.tolist(), tree.depths.tolist(), strict=True)) == Counter(
             zip(official["draft_tokens"], official["tree_position_ids"], strict=True))
         following = [*said, official["next_token"]]     # beyond the last round's tokens there is one more
@@ -70,6 +79,6 @@ def test_every_round_s_tree_and_accepted_length_are_the_official_ones(golden, pr
         assert tree.tokens[path].tolist() == official["accepted_tokens"] and after == official["next_token"]
         kept = torch.full((len(tree), features.shape[1]), float("nan"))     # what was not kept must not be used
         kept[path] = features[length:length + len(path)]
-        made.observe(Observation(tree, path, after, features=kept))
+        made.memory.observe(Observation(tree, path, after, hidden=by_layer(kept)))
         length += len(path)
     assert length == len(said)

@@ -35,3 +35,16 @@ def test_custom_generate_refuses_what_it_cannot_honour():
         with pytest.raises(ValueError, match=said):
             model.generate(batch, attention_mask=torch.ones_like(batch), max_new_tokens=4, do_sample=False,
                            custom_generate=custom_generate, **more)
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999999}, {"temperature": 1e-4}], ids=str)
+def test_each_setting_of_generate_reaches_our_draws(narrow):
+    """Any one of them leaves the most probable token alone; with none of them, draws differ."""
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    more = dict(attention_mask=torch.ones_like(ids), max_new_tokens=12, custom_generate=custom_generate,
+                session=toy_session("graft", "qwen3"))
+    greedy = model.generate(ids, do_sample=False, **more)
+    whole = {"top_k": 0, "top_p": 1.0, "min_p": None, "temperature": 1.0}
+    assert torch.equal(model.generate(ids, do_sample=True, **whole | narrow, **more), greedy)
+    torch.manual_seed(0)
+    assert not torch.equal(model.generate(ids, do_sample=True, **whole | {"temperature": 20.0}, **more), greedy)
