@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -152,10 +153,9 @@ def _named(what: str) -> object:
     place, _, name = what.rpartition(":")
     try:
         if place.endswith(".py"):
-            path = Path(place)
-            spec = importlib.util.spec_from_file_location(path.stem, path)
+            spec = importlib.util.spec_from_file_location(place, Path(place))
             assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
+            module = sys.modules[place] = importlib.util.module_from_spec(spec)     # dataclasses look their module up
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)

@@ -6,9 +6,11 @@ from itertools import accumulate, groupby, pairwise
 
 import pytest
 import torch
-from conftest import FAMILIES, VOCAB, answered, toy_prompt, toy_session
+from conftest import FAMILIES, VOCAB, answered, toy_model, toy_prompt, toy_session
 from oracle import plain
+from test_docs import METHOD_FILE
 
+from longgraft.eval.checks.losslessness import assert_lossless
 from longgraft.methods import METHODS
 from longgraft.sampling import Sampling
 from longgraft.session import Session
@@ -25,6 +27,11 @@ def said(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GR
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_exactly_what_the_target_would(method, family, sampling):
     assert said(toy_session(method, family), sampling=sampling) == plain(family, 60, 24, sampling)
+
+
+def test_a_method_of_a_file_is_held_to_the_same(tmp_path):
+    (tmp_path / "mine.py").write_text(METHOD_FILE)
+    assert assert_lossless(f"{tmp_path}/mine.py:METHOD", (toy_model("mistral-window"), None)) > 0
 
 
 @pytest.mark.parametrize("chunk", [1, 7, None])

@@ -1,11 +1,12 @@
 """Whether a method says what plain decoding says, and how near the tie was where it does not.
 
-Knows sessions; knows no method.
+Knows sessions; knows no method by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,20 @@ from longgraft.clock import Clock
 from longgraft.compose import Plain
 from longgraft.engine import Engine
 from longgraft.eval.levels import EPSILON, Check, first_divergence, level
+from longgraft.loading import assemble
+from longgraft.methods import Method
+from longgraft.needs import AUTO
 from longgraft.observation import Wants
+from longgraft.proposer import Proposer
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session, answer
+from longgraft.settings import Settings
 from longgraft.target.model import Segment
 from longgraft.tree import ProposalTree
+
+# Of `assert_lossless`: a prompt of 75 tokens is read in three chunks.
+BUDGETS, CHUNK = (1, 2, 8, 60), 32
+DRAWS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
 def plain_session(session: Session) -> Session:
@@ -55,6 +65,31 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
     dtype = str(session.target.dtype)[6:]
     return {"level": _level(rows, dtype), "dtype": dtype, "rows": rows, "epsilon": EPSILON,
             "temperature": sampling.temperature}
+
+
+def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO,
+                    new_tokens: int = 24) -> int:
+    """AssertionError unless the method says what plain decoding says, in float32; how many guesses were accepted.
+
+    model, drafter: as `load` takes them.  Two prompts, one of a single token and one that repeats itself, so that
+    lookups find something, read in chunks; budgets of 1, 2, 8 and 60 nodes; greedy and sampled.
+    """
+    loaded = assemble(model, drafter, Settings(method=method, dtype="float32", calibration=None))
+    generator = torch.Generator().manual_seed(0)
+    repeated = torch.randint(loaded.target.vocab_size, (25,), generator=generator).repeat(3).tolist()
+    sessions = [loaded.session(budget, CHUNK) for budget in BUDGETS]
+    accepted = 0
+    for ids in (repeated, repeated[:1]):
+        for name, sampling in DRAWS.items():
+            said = answer(plain_session(sessions[0]).open(ids, new_tokens, sampling)).token_ids
+            for budget, session in zip(BUDGETS, sessions, strict=True):
+                ours = answer(session.open(ids, new_tokens, sampling))
+                if (at := first_divergence(ours.token_ids, said)) is not None:
+                    raise AssertionError(f"{loaded.method.name}, budget {budget}, {name}, prompt of {len(ids)} tokens: "
+                                         f"it says {ours.token_ids[at:at + 1]} where plain decoding says "
+                                         f"{said[at:at + 1]}, at new token {at}.")
+                accepted += sum(ours.stats.accepted_per_step)
+    return accepted
 
 
 def margin(session: Session, ids: Sequence[int]) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.eval.scores import score
 from longgraft.loading import Loaded, assemble
 from longgraft.methods import build, find
-from longgraft.needs import HEAD, head_of
+from longgraft.needs import HEAD, Sources, head_of
 from longgraft.parts import Parts
 from longgraft.roles import DEFAULT, PLAIN, RETRIEVAL
 from longgraft.sampling import Sampling
@@ -53,13 +53,17 @@ class Bench:
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
                           dtype=config.dtype, attention=config.attention)
         loaded = assemble(config.model, drafter, settings)
-        target, parts = loaded.target, loaded.parts
+        target = loaded.target
+        needs = {need.name: need for v in config.variants if v.ours for need in find(v.method).needs if need != HEAD}
+        own = {name: need.load(Sources(target, drafter)) for name, need in needs.items()}
+        parts = replace(loaded.parts, given=own | dict(loaded.parts.given))
         heads = {"": parts}
         for name, path in config.heads.items():
             # Prompts that are longer than a head was made for are the question here, not a mistake.
             network = head_of(path, target, HeadOverrides(max_positions=target.max_positions))
             # Thresholds are of the head that they were calibrated with; the matrix's rows are the target's.
-            heads[name] = replace(parts, given={HEAD.name: network}, thresholds=DEFAULT_THRESHOLDS, split=Parts.split)
+            heads[name] = replace(parts, given=own | {HEAD.name: network}, thresholds=DEFAULT_THRESHOLDS,
+                                  split=Parts.split)
         stock = Stock(heads, {name: Calibration.load(Path(path), loaded.identity, target.device)
                               for name, path in config.calibrations.items()})
         for variant in config.variants:

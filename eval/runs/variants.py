@@ -5,6 +5,7 @@ Knows names and numbers; loads nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from longgraft.options import options
 from longgraft.roles import PLAIN
 from longgraft.settings import OfMethod
 
+PLACE = re.compile(r"(.*\.py:|[\w.]+:)?")     # of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +
 COLD = "none"                   # for +warm: an empty matrix
 TRANSFORMERS = "transformers"   # the other baseline: transformers' own generate
 
@@ -32,8 +34,10 @@ class Variant:
     @classmethod
     def parse(cls, name: str) -> Variant:
         """ValueError names what is unknown, out of range, or nothing that this method has."""
-        who, *settings = name.split("+")
+        place = PLACE.match(name)[0]        # type: ignore[index]
+        who, *settings = name[len(place):].split("+")
         bare, _, head = who.partition("@")
+        bare = place + bare
         known, taken = options(OfMethod), _taken(bare)
         numbers, names = {}, {}
         for setting in settings:

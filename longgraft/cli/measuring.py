@@ -199,7 +199,7 @@ def templates() -> None:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
+    name, equals, value = text.rpartition("=")      # graft+depth=2=shallow
     if not equals:
         raise ValueError(f"{text!r} is no NAME=VALUE.")
     return name, value

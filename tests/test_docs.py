@@ -1,0 +1,167 @@
+"""What the documents show runs as it stands there: a method outside the package, wherever methods are named."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import VOCAB, toy_model
+
+import longgraft
+from longgraft.cli.app import main
+from longgraft.eval.checks.losslessness import assert_lossless
+from longgraft.eval.runs.rows import Row, read_rows
+from longgraft.eval.runs.variants import Variant
+from longgraft.methods import find, installed
+from longgraft.tree import ProposalTree
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.DOTALL)
+METHOD_FILE, IN_PYTHON, TEST_FILE = (text for language, text in BLOCKS if language == "python")
+ENTRY_POINTS = next(text for language, text in BLOCKS if language == "toml")
+NAME = "my_method.py:METHOD"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """Where the documented file is, as a user's folder."""
+    torch.set_num_threads(1)
+    (tmp_path / "my_method.py").write_text(METHOD_FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*arguments: object) -> str:
+        """What `longgraft ...` prints."""
+        monkeypatch.setattr("sys.argv", ["longgraft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        assert not stop.value.code, said.err
+        return said.out
+    return run
+
+
+def test_the_file_is_a_whole_method_in_some_forty_lines():
+    assert len(METHOD_FILE.splitlines()) <= 48
+
+
+def test_it_is_listed_and_answers_as_plain_decoding(folder, command):
+    assert "bigrams" not in command("methods") and "what followed a token last time" in command("methods", NAME)
+    (folder / "prompt.txt").write_text((ROOT / "longgraft/tree.py").read_text()[:1500])
+    answer = json.loads(command("generate", "--method", NAME, "--drafter", "none", "--prompt-file", "prompt.txt",
+                                "--max-new-tokens", 24, "--compare", "--json"))
+    assert answer["method"] == NAME and answer["compare"]["identical"]
+    assert answer["stats"]["accepted_by_origin"]["retrieved"] > 0
+
+
+def test_it_is_loaded_as_an_object_and_as_a_proposer(folder):
+    space: dict = {}
+    exec(IN_PYTHON, space)
+    plain = longgraft.load(method="ar", tell=False).generate("def add(a, b):", 8).token_ids
+    for method in (space["METHOD"], space["Bigrams"](space["Successors"]())):
+        assert longgraft.load(method=method, tell=False).generate("def add(a, b):", 8).token_ids == plain
+
+
+def test_its_own_test_holds(folder):
+    space: dict = {}
+    exec(TEST_FILE, space)
+    space["test_bigrams_say_what_plain_decoding_says"]()
+
+
+def test_it_is_measured_beside_the_others_under_its_own_name(folder, command):
+    text = (ROOT / "longgraft/session.py").read_text()
+    (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:2200], "continuation": text[2200:2300]}))
+    where = str(folder / NAME)
+    names = ("ar", NAME, f"{NAME}+budget=4", where)
+    command("sweep", "--suites", "rows.jsonl", "--buckets", 256, "--methods", ",".join(names), "--mode",
+            "replay,sampled", "--prompts", 1, "--repeats", 1, "--max-new-tokens", 12, "--drafter", "none",
+            "--out", "run")
+    rows = read_rows(folder / "run")
+    assert {row.key.method for row in rows} == set(names) and len(rows) == 8
+    assert all(isinstance(row, Row) and row.lossless.first_divergence is None for row in rows)
+    counts = {name: [row.accepted_per_step for row in rows if row.key.method == name] for name in names}
+    assert counts[NAME] == counts[where] and max(map(max, counts[f"{NAME}+budget=4"])) <= 3
+    summary = (folder / "run/summary.md").read_text()
+    assert all(f"| {name} |" in summary for name in names)
+    label = f"{NAME}+budget=4=four nodes"
+    command("plot", "run", "--label", label)
+    assert "<!-- four nodes -->" in (folder / "run/mat_by_length.svg").read_text()
+
+
+def test_a_package_registers_it(folder, command, monkeypatch):
+    info = folder / "bigrams-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bigrams\nVersion: 1.0\n")
+    group, entry = ENTRY_POINTS.strip().splitlines()
+    assert group == '[project.entry-points."longgraft.methods"]'
+    (info / "entry_points.txt").write_text(f"[longgraft.methods]\n{entry.replace(chr(34), '')}\n")
+    installed.cache_clear()
+    try:
+        assert "what followed a token last time" in command("methods")
+        assert find("bigrams").budget == 11 and Variant.parse("bigrams+budget=4").budget(None) == 4
+    finally:
+        installed.cache_clear()
+
+
+def test_a_file_may_lie_in_any_folder(tmp_path):
+    odd = tmp_path / "a+b@c"
+    odd.mkdir()
+    (odd / "my_method.py").write_text(METHOD_FILE)
+    variant = Variant.parse(f"{odd}/{NAME}@long+budget=4")
+    assert (variant.method, variant.head, variant.budget(60)) == (f"{odd}/{NAME}", "long", 4)
+
+
+NEEDY = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from my_method import Bigrams, Successors
+
+from longgraft.methods import Method
+from longgraft.needs import Need
+
+
+@dataclass
+class Store:
+    pairs: dict[int, int]
+
+
+STORE = Need("store", "a store of pairs", lambda sources: Store({1: sources.target.vocab_size}))
+GIVEN = []
+METHOD = Method("stored", "-", "-", lambda parts: GIVEN.append(parts.the(STORE)) or Bigrams(Successors()), (STORE,))
+'''
+
+
+def test_what_it_needs_is_loaded_for_it_also_in_a_sweep(folder, command):
+    (folder / "needy.py").write_text(NEEDY)
+    text = (ROOT / "longgraft/session.py").read_text()[:2200]
+    (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text}))
+    command("sweep", "--suites", "rows.jsonl", "--buckets", 256, "--methods", "needy.py:METHOD", "--mode", "sampled",
+            "--prompts", 1, "--repeats", 1, "--max-new-tokens", 4, "--drafter", "none", "--out", "run")
+    assert not any(row.key.method != "ar" and not isinstance(row, Row) for row in read_rows(folder / "run"))
+    assert all(store.pairs[1] == 4096 for store in sys.modules["needy.py"].GIVEN)
+
+
+class Astray:
+    """Proposes under another root than it was asked for."""
+
+    memories = ()
+
+    def propose(self, ask):
+        return ProposalTree.chain(torch.tensor([(ask.root + 1) % VOCAB]))
+
+
+def test_a_method_that_breaks_the_promise_is_told_where():
+    with pytest.raises(AssertionError, match=r"^Astray, budget 1, greedy, prompt of 75 tokens: it says \[\d+\] where "
+                                             r"plain decoding says \[\d+\], at new token \d+\.$"):
+        assert_lossless(Astray(), (toy_model(), None))
