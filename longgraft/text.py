@@ -50,7 +50,7 @@ class Encoder:
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """One, several or none; ValueError for what is no text."""
-    found = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    found = () if stop is None else tuple(stop) if isinstance(stop, (list, tuple)) else (stop,)
     if wrong := [value for value in found if not isinstance(value, str) or not value]:
         raise ValueError(f"A stop string is {wrong[0]!r}; it must be text of at least one character.")
     return found

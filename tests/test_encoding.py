@@ -1,0 +1,64 @@
+"""Prompts become ids, or one sentence says what was given instead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_session
+
+from longgraft.text import Encoder, stop_strings
+
+
+class Letters:
+    """A tokenizer of one id per character."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) % 90 for c in text]}
+
+    def apply_chat_template(self, messages, **_) -> dict[str, list[int]]:
+        return self("".join(f"{m['role']}:{m['content']}" for m in messages))
+
+
+ENCODER = Encoder(Letters(), 96, "toy")
+
+
+@pytest.mark.parametrize("prompt, ids", [
+    ("ab", [7, 8]), ([3, 4], [3, 4]), ((3, 4), [3, 4]), (torch.tensor([3, 4]), [3, 4]),
+    (torch.tensor([[3, 4]]), [3, 4]), (np.array([3, 4], dtype=np.int32), [3, 4]), ([np.int64(3)], [3]),
+    ([{"role": "u", "content": "a"}], [27, 58, 7])])
+def test_text_chats_and_ids_of_every_kind_are_prompts(prompt, ids):
+    assert ENCODER.encode(prompt) == ids
+
+
+@pytest.mark.parametrize("prompt, said", [
+    (torch.tensor([[1, 2, 3], [4, 5, 6]]), r"shape \(2, 3\); one prompt of shape \(T,\) or \(1, T\)"),
+    (torch.zeros(1, 2, 3, dtype=torch.int64), "shape"), (torch.tensor(3), "shape"),
+    (torch.tensor([1.5, 2.0]), "1.5, a float"),
+    ([1, 2.0], "2.0, a float"), ([True, False], "True, a bool"), (torch.tensor([True]), "True, a bool"),
+    (b"\x01\x02", "is a bytes"), (7, "is a int"), (None, "is a NoneType"), (["a", "b"], "'a', a str"),
+    ([], "The prompt is empty"), ("", "The prompt is empty"), (torch.tensor([], dtype=torch.int64), "is empty"),
+    ([96], "knows 0 to 95"), ([-1], "from -1 to -1"), ("a\ud800", r"half a character \('\\ud800'\) at place 1")])
+def test_what_is_no_prompt_is_refused(prompt, said):
+    with pytest.raises(ValueError, match=said):
+        ENCODER.encode(prompt)
+
+
+def test_without_a_tokenizer_prompts_are_ids():
+    bare = Encoder(None, 96, "toy")
+    assert bare.encode([1]) == [1]
+    for prompt, said in (("a", "cannot be text"), ([{"role": "user", "content": "a"}], "cannot be chat messages")):
+        with pytest.raises(ValueError, match=f"toy came without a tokenizer, so the prompt {said}"):
+            bare.encode(prompt)
+
+
+def test_stop_strings_are_one_several_or_none():
+    assert stop_strings(None) == stop_strings(()) == () and stop_strings("ab") == stop_strings(["ab"]) == ("ab",)
+    for wrong in ("", [""], ["a", 3], 5):
+        with pytest.raises(ValueError, match="A stop string is"):
+            stop_strings(wrong)
+
+
+def test_a_recording_of_unknown_ids_is_refused():
+    with pytest.raises(ValueError, match="recorded continuation has token ids from 1 to 99"):
+        toy_session("graft").generate([1, 2], 4, replay=[1, 99])
