@@ -83,7 +83,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Draw:
-    """How tokens are drawn: the fields of `Sampling` that can be typed."""
+    """How tokens are drawn.
+
+    The fields of `Sampling` that can be typed; what they may be is its to say.
+    """
 
     temperature: float = option(0.0, "0: greedy")
     top_p: float = option(1.0, "The most probable tokens up to this mass; 1: off")
@@ -100,7 +103,7 @@ class Ends:
     """When an answer ends, but for the model's end token."""
 
     max_new_tokens: int = option(256, "Exactly this many, or up to the end token", unit="tokens", low=1, high=2 ** 20)
-    stop: tuple[str, ...] = option((), "Text ends before it", many=True)
+    stop: tuple[str, ...] = option((), "Text ends before it; repeatable", many=True)
 
     def __post_init__(self) -> None:
         check(self)

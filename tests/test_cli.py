@@ -74,16 +74,21 @@ def assert_before_loading(monkeypatch):
     def never(*_, **__):
         raise AssertionError("a model was loaded before the mistake was said")
 
-    monkeypatch.setattr("longgraft.loading.load", never)
+    monkeypatch.setattr("longgraft.loading.assemble", never)
 
 
 def test_an_answer_says_who_gave_it_and_with_what(pair, capsys, monkeypatch):
     _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1, "--seed", 5, "--budget", 8))
     answer = json.loads(out)
     assert (answer["model"], answer["method"], answer["seed"]) == (str(pair / "target"), "graft", 5)
+    assert answer["finish_reason"] == "length"
     settings = answer["settings"]
     assert (settings["budget"], settings["dtype"], settings["temperature"], settings["max_new_tokens"]) == (
         8, "float32", 1.0, 12)
+    _, out, _ = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--prompt", "w1", "--json",
+                    "--max-new-tokens", 2)
+    answer = json.loads(out)       # no head of this target is known, and a CPU takes a smaller budget
+    assert answer["method"] == answer["settings"]["method"] == "retrieval" and answer["settings"]["budget"] == 16
 
 
 def test_a_prompt_comes_from_a_flag_a_file_or_standard_input(pair, capsys, monkeypatch):
@@ -100,7 +105,7 @@ def test_a_prompt_comes_from_a_flag_a_file_or_standard_input(pair, capsys, monke
 
 def test_statistics_follow_a_stream(pair, capsys, monkeypatch):
     _, out, err = run(capsys, monkeypatch, *ask(pair, "--stream"))
-    assert len(out.split()) == 12 and "12 new in" in err and "MAT" in err
+    assert len(out.split()) == 12 and "12 new (length) in" in err and "MAT" in err
 
 
 def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, capsys, monkeypatch, tmp_path):

@@ -42,6 +42,7 @@ class Toy:
 def test_a_value_of_another_type_or_out_of_range_is_named(values, said):
     with pytest.raises(ValueError, match=said):
         Toy(**values)
+    assert Toy(count=1).count == 1 and Toy(count=9, share=1).count == 9
 
 
 @pytest.mark.parametrize("name, text, value", [
@@ -82,7 +83,7 @@ def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, sa
 def test_a_file_may_use_the_names_of_fields_or_flags(tmp_path):
     path = tmp_path / "options.toml"
     path.write_text('rows = "4,8"\npair = [2.0, 3]\n[head]\nwindow = 7\n')
-    found = read_file(path, Toy, {"count": 5})
+    found = read_file(path, Toy, {"count": 5, "lengths": (9,)})
     assert (found.lengths, found.pair, found.head.window, found.count) == ((4, 8), (2.0, 3), 7, 5)
 
 

@@ -15,10 +15,10 @@ import torch
 
 from longgraft.attention.backends import available
 from longgraft.needs import EMBEDDED, embedded, head_path
-from longgraft.options import read_table
 from longgraft.settings import HeadOverrides, Pair
-from longgraft.target.refusal import refuse
+from longgraft.target.weights import read_config
 from longgraft.usage import free_bytes
+from longgraft.yarn_drafters import files
 from longgraft.yarn_drafters.layouts import TargetShape, head_config, our_name, plain_name
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
@@ -45,16 +45,8 @@ class Share:
 
 def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None) -> Report:
     """ValueError where the target cannot be decoded here, or the head is another target's."""
-    from transformers import AutoConfig
-
     name = pair.model or EMBEDDED
-    path = str(embedded("target")) if name == EMBEDDED else name
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except OSError as error:
-        raise ValueError(f"Model {name!r} could not be looked at: {str(error).splitlines()[0]}\nGive a folder with "
-                         "config.json, or a hub id that this machine can reach.") from error
-    refuse(config, name)
+    config: Any = read_config(str(embedded("target")) if name == EMBEDDED else name, name)
     dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
     text, shape = config.get_text_config(decoder=True), TargetShape.of(config)
     lines = [*machine(device),
@@ -127,7 +119,7 @@ def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, 
     if folder is None:
         return None, f"drafter {path}: on the hub and not downloaded yet, so not looked at; fetch it to be sure"
     shapes = {plain_name(key): size for key, size in header(folder).items()}
-    c = head_config(read_table(folder / "config.json"), shapes, shape, HeadOverrides())
+    c = head_config(files.read_config(folder), shapes, shape, HeadOverrides())
     own = any(our_name(key, c.layout) == "embed_tokens.weight" for key in shapes)
     return (c, own), (
         f"drafter: layout {c.layout}, hidden {c.hidden_size:,}, draft vocabulary {c.draft_vocab_size:,} of "

@@ -18,6 +18,7 @@ from longgraft.options import check, describe, option
 from longgraft.settings import Draw, Ends, Pair, Settings
 
 if TYPE_CHECKING:
+    from longgraft.loading import Loaded
     from longgraft.sampling import Sampling
     from longgraft.session import Generation, Session
 
@@ -47,7 +48,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Asking:
-    """One way of answering, for many prompts."""
+    """One way of answering, for many prompts.  settings: with the method that was taken in the end."""
 
     session: Session
     settings: Settings
@@ -103,17 +104,20 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
+    if shown.replay and draw != Draw():
+        raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would change "
+                         "nothing. Give one or the other.")
     if out and not given.prompts:
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, ends)))
         return
-    session = open_session(pair, settings)
+    session, loaded = open_session(pair, settings, tell=not shown.as_json)
+    if isinstance(recording, str):
+        recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     if recording is not None:
-        sampling = Sampling(**vars(draw), replay=_recorded(session, recording))
-    asking = Asking(session, settings, sampling, ends, shown.compare)
-    if not shown.as_json:
-        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+        sampling = Sampling(replay=recording)
+    asking = Asking(session, replace(settings, method=loaded.method.name), sampling, ends, shown.compare)
     if given.prompts:
         return _answer_all(asking, asked, out)
     ids = encode(session, asked[0])
@@ -125,14 +129,15 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
         _print_answer(found, not shown.stream)
 
 
-def open_session(pair: Pair, settings: Settings, tell: bool = False) -> Session:
-    """A session; in a command, stderr is for what we say, not for transformers' bars."""
-    from transformers.utils import logging
+def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
+    """A session, and what it was made of.  tell: say on stderr what was chosen."""
+    from longgraft.loading import assemble
 
-    from longgraft.loading import load
-
-    logging.disable_progress_bar()
-    return load(pair.model, pair.drafter, tell, **vars(settings))
+    loaded = assemble(pair.model, pair.drafter, settings)
+    session = loaded.session(settings.budget, settings.chunk)
+    if tell:
+        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    return session, loaded
 
 
 def encode(session: Session, asked: Asked) -> list[int]:
@@ -163,20 +168,14 @@ def _answer_all(asking: Asking, asked: Sequence[Asked], out: Path | None) -> Non
         raise SystemExit(1)
 
 
-def _recorded(session: Session, recording: str | list[int]) -> list[int]:
-    """A recording's token ids."""
-    if isinstance(recording, str):
-        return session.tokenizer(recording, add_special_tokens=False)["input_ids"]
-    return recording
-
-
 def _print_answer(found: dict[str, Any], text: bool) -> None:
     if text:
         print(found["text"])
     s = found["stats"]
     origin = ", ".join(f"{k} {v}" for k, v in s["accepted_by_origin"].items())
-    print(f"\n{s['prompt_tokens']:,} prompt tokens in {s['prefill_seconds']:.2f} s; {s['new_tokens']} new in "
-          f"{s['decode_seconds']:.2f} s ({s['decode_tokens_per_second']:.1f} tokens/s, {s['steps']} steps)\n"
+    print(f"\n{s['prompt_tokens']:,} prompt tokens in {s['prefill_seconds']:.2f} s; {s['new_tokens']} new "
+          f"({found['finish_reason']}) in {s['decode_seconds']:.2f} s ({s['decode_tokens_per_second']:.1f} tokens/s, "
+          f"{s['steps']} steps)\n"
           f"MAT {s['mat']:.2f} accepted per step without the bonus, {s['tokens_per_step']:.2f} tokens per step; "
           f"accepted: {origin}", file=sys.stderr)
     if "compare" in found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Optional
@@ -25,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 
 @looking.command("methods", epilog="Example: longgraft methods", rich_help_panel=PANEL)
 def methods(yours: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
-        metavar="[FILE.py:OBJECT ...]", help="Methods of your own, to be listed too.")] = None) -> None:
+        metavar="FILE.py:OBJECT", help="Methods of your own, to be listed too.")] = None) -> None:
     """List the methods: those here, those of installed packages, and yours."""
     from longgraft.methods import find, known
 
@@ -89,14 +88,11 @@ def calibrate(
     from longgraft.eval.checks.calibrate import calibrate as run
     from longgraft.eval.checks.calibrate import prompt_of
     from longgraft.eval.prompts.suites import read_prompts
-    from longgraft.loading import assemble
     from longgraft.sampling import Sampling
 
     out, examples = new_file(warming.out), read_prompts(prompts, warming.rounds)
     Sampling(warming.temperature)
-    loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))
-    session = loaded.session(settings.budget, settings.chunk)
-    print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
     print(run(loaded, warm, warming.max_new_tokens, warming.temperature, out, budget=settings.budget,
               draft_cost=warming.draft_cost, keep=warming.keep_acceptance))
@@ -129,7 +125,7 @@ def verify(
     from longgraft.sampling import Sampling
 
     sampling, examples = Sampling(**vars(draw)), read_prompts(prompts, checking.count)
-    session = open_session(pair, settings, tell=not as_json)
+    session, _ = open_session(pair, settings, tell=not as_json)
     ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:] for example in examples]
     report = compare(session, ids, sampling, checking.max_new_tokens)
     print(json.dumps(report) if as_json else "\n".join(lines(report)))

@@ -19,7 +19,6 @@ from longgraft.roles import PLAIN
 measuring = typer.Typer()
 
 PANEL = "Measure"
-CONFIG = "config.json"      # of a run's folder
 
 
 @dataclass(frozen=True)
