@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from longgraft.eval.levels import Check
 from longgraft.eval.runs import progress
 from longgraft.eval.runs.bench import Bench, run_prompt
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import jobs_of
+from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.resume import resume_config, same_run
 from longgraft.eval.runs.rows import RowLog, read_rows, sole_sweep
@@ -99,6 +102,22 @@ def test_a_run_is_resumed_from_its_folder_alone_and_can_get_more_prompts_and_met
     assert found[:2] == before and len(found) == 2 * 3 and resume_config(tmp_path) == more
 
 
+def test_answers_are_checked_beside_plain_decodings_rows_which_is_decoded_no_second_time(rows, tmp_path, monkeypatch):
+    decoded, real = [], Prefilled.decode
+
+    def counted(self, variant, sampling, limit, *more):
+        decoded.append((variant.name, limit))
+        return real(self, variant, sampling, limit, *more)
+
+    monkeypatch.setattr(Prefilled, "decode", counted)
+    small = config(rows, modes=("sampled",), repeats=2)
+    sweep(small, tmp_path)
+    assert [decoded.count((name, 6)) for name in ("ar", "pld")] == [2, 2]
+    decoded.clear()
+    added = sweep(replace(small, methods=("pld", "retrieval")), tmp_path, resume=True)[4:]
+    assert decoded.count(("ar", 6)) == 0 and {row.lossless for row in added} == {Check(6)} and len(added) == 2
+
+
 def test_what_differs_between_two_runs_is_named_and_what_was_added_is_not():
     saved = asdict(SweepConfig(heads={"a": "x"}, lengths=(1024,)))
     more = asdict(SweepConfig(heads={"a": "x", "b": "y"}, prompts=9, repeats=4, modes=("replay", "sampled"),
@@ -133,6 +152,10 @@ def test_ctrl_c_keeps_the_rows_and_says_how_to_go_on(rows, tmp_path, monkeypatch
         sweep(config(rows, prompts=2), tmp_path / "run")
     assert end.value.code == 130 and len(read_rows(tmp_path / "run")) == 3
     assert f"interrupted: go on with `longgraft sweep --resume {tmp_path / 'run'}`" in capsys.readouterr().err
+    monkeypatch.setattr(Bench, "open", lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit):
+        sweep(config(rows), tmp_path / "fresh")
+    assert "go on" not in capsys.readouterr().err and not (tmp_path / "fresh").exists()      # there is nothing yet
 
 
 def test_without_a_terminal_a_line_now_and_then_says_how_far_a_run_is(capsys, monkeypatch):

@@ -50,7 +50,8 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
             processes = Processes(config, workers) if workers and workers > 1 else None
             return _sweep(config, suites, out, retry, processes)
         except KeyboardInterrupt:
-            print(f"\nlonggraft: interrupted: go on with `longgraft sweep --resume {out}`", file=sys.stderr)
+            if (out / ROWS).exists():
+                print(f"\nlonggraft: interrupted: go on with `longgraft sweep --resume {out}`", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None
 
 
