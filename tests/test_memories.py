@@ -25,8 +25,9 @@ WITH_MEMORIES = [name for name in METHODS if name != "ar"]
 class Run:
     """A method that read a prompt and goes on by hand."""
 
-    def __init__(self, name: str) -> None:
-        self.proposer = build(name, toy_parts())
+    def __init__(self, name: str, **parts) -> None:
+        self.parts = toy_parts(**parts)
+        self.proposer = build(name, self.parts)
         self.wants = Wants.union(memory.wants for memory in self.proposer.memories)
         self.verifier = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock())
         for memory in self.proposer.memories:

@@ -131,6 +131,21 @@ def test_an_answer_says_why_it_ended():
     assert answered(session, PROMPT, 24, draw, eos=(expected[0],)).token_ids == expected[:1]
 
 
+def test_a_stop_string_that_only_the_last_bytes_complete_is_a_stop_and_no_length():
+    """A token that is no character yet is held back until nothing more can come."""
+    expected = plain("llama", 60, 24, Sampling())
+    half = expected[9]
+    at = expected.index(half)
+
+    class Halves(Words):
+        def decode(self, ids, **_):
+            return "".join("\ufffd" if i == half else chr(100 + i) for i in ids)
+
+    found = Session(toy_session("ar").engine, Halves()).generate(PROMPT, at + 1, stop="\ufffd")
+    assert (found.finish_reason, found.token_ids) == ("stop", expected[:at + 1])
+    assert found.text == "".join(chr(100 + t) for t in expected[:at])
+
+
 @pytest.mark.parametrize("stop", [False, True], ids=["end token", "stop string"])
 def test_what_an_end_inside_a_step_cuts_off_is_not_counted(stop):
     """A step of four accepted tokens and the bonus; the second of them ends the answer."""

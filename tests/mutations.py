@@ -1,0 +1,106 @@
+"""Plants small errors one at a time in a copy of the sources, and says which of them no test notices.
+
+    python tests/mutations.py [NAME ...]
+
+Exit status 1 where an error survives.  The copy is laid out as the package is installed, and has neither `../shared`
+nor anything of the checkout but the tests.  Knows files and pytest; which errors there are is `planted.py`'s affair.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+import transformers.models.llama.modeling_llama  # noqa: F401 - what tests import takes longest
+from planted import MUTATIONS, Mutation
+
+ROOT = Path(__file__).parents[1]
+
+
+class Copy:
+    """The sources as they are installed, and the tests beside them, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "copy"
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+        self.place = {source: package.replace(".", "/") for package, source in project["package-dir"].items()}
+        without = shutil.ignore_patterns("__pycache__")
+        for source, package in {**self.place, "tests": "tests"}.items():
+            shutil.copytree(ROOT / source, self.root / package, ignore=without)
+        shutil.copy(ROOT / "pyproject.toml", self.root)
+
+    @contextmanager
+    def planted(self, mutation: Mutation) -> Iterator[None]:
+        """ValueError where its text is not there exactly once: then the table must follow the code."""
+        source, _, rest = mutation.file.partition("/")
+        path = self.root / self.place[source] / rest
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutation.old) != 1:
+            raise ValueError(f"{mutation.name}: the text is {text.count(mutation.old)} times in {mutation.file}, and "
+                             f"must be there once:\n{mutation.old}")
+        path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(text, encoding="utf-8")
+
+    def passes(self, tests: Iterable[str]) -> bool:
+        """Whether these tests pass; ValueError where they cannot be run at all."""
+        output = self.root / "output.txt"
+        child = get_context("fork").Process(target=self._pytest, args=(sorted(tests), output))
+        child.start()
+        child.join()
+        if child.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            raise ValueError(f"pytest ended with status {child.exitcode}:\n{output.read_text()}")
+        return child.exitcode == pytest.ExitCode.OK
+
+    def _pytest(self, tests: Sequence[str], output: Path) -> None:
+        """In a process of its own, which imports the copy."""
+        with open(output, "w", encoding="utf-8") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(self.root)
+        sys.path[0] = str(self.root)
+        import longgraft.eval
+
+        assert Path(longgraft.eval.__file__).is_relative_to(self.root), longgraft.eval.__file__
+        sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]))
+
+
+def survivors(mutations: Sequence[Mutation]) -> list[str]:
+    """The names of those that no test notices; ValueError where a test fails without any."""
+    torch.set_num_threads(1)        # a forked process has none of its parent's threads
+    # Files change within a second and may keep their length: compiled ones would go stale.
+    sys.dont_write_bytecode = True
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        if not copy.passes({test for mutation in mutations for test in mutation.noticed.split()}):
+            raise ValueError(f"A test fails without any error:\n{(copy.root / 'output.txt').read_text()}")
+        for mutation in mutations:
+            with copy.planted(mutation):
+                survived = copy.passes(mutation.noticed.split())
+            print(f"{'SURVIVES' if survived else 'noticed '}  {mutation.name}", flush=True)
+            found += [mutation.name] * survived
+    return found
+
+
+def main(names: Sequence[str]) -> int:
+    known = {mutation.name: mutation for mutation in MUTATIONS}
+    if unknown := [name for name in names if name not in known]:
+        print(f"{', '.join(unknown)}: unknown. Known: {', '.join(known)}", file=sys.stderr)
+        return 2
+    return 1 if survivors([known[name] for name in names or known]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
