@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 Path = tuple[int, ...]
-WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # per rank, App. A
+WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # per rank: docs/choices.md, templates
 WIDEST, DEEPEST = len(WEIGHTS), 9
 STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}
-SMALL: dict[int, tuple[Path, ...]] = {      # serving trees, App. A
+SMALL: dict[int, tuple[Path, ...]] = {      # serving trees: docs/choices.md, templates
     3: ((0,), (1,), (0, 0)), 5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
     6: ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))}
-# Token Recycling's children per path, App. B; paths that are not listed have none.
+# Children per path of the authors' tree (2408.08696); paths that are not listed have none.
 RECYCLING = {
     "": 8, "0": 8, "1": 4, "2": 3, "3": 2, "4": 1, "5": 1, "6": 1, "7": 1,
     "00": 8, "01": 3, "02": 2, "03": 1, "04": 1, "05": 1, "06": 1, "07": 1, "10": 2, "11": 1, "20": 1,
@@ -74,7 +74,7 @@ def _levels(template: Template, device: torch.device) -> list[tuple[Tensor, Tens
 
 @cache
 def graft_templates() -> dict[str, Template]:
-    """full, d0, d1 and d5 of App. A."""
+    """full, d0, d1 and d5: docs/choices.md, templates."""
     text = importlib.resources.files("longgraft").joinpath("graft_templates.json").read_text("utf-8")
     return {name: Template(tuple(tuple(path) for path in json.loads(text)[name])) for name in STAGES}
 
@@ -105,7 +105,8 @@ def for_slots(n: int) -> Template:
 
 @cache
 def envelope(slots: int) -> Template:
-    """`for_slots(slots)`, then the rest of the full template: the order in which slots are filled (A5)."""
+    """`for_slots(slots)`, then the rest of the full template: the order in which slots are filled
+    (docs/choices.md, duplicates)."""
     return _followed(for_slots(slots), graft_templates()["full"])
 
 
@@ -124,7 +125,7 @@ def _followed(first: Template, more: Template) -> Template:
 
 
 def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int]:
-    """Nodes per depth: the nearest stage's counts times n / size, by largest remainder, sum n (App. A).
+    """Nodes per depth: the nearest stage's counts times n / size, by largest remainder, sum n.
 
     deepest, width: bounds, None for no bound; under bounds that leave too little room, the sum is less than n.
     """
@@ -159,7 +160,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
 
 
 def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:
-    """Layer by layer the candidates of largest weight whose parent is in, contiguous ranks (App. A)."""
+    """Layer by layer the candidates of largest weight whose parent is in, contiguous ranks."""
     layer: list[tuple[float, Path]] = [(1.0, ())]
     paths: list[Path] = []
     for count in counts:

@@ -152,6 +152,14 @@ def test_what_it_needs_is_loaded_for_it_also_in_a_sweep(folder, command):
     assert all(store.pairs[1] == 4096 for store in sys.modules["needy.py"].GIVEN)
 
 
+def test_the_choices_that_code_names_are_explained():
+    headings = {line[3:].lower() for line in (ROOT / "docs/choices.md").read_text().splitlines() if line[:3] == "## "}
+    folders = [ROOT / name for name in ("longgraft", "yarn_drafters", "prefill", "eval")]
+    named = [name for folder in folders for path in folder.rglob("*.py")
+             for name in re.findall(r"docs/choices\.md, ([a-z ]+)", path.read_text())]
+    assert len(named) >= 5 and set(named) <= headings
+
+
 class Astray:
     """Proposes under another root than it was asked for."""
 

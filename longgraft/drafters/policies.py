@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from longgraft.proposer import Level, Verdict
 
-# Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7).
+# Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7;
+# docs/choices.md, budget).
 KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
 # Qwen3-8B's, rounded over its five suites (Graft, Table 11); other drafters want `longgraft calibrate`.
 DEFAULT_THRESHOLDS: Mapping[int, float] = {0: 0.14, 1: 0.14, 5: 0.49}

@@ -37,8 +37,8 @@ class AdjacencyMatrix:
 
         tokens [n] int64, topk [n, K], ids below V: the target's own tokens and top-k, so in range by
         construction (a check of the values would be a host sync).  Writing one row twice is undefined on a
-        GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are bit-identical
-       .
+        GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are
+        bit-identical.
         """
         if tokens.ndim != 1 or topk.shape != (tokens.numel(), self.width):
             raise ValueError(f"tokens are {tuple(tokens.shape)} and topk is {tuple(topk.shape)}; "

@@ -58,7 +58,8 @@ class RowsMemory(Memory):
 def _worst_first(seen: Observation) -> Tensor:
     """[n] nodes: rejected retrieved ones from the last, rejected drafted ones by score, then the path.
 
-    Where two nodes carry one token the later write stands, so what the target accepted must come last.
+    Where two nodes carry one token the later write stands, so what the target accepted must come last
+    (docs/choices.md, order of writes).
     """
     path = seen.path.tolist()
     kept = set(path)
