@@ -17,6 +17,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from longgraft.reading import parse_json
+
 Group = TypeVar("Group")
 KEY = "option"      # of a field's metadata
 TOLD = 4096         # a range up to there says something to people; one beyond only keeps out what no machine can do
@@ -163,10 +165,8 @@ def read_table(path: Path) -> dict[str, Any]:
     """What a TOML (by its ending) or JSON file sets; ValueError where it is neither."""
     try:
         text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"File {path} is nested too deeply. Give one table of options.") from error
-    except (OSError, ValueError) as error:
+        table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}. Give a TOML or "
                          "JSON file.") from error
     if not isinstance(table, dict):

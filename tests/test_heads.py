@@ -282,7 +282,7 @@ def doubled(folder):
     (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
     (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json is not JSON"),
     (lambda folder: (folder / "config.json").write_text("[1]"), "config.json holds a list; an object"),
-    (lambda folder: (folder / "config.json").write_text("[" * 10 ** 5), "config.json is JSON that is nested too deep"),
+    (lambda folder: (folder / "config.json").write_text("[" * 10 ** 5), "config.json is nested too deeply"),
     (lambda folder: (folder / "config.json").write_text("9" * 5000), "config.json is not JSON .*4300 digits"),
 ])
 def test_files_that_cannot_be_read_are_named(tmp_path, change, said):

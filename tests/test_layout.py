@@ -11,11 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["tree", "clock", "usage", "options", "devices", "roles"], ["observation", "settings"], ["proposer", "stats"],
+    ["tree", "clock", "usage", "reading", "devices", "roles"], ["observation", "options"],
+    ["proposer", "stats", "settings"],
     ["acceptance", "kv", "attention", "templates", "text"], ["sampling", "target"], ["verifier", "yarn_drafters"],
     ["memories", "prefill"], ["drafters", "retrievers", "compose", "request"], ["engine"], ["session"],
     ["calibration", "needs"], ["parts"], ["methods"], ["loading"],
-    ["eval.jsonl", "eval.levels", "eval.loops", "eval.scores", "eval.statistics"],
+    ["eval.levels", "eval.loops", "eval.scores", "eval.statistics"],
     ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"], ["cli", "__init__"]]
 
 

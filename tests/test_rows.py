@@ -53,9 +53,9 @@ def test_a_value_of_the_wrong_kind_is_named_with_file_and_line(tmp_path, change,
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("{broken\n", "line 1: not JSON"), ("3\n", "line 1: one JSON object is needed; found int"),
+    ("{broken\n", "line 1 is not JSON"), ("3\n", "line 1: one JSON object is needed; found int"),
     ('{"suite": "lcc"}\n', "line 1: no row of a sweep: bucket, prompt_id, mode, method, repeat is missing"),
-    ("[" * 100_000 + "\n", "line 1: lists or objects lie too deeply"), ('{"suite": "\\ud800"}\n', "half a character"),
+    ("[" * 100_000 + "\n", "line 1 is nested too deeply"), ('{"suite": "\\ud800"}\n', "half a character"),
     (json.dumps({name: value for name, value in OLD.items() if name != "mat"}) + "\n", "no row .*: mat is missing"),
     ("", "holds no row"), (json.dumps(OLD)[:-9], "holds no row")])
 def test_what_is_no_row_is_named_with_file_and_line(tmp_path, line, said):

@@ -183,7 +183,7 @@ def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ('{"prompt": "a"}\n{"prompt": \n', "line 2: not JSON"), ('["a"]\n', "1: one JSON object is needed; found list"),
+    ('{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"), ('["a"]\n', "1: one JSON object is needed; found list"),
     ("\n", "has no rows"), ('{"prompt": "a", "id": 1}\n\n{"prompt": "b", "id": 1}\n', "line 3: id '1' is that of"),
     ('{"prompt": 5}\n', "column prompt must be text; it is int"), ('{"turns": ["a", 3]}\n', "turns must be a list of"),
     ('{"messages": [{"role": "assistant", "content": "a"}]}\n', "no user's turn"),

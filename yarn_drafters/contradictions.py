@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from longgraft.yarn_drafters.kinds import Count, checked
 from longgraft.yarn_drafters.network import HeadConfig
-from longgraft.yarn_drafters.reading import Count, checked
 
 UNEVEN = "Correct config.json, or download the head again."
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.yarn_drafters.reading import parse_json, reason
+from longgraft.reading import parse_json
+from longgraft.yarn_drafters.kinds import reason
 
 FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
 KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)

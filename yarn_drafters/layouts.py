@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
+from longgraft.yarn_drafters.kinds import Count, Positive, Range, check_fields, checked
 from longgraft.yarn_drafters.network import HeadConfig
-from longgraft.yarn_drafters.reading import Count, Positive, Range, check_fields, checked
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.scaling import rope_of, scaling
 

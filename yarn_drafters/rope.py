@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from longgraft.yarn_drafters.reading import Count, OneOf, Positive, Range, check_fields
+from longgraft.yarn_drafters.kinds import Count, OneOf, Positive, Range, check_fields
 
 
 @dataclass(frozen=True)

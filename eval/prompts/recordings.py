@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from longgraft.eval.jsonl import whole
+from longgraft.reading import whole
 
 
 def read_recording(path: Path) -> str | list[int]:
@@ -20,7 +20,7 @@ def read_recording(path: Path) -> str | list[int]:
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise ValueError(f"{path}: lists or objects lie too deeply in one another to be read.") from error
+        raise ValueError(f"{path} is nested too deeply to be read.") from error
     except ValueError:
         return text
     if isinstance(found, list) and found and all(map(whole, found)):

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.jsonl import read_object
 from longgraft.eval.reports.cells import measured
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Result, Row
@@ -21,6 +20,7 @@ from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.eval.statistics import Mean
 from longgraft.methods import BUDGET, find
 from longgraft.needs import HEAD
+from longgraft.reading import read_object
 from longgraft.roles import COMPARED, DEFAULT, DENSE, PLAIN
 
 LEVELS = 9      # draft forwards of a step at most, where a run does not say

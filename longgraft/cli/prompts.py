@@ -5,13 +5,13 @@ Knows files, standard input and JSON; knows no model.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longgraft.options import check, option
+from longgraft.reading import parse_json
 
 STDIN = "-"
 FORMS = ("prompt", "messages", "prompt_ids")    # of a row
@@ -76,7 +76,7 @@ def rows(path: Path) -> list[Asked]:
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        row = _json(line, where)
+        row = parse_json(line, where)
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
             raise ValueError(f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one of "
@@ -118,7 +118,7 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
     """A file's value; ValueError where it is not JSON."""
-    return _json(read_text(path), f"File {path}")
+    return parse_json(read_text(path), f"File {path}")
 
 
 def new_file(path: str | Path | None) -> Path | None:
@@ -131,15 +131,6 @@ def new_file(path: str | Path | None) -> Path | None:
     if not path.absolute().parent.is_dir():
         raise ValueError(f"The folder {path.absolute().parent} does not exist. Make it, or give another --out.")
     return path
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"{where} is nested too deeply.") from error
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error}).") from error
 
 
 def _decoded(data: bytes, what: str) -> str:

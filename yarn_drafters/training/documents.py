@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.yarn_drafters.reading import parse_json
+from longgraft.reading import parse_json
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
          "model": "assistant"}
@@ -100,12 +100,7 @@ def _document(row: Any, place: str) -> Document:
 
 
 def _word(value: Any, what: str) -> str:
-    """A string that can be written: JSON may hold halves of characters, which no tokenizer takes."""
+    """A string."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is {value!r}; a string is needed.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what} holds half a character, {value[error.start]!r}, at {error.start:,}. Repair it, or "
-                         "leave it out.") from error
     return value

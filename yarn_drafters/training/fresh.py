@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from longgraft.target.model import Target
+from longgraft.yarn_drafters.kinds import checked
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
-from longgraft.yarn_drafters.reading import checked
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
 

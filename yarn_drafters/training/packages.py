@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 
-from longgraft.yarn_drafters.reading import checked, parse_json
+from longgraft.reading import parse_json
+from longgraft.yarn_drafters.kinds import checked
 
 KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)

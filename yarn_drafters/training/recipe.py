@@ -14,8 +14,9 @@ from typing import Annotated, Any, Self
 import numpy as np
 import torch
 
+from longgraft.reading import parse_json
+from longgraft.yarn_drafters.kinds import Count, OneOf, Positive, Range, Share, check_fields
 from longgraft.yarn_drafters.layouts import Layers
-from longgraft.yarn_drafters.reading import Count, OneOf, Positive, Range, Share, check_fields, parse_json
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.corpus import TokenStream
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longgraft.yarn_drafters.reading import Range
+from longgraft.yarn_drafters.kinds import Range
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,

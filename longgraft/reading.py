@@ -1,4 +1,4 @@
-"""JSON that others wrote: one object, or one object a line.  Every error names the file and the line.
+"""JSON that others wrote.  Every error names where it stands: the file, and the line.
 
 Knows text; knows no field.
 """
@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any
 
 
-def parse(text: str | bytes, where: str) -> Any:
+def parse_json(text: str | bytes, where: str) -> Any:
     """The value; ValueError where the text is no JSON, nests too deeply, or holds half a character (U+D800 to U+DFFF),
     which no file and no tokenizer takes."""
     try:
         value = json.loads(text)
     except RecursionError as error:
-        raise ValueError(f"{where}: lists or objects lie too deeply in one another to be read.") from error
+        raise ValueError(f"{where} is nested too deeply to be read.") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}).") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg}).") from error
-    except ValueError as error:     # a number of thousands of digits
-        raise ValueError(f"{where}: {error}.") from error
+        raise ValueError(f"{where} is not JSON: not UTF-8 ({error.reason} at byte {error.start}).") from error
+    except ValueError as error:     # also a number of thousands of digits
+        raise ValueError(f"{where} is not JSON ({error}).") from error
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -34,7 +32,7 @@ def parse(text: str | bytes, where: str) -> Any:
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
     """The object; ValueError where it is something else."""
-    value = parse(text, where)
+    value = parse_json(text, where)
     if not isinstance(value, dict):
         raise ValueError(f"{where}: one JSON object is needed; found {type(value).__name__}.")
     return value

@@ -1,11 +1,10 @@
-"""What files say: JSON, and values against declared kinds such as `Count | None` or `tuple[Stage, ...]`.
+"""Values from files against declared kinds such as `Count | None` or `tuple[Stage, ...]`.
 
 Knows types and ranges; knows no file's meaning.  A bool is no number, and no number is infinite.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -50,16 +49,6 @@ Share = Annotated[float, Range(0, 1)]
 Positive = Annotated[float, Range(0, above=True)]
 
 _NOUNS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", dict: "an object"}
-
-
-def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text; ValueError names the place."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"{place} is JSON that is nested too deeply. Flatten it.") from error
-    except ValueError as error:         # JSONDecodeError, and integers of more than 4,300 digits
-        raise ValueError(f"{place} is not JSON ({error}).") from error
 
 
 def reason(error: Exception) -> str:
