@@ -234,8 +234,7 @@ CALIBRATION = tuple(Mutation(name, "eval/checks/calibrate.py", old, new, f"test_
     ("a gate's tree has a level less", "min(depth + 1, whole.levels)", "max(min(depth, whole.levels), 1)",
      "the_trees_of_the_warm_up_are_those_that_graft_would_have_verified"),
     ("the warm-up leaves a gate open at its threshold", "not step.confidence[depth] > tau",
-     "step.confidence[depth] < tau",
-     "a_gate_stops_a_step_whose_confidence_is_at_most_its_threshold"),
+     "step.confidence[depth] < tau", "a_gate_stops_a_step_whose_confidence_is_at_most_its_threshold"),
 ))
 
 MUTATIONS = DRAWS + ENDS + PROMPTS + TREES + DRAFTER + MEMORIES + RUNS + REQUESTS + FIGURES + CALIBRATION

@@ -82,6 +82,10 @@ def test_a_request_that_ended_or_failed_or_was_left_gives_everything_back(monkey
     with pytest.raises(ZeroDivisionError):
         answered(session, PROMPT, 24)
     assert held(session) == 0
+    request = session.open(PROMPT, 24)      # also where nobody closes it
+    with pytest.raises(ZeroDivisionError):
+        list(request)
+    assert held(session) == 0 and request.finish_reason == "cancelled" and request.step() is None
     monkeypatch.undo()
     assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
 
