@@ -174,8 +174,9 @@ class Request:
 
     def _read(self) -> Step:
         assert self._prefill is not None
-        seen = next(self._prefill)
-        self._decoder.observe(seen)
+        with self._clock.part("host"):      # what no part claims: a memory's own time, too
+            seen = next(self._prefill)
+            self._decoder.observe(seen)
         done = self._decoder.verifier.cache.length == len(self._ids)
         step = Step(read=len(seen.tree))
         if done:
@@ -186,7 +187,7 @@ class Request:
         return step
 
     def _decode(self) -> Step:
-        with self._clock.part("host"):      # what no part claims: the loop itself
+        with self._clock.part("host"):
             step = self._decoder.step()
         for part, seconds in self._clock.lap().items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds

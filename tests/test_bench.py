@@ -19,6 +19,7 @@ from longgraft.eval.reports.report import write
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SHORT, SweepConfig
 from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.plan import check_plan
 from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
 from longgraft.eval.runs.sweep import lines_of_plan, sweep
 
@@ -182,7 +183,8 @@ def test_fewer_prompts_than_a_suite_has_are_spread_over_it():
 
 
 def test_the_plan_counts_turns(questions, bench):
-    said = "\n".join(lines_of_plan(config(questions, modes=("greedy",)), bench))
+    asked = config(questions, modes=("greedy",))
+    said = "\n".join(lines_of_plan(asked, check_plan(asked), bench))
     assert "prompts by length whole: 2" in said and "4 prefills, 12 decodings" in said
 
 

@@ -19,7 +19,7 @@ from longgraft.clock import Clock
 from longgraft.eval.loops import loops
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, load_suite
-from longgraft.eval.statistics import bootstrap
+from longgraft.eval.statistics import Mean
 from longgraft.loading import load
 from longgraft.observation import Wants
 from longgraft.prefill.chunked import read_prompt
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if len(measured) < options.prompts:
                 measured += filter(None, [accuracies(session, example, lengths, options.max_new_tokens)])
         report["accuracy"][suite] = {
-            length: {name: [round(x, 3) for x in bootstrap([m[length][name] for m in measured])]
+            length: {name: f"{Mean.of([m[length][name] for m in measured]):.3f}"
                      for name in ("top1", "top10", "nats")} for length in lengths if measured}
         report["greedy"] += greedy_answers(session, examples[:options.prompts], lengths[0], options.max_new_tokens)
     report["loops"] = sum(g["loop"] for g in report["greedy"]) / max(1, len(report["greedy"]))

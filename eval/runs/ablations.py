@@ -36,6 +36,7 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
     methods = GROUPS[name]
     if name in CALIBRATED and not dry:
         setting, calibrated = CALIBRATED[name]
+        check_plan(config)      # what is wrong with its suites is said before a model is loaded
         made = calibrated(config, Bench.open(config), out, warmup)
         methods += tuple(f"{DEFAULT}+{setting}={key}" for key in made)
     return replace(config, methods=tuple(dict.fromkeys((*methods, *config.methods))),

@@ -162,8 +162,9 @@ class Prefilled:
         verifier = Verifier(self.target, self.cache, sampling.rule(len(self.ids)), clock)
         decoder = Decoder(verifier, proposer, variant.budget(self._budget), Goal(limit, frozenset(eos)))
         clock.lap()
-        seen = verifier.read(torch.tensor(self.ids[-1:]), decoder.wants)
-        decoder.observe(seen)
+        with clock.part("host"):
+            seen = verifier.read(torch.tensor(self.ids[-1:]), decoder.wants)
+            decoder.observe(seen)
         tokens = [*decoder.begin(seen.next_token).tokens]
         prefill = self._seconds + sum(clock.lap().values()) + sum(self._seeing[id(m)] for m in proposer.memories)
         with clock.part("host"):

@@ -113,9 +113,9 @@ def _rows(config: SweepConfig, bench: Bench | None, jobs: Sequence[Job], crew: C
         yield from run_prompt(config, bench, job)
 
 
-def lines_of_plan(config: SweepConfig, bench: Bench) -> list[str]:
+def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str]:
     """For people, before anything long is run: prompts per bucket, memory at the longest, a rough time."""
-    session, plans = bench.session, planned(config, check_plan(config), Reader.of(bench.session))
+    session, plans = bench.session, planned(config, suites, Reader.of(bench.session))
     out = [f"{session.target.name} on {session.target.device} in {str(session.target.dtype)[6:]}; methods "
            f"{', '.join(v.name for v in config.variants)}; modes {', '.join(config.modes)}; {config.repeats} repeats"]
     for suite, by_length in plans.items():

@@ -95,12 +95,15 @@ def _measure(config: SweepConfig, running: Running) -> None:
     from longgraft.eval.reports.report import write
     from longgraft.eval.runs.bench import Bench
     from longgraft.eval.runs.folder import Run
+    from longgraft.eval.runs.plan import check_plan
     from longgraft.eval.runs.rows import Failure
     from longgraft.eval.runs.sweep import lines_of_plan
     from longgraft.eval.runs.sweep import sweep as run
 
     if running.dry_run:
-        print("\n".join([*describe(config), *(f"# {line}" for line in lines_of_plan(config, Bench.open(config)))]))
+        suites = check_plan(config)     # what is wrong with them is said before a model is loaded
+        plan = lines_of_plan(config, suites, Bench.open(config))
+        print("\n".join([*describe(config), *(f"# {line}" for line in plan)]))
         return
     out = running.folder
     rows = run(config, out, running.resume is not None, running.workers, running.ray, running.retry_failures)
