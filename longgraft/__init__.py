@@ -1,4 +1,4 @@
-"""longgraft: exact long-context decoding, several times faster.
+"""longgraft: exact long-context decoding in fewer passes.
 
 `generate(prompt)` answers; `load(...)` keeps a model ready.  Importing this package loads nothing heavy.
 """
