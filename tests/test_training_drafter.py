@@ -208,12 +208,12 @@ def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(corpus, tmp_
 def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_path):
     cycle = np.tile(np.arange(1, 17), 256).astype(np.int32)
     corpus = EncodedCorpus(cycle, np.array([0, len(cycle)]), ("code-python",), ("owner/repo@abc:file.py",))
-    run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, total_tokens=128 * 60, stages=(Stage(64, 1.0),),
+    run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, total_tokens=128 * 120, stages=(Stage(64, 1.0),),
                                                         draft_vocab=VOCAB, muon_lr=3e-2, adam_lr=3e-2))
-    figures = [run.step() for _ in range(60)]
+    figures = [run.step() for _ in range(120)]
     says = run.target.model(torch.arange(1, 17).repeat(4)[None]).logits.log_softmax(-1)
     entropy = -(says.exp() * says).sum(-1).mean().item()        # soft cross-entropy cannot fall below it
-    assert min(figures[0]["losses"]) > entropy + 0.2 and max(figures[-1]["losses"]) < entropy + 0.02
+    assert min(figures[0]["losses"]) > entropy + 4 and max(figures[-1]["losses"]) < entropy + 0.1
     assert max(figures[0]["agreements"]) < 0.2 and min(figures[-1]["agreements"]) > 0.7
 
 
