@@ -6,8 +6,9 @@ One request at a time: a new one ends the one before, unless that one is being a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from weakref import ref
 
 import torch
 
@@ -30,7 +31,7 @@ class Engine:
         self.target, self.proposer, self.clock, self.budget, self.chunk = target, proposer, clock, budget, chunk
         self.cache: KVCache = target.cache(0)
         self._lock = threading.Lock()
-        self._current: tuple[Request, threading.Thread] | None = None
+        self._current: Callable[[], Request | None] = lambda: None
         if target.device.type == "cuda":
             clock.wait = partial(torch.cuda.synchronize, target.device)
 
@@ -41,8 +42,7 @@ class Engine:
 
     def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
         """ValueError where the request does not fit the target's or a memory's positions."""
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number, 1 or more.")
+        _whole(max_new_tokens)
         for name, limit in self.limits.items():
             if prompt_tokens + max_new_tokens > limit:
                 raise ValueError(
@@ -52,11 +52,13 @@ class Engine:
 
     def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None) -> Request:
         """A request for these ids, which nothing was done for yet.  Where a recording is replayed, it ends with it."""
+        _whole(goal.limit)
         if sampling.replay is not None:
             goal = Goal(min(goal.limit, len(sampling.replay)), stop=goal.stop)
         self.check(len(ids), goal.limit)
         with self._lock:
-            self._take_over()
+            if (current := self._current()) is not None:
+                current.supersede()
             capacity = len(ids) + goal.limit + self.budget
             self.cache.clear()
             self.cache.reserve(capacity)
@@ -67,23 +69,18 @@ class Engine:
             verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock)
             decoder = Decoder(verifier, self.proposer, self.budget, goal, text)
             request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device))
-            self._current = request, threading.current_thread()
+            self._current = ref(request)     # one that is dropped without being closed has no say
         return request
-
-    def _take_over(self) -> None:
-        if self._current is None:
-            return
-        request, thread = self._current
-        if thread is not threading.current_thread() and thread.is_alive():
-            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a time. Wait "
-                               "for it, or load another session.")
-        request.supersede()
 
     def _release(self) -> None:
         self.cache.release()
         for memory in self.proposer.memories:
             memory.release()
-        self._current = None
+
+
+def _whole(max_new_tokens: object) -> None:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number, 1 or more.")
 
 
 def limits(target: Target, memories: Iterable[Memory]) -> dict[str, int]:

@@ -6,7 +6,7 @@ Knows rows and lengths; knows no tree, no attention kernel and no method.  Passe
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,14 @@ class _Layer(CacheLayerMixin):
         return self.owner.capacity
 
 
+class KVState(NamedTuple):
+    """Committed keys and values [1, Hkv, length, D] of each layer; None of one without; and where the cache stood."""
+
+    rows: list[tuple[Tensor, Tensor] | None]
+    length: int
+    skipped: int
+
+
 class KVCache(Cache):
     """Committed rows [0, length) of every layer, and scratch rows behind them.
 
@@ -112,13 +120,11 @@ class KVCache(Cache):
         """Room for `capacity` rows; committed ones stay."""
         if capacity <= self.capacity:
             return
-        kept = self.state() if self.length else []
+        kept = self.state()
         self.capacity = _rounded(capacity)
         for layer in self.layers:
             layer.drop()
-        for layer, (keys, values) in zip(self.layers, kept, strict=bool(kept)):
-            layer.lazy_initialization(keys, values)
-            layer.keys[:, :, :self.length], layer.values[:, :, :self.length] = keys, values
+        self._fill(kept)
 
     def clear(self) -> None:
         """Forget everything, but keep the buffers."""
@@ -131,21 +137,26 @@ class KVCache(Cache):
         for layer in self.layers:
             layer.drop()
 
-    def state(self) -> list[tuple[Tensor, Tensor]]:
-        """Copies of the committed keys and values [1, Hkv, length, D] of each layer."""
-        return [(layer.keys[:, :, :self.length].clone(), layer.values[:, :, :self.length].clone())
-                for layer in self.layers if layer.is_initialized]
+    def state(self) -> KVState:
+        """Copies of what is committed."""
+        rows = [(layer.keys[:, :, :self.length].clone(), layer.values[:, :, :self.length].clone())
+                if layer.is_initialized and self.length else None for layer in self.layers]
+        return KVState(rows, self.length, self.skipped)
 
-    def restore(self, state: list[tuple[Tensor, Tensor]]) -> None:
+    def restore(self, state: KVState) -> None:
         """Hold the rows of a `state`, and no others."""
         self.clear()
-        rows = state[0][0].shape[2] if state else 0
-        self.reserve(rows)
-        for layer, (keys, values) in zip(self.layers, state, strict=bool(state)):
+        self.reserve(state.length)
+        self._fill(state)
+        self.length, self.skipped = state.length, state.skipped
+
+    def _fill(self, state: KVState) -> None:
+        for layer, rows in zip(self.layers, state.rows, strict=True):
+            if rows is None:        # it shares another's keys, or nothing was written yet
+                continue
             if not layer.is_initialized:
-                layer.lazy_initialization(keys, values)
-            layer.keys[:, :, :rows], layer.values[:, :, :rows] = keys, values
-        self.length = rows
+                layer.lazy_initialization(*rows)
+            layer.keys[:, :, :state.length], layer.values[:, :, :state.length] = rows
 
     def bytes(self) -> int:
         """Allocated size."""

@@ -9,7 +9,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from longgraft.calibration import Calibration, default_path, made_for
+from longgraft.clock import Clock
 from longgraft.devices import device_of, dtype_of
 from longgraft.engine import Engine
 from longgraft.methods import Method, build, find
@@ -59,11 +60,12 @@ class Loaded:
         """budget: nodes per verification; None: the method's, on a CPU at most CPU_BUDGET."""
         on_cpu, method = self.target.device.type == "cpu", self.method
         nodes = budget or (min(method.budget, CPU_BUDGET) if on_cpu else method.budget)
-        proposer = build(method, self.parts)
+        # Memories and clock of its own: two sessions may stand side by side.
+        parts = replace(self.parts, kept={}, clock=Clock())
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}, method {method.name}, budget {nodes}{gates}")
-        return Session(Engine(self.target, proposer, self.parts.clock, nodes, chunk), self.tokenizer,
+        return Session(Engine(self.target, build(method, parts), parts.clock, nodes, chunk), self.tokenizer,
                        (*self.notes, about))
 
     def _gates(self, nodes: int) -> str:
@@ -136,6 +138,11 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     honoured exactly (batches, padding, penalties, other criteria) is refused; a streamer is out of reach, since
     transformers hides it from callables: use `Session.stream`.  Without a session the model decodes by retrieval.
     """
+    c = generation_config
+    if c.num_beams not in (None, 1):
+        raise ValueError(f"num_beams is {c.num_beams}, and longgraft says what one beam says. Leave it out.")
+    if kwargs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds were given, and longgraft reads token ids. Give input_ids alone.")
     if input_ids.shape[0] != 1:
         raise ValueError(f"{input_ids.shape[0]} prompts were given; longgraft decodes one at a time. Loop over them.")
     mask = kwargs.get("attention_mask")
@@ -144,31 +151,49 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     session = session or load((model, None), None, tell=False, method=RETRIEVAL)
     if session.target.model is not model:
         raise ValueError("The session was loaded for another model. Pass load((model, tokenizer), ...) of this one.")
-    _only_known(logits_processor, {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
-                                   "MinPLogitsWarper", "InfNanRemoveLogitsProcessor"})
-    _only_known(stopping_criteria, {"MaxLengthCriteria", "EosTokenCriteria"})
-    if generation_config.return_dict_in_generate:
+    ends = _ids_of(c.eos_token_id)
+    limit = c.max_length - input_ids.shape[1] if c.max_new_tokens is None else c.max_new_tokens
+    _as_configured(logits_processor, {
+        "TemperatureLogitsWarper": ("temperature", c.temperature), "TopKLogitsWarper": ("top_k", c.top_k),
+        "TopPLogitsWarper": ("top_p", c.top_p), "MinPLogitsWarper": ("min_p", c.min_p),
+        "InfNanRemoveLogitsProcessor": ("", None)})
+    _as_configured(stopping_criteria, {
+        "MaxLengthCriteria": ("max_length", input_ids.shape[1] + limit), "EosTokenCriteria": ("eos_token_id", ends)})
+    if c.return_dict_in_generate:
         raise ValueError("return_dict_in_generate is set; longgraft returns the ids alone. Switch it off.")
-    c = generation_config
     sampling = Sampling()
     if c.do_sample:
         sampling = Sampling(c.temperature if c.temperature is not None else 1.0,
                             c.top_p if c.top_p is not None else 1.0, c.top_k or 0, c.min_p or 0.0,
                             int(torch.randint(2 ** 31, (1,))))
-    eos = c.eos_token_id
-    ends = () if eos is None else (eos,) if isinstance(eos, int) else tuple(torch.as_tensor(eos).tolist())
-    ids, new = input_ids[0].tolist(), list[int]()
-    limit = c.max_length - len(ids) if c.max_new_tokens is None else c.max_new_tokens
-    for step in session.open(ids, limit, sampling, eos=ends):
+    new: list[int] = []
+    for step in session.open(input_ids[0].tolist(), limit, sampling, eos=ends):
         new += step.tokens
     return torch.cat([input_ids, torch.tensor([new], device=input_ids.device, dtype=input_ids.dtype)], dim=1)
 
 
-def _only_known(parts: Any, known: set[str]) -> None:
-    """transformers builds warpers and length criteria from the config, as we do; anything else would be lost."""
-    if other := sorted({type(part).__name__ for part in parts or ()} - known):
-        raise ValueError(f"generate was given {', '.join(other)}, which longgraft does not apply. "
-                         "Switch it off or use plain generate.")
+def _as_configured(parts: Any, known: dict[str, tuple[str, Any]]) -> None:
+    """transformers builds warpers and criteria from the config, as we do; what a caller made otherwise would be lost.
+
+    known: class -> (attribute, its value by the config); an attribute of "" has none.
+    """
+    for part in parts or ():
+        name = type(part).__name__
+        if name not in known:
+            raise ValueError(f"generate was given {name}, which longgraft does not apply. "
+                             "Switch it off or use plain generate.")
+        attribute, wanted = known[name]
+        found = getattr(part, attribute) if attribute else None
+        if isinstance(found, torch.Tensor):
+            found, wanted = sorted(found.flatten().tolist()), sorted(wanted)
+        if found != wanted:
+            raise ValueError(f"generate was given {name} with {attribute} {found}, and the generation config says "
+                             f"{wanted}. Set it there: generate({attribute}=...).")
+
+
+def _ids_of(tokens: Any) -> tuple[int, ...]:
+    """End tokens of a generation config: none, one or several."""
+    return () if tokens is None else tuple(torch.as_tensor(tokens).flatten().tolist())
 
 
 def _target(model: Any, opts: Settings) -> tuple[Target, Any]:

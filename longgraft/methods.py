@@ -160,7 +160,7 @@ def _named(what: str) -> object:
         else:
             module = importlib.import_module(place)
         return getattr(module, name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+    except (ImportError, AttributeError, OSError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"Method {what!r} cannot be loaded: {error}. Give FILE.py:OBJECT or MODULE:OBJECT.") from error
 
 

@@ -174,11 +174,6 @@ def read_table(path: Path) -> dict[str, Any]:
     return table
 
 
-def read_file(path: Path, group: type[Group], base: Mapping[str, Any] | None = None) -> Group:
-    """A group of a TOML or JSON file; base: values where the file is silent."""
-    return made(group, dict(base or {}) | read_table(path), str(path))
-
-
 def describe(*groups: Any) -> list[str]:
     """What is set, as lines of TOML that say it again; what is left open is a comment."""
     lines = []

@@ -99,4 +99,6 @@ class Parts:
         return MatrixRetriever(self.rows(), shape, self.clock)
 
     def _one(self, key: tuple, make: Callable[[], M]) -> M:
-        return self.kept.setdefault(key, self.kept.get(key) or make())      # type: ignore[return-value]
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]       # type: ignore[return-value]      # the key tells the kind

@@ -131,6 +131,7 @@ class Request:
         self._finish: FinishReason | None = None
         self._cancelled = self._superseded = False
         self._stepping = threading.Lock()
+        self._stepper = threading.current_thread()      # who steps it, or opened it
 
     @property
     def prompt_tokens(self) -> int:
@@ -155,6 +156,7 @@ class Request:
                                "before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread; one at a time can step it.")
+        self._stepper = threading.current_thread()
         try:
             if self._cancelled and self._finish is None:
                 self._end("cancelled")
@@ -198,15 +200,24 @@ class Request:
         self._cancelled = True
 
     def close(self) -> None:
-        """Give everything back; an answer that had not ended is cancelled.  Waits for a step in another thread."""
+        """Give everything back; an answer that had not ended is cancelled.  Waits for a step in another thread; in the
+        middle of one's own (a signal's handler), it is cancelled, and closed by its next step."""
+        if self._stepping.locked() and self._stepper is threading.current_thread():
+            return self.cancel()
         with self._stepping:
             if self._finish is None:
                 self._end("cancelled")
 
     def supersede(self) -> None:
-        """Close it because another takes its place: whoever steps it is told so."""
-        self._superseded = self._finish is None
+        """Close it because another takes its place: whoever steps it is told so.  RuntimeError where that would take it
+        from another thread."""
+        if self._finish is not None:
+            return
+        if self._stepper is not threading.current_thread() and self._stepper.is_alive():
+            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a time. Wait "
+                               "for it, or load another session.")
         self.close()
+        self._superseded = True
 
     def _end(self, reason: FinishReason) -> None:
         self._finish, self._prefill = reason, None

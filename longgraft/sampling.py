@@ -32,7 +32,7 @@ class Sampling:
         for name in ("top_k", "seed"):
             _number(name, getattr(self, name), Integral, "a whole number")
         if not (self.temperature == 0 or 1e-5 <= self.temperature < float("inf")):
-            raise ValueError(f"temperature is {self.temperature}; give 0 (greedy), or from 1e-5 up.")
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or from 1e-5 up.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1], 1 turns it off.")
         if self.top_k < 0:

@@ -44,8 +44,8 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """mat + 1: with the bonus; 1 for plain decoding."""
-        return self.mat + 1.0 if self.steps else 0.0
+        """mat + 1: with the bonus, but for one that an end inside the last step cut off; 1 for plain decoding."""
+        return (self.new_tokens - 1) / self.steps if self.steps else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:

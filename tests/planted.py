@@ -158,7 +158,7 @@ MEMORIES = (
              "max(self.topk, other.topk)", "self.topk or other.topk",
              "test_memories.py::test_two_proposers_with_different_layers_share_a_pass"),
     Mutation("a cache that grows forgets its prefix", "longgraft/kv.py",
-             "kept = self.state() if self.length else []", "kept: list = []",
+             "        self._fill(kept)\n", "",
              "test_memories.py::test_a_cache_keeps_its_prefix_when_it_grows_and_stands_behind_what_was_skipped"),
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.eval.prompts.buckets import Bucket, fit, parse_lengths, plan
+from longgraft.eval.prompts.buckets import Bucket, fit, plan
 from longgraft.eval.prompts.suites import Example, load_suite
 
 ROWS = Path(__file__).parents[2] / "shared" / "data"
@@ -58,16 +58,6 @@ def text_of(fitted) -> str:
 
 
 # Lengths and buckets ------------------------------------------------------------------------------------------------
-
-def test_lengths_are_in_tokens_ascending_and_each_once():
-    assert parse_lengths("32k, 4k,8K,4096,100") == (100, 4096, 8192, 32768)
-
-
-@pytest.mark.parametrize("text", ["", "4k,", "four", "4m", "-4k", "0", "1.5k"])
-def test_what_is_no_length_is_named(text):
-    with pytest.raises(ValueError, match="is no prompt length"):
-        parse_lengths(text)
-
 
 def test_a_bucket_holds_its_upper_end_and_not_its_lower():
     bucket = Bucket(4, 8)
@@ -212,7 +202,7 @@ def tokenizer():
 def test_five_real_rows_fill_every_bucket_at_natural_boundaries(suite, tokenizer):
     if not ROWS.is_dir():
         pytest.skip("the real rows (shared/data) are not beside this checkout")
-    planned = plan(load_suite(suite, ROWS), tokenizer, parse_lengths("4k,8k,16k,32k"), 5)
+    planned = plan(load_suite(suite, ROWS), tokenizer, (4096, 8192, 16384, 32768), 5)
     assert len({tuple(f.example.id for f in found) for found in planned.values()}) == 1
     for length, found in planned.items():
         assert len(found) == 5

@@ -8,6 +8,7 @@ from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.calibration import Calibration
 from longgraft.clock import Clock
+from longgraft.drafters.policies import DEFAULT_THRESHOLDS
 from longgraft.eval.runs.measure import Learned, Prefilled, Stock
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.memories.drafted import DrafterMemory
@@ -21,8 +22,8 @@ REPLAY = torch.randint(1, VOCAB, (NEW,), generator=torch.Generator().manual_seed
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=3), "replay": Sampling(replay=REPLAY)}
 
 
-def prefilled(names, calibrations=None, **more) -> Prefilled:
-    parts = toy_parts()
+def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:
+    parts = toy_parts(**(own or {}))
     return Prefilled(parts.target, Stock({"": parts} | more, calibrations or {}),
                      [Variant.parse(name) for name in names], PROMPT, NEW + 90)
 
@@ -117,15 +118,26 @@ def test_settings_of_a_variant_reach_its_trees():
     warm = Calibration({0: 0.9, 1: 0.0, 5: 0.0}, 24, torch.randint(VOCAB, (VOCAB + 1, 8), dtype=torch.int32))
     settings = {"graft+budget=20": {}, "graft+depth=2": {"depth": 2}, "graft+width=1": {"width": 1},
                 "eagle3+levels=2+top_k=3": {"levels": 2, "top_k": 3}, "graft+warm=w": {"snapshot": warm.snapshot},
-                "graft+thresholds=w": {"thresholds": warm.thresholds, "split": 24}}
-    state = prefilled(["graft", *settings], {"w": warm})
+                "graft+thresholds=w": {"thresholds": warm.thresholds, "split": 24},
+                "graft+thresholds=none": {"thresholds": DEFAULT_THRESHOLDS, "split": 40}}
+    state = prefilled(["graft", *settings], {"w": warm}, own={"thresholds": {0: 0.5}, "split": 50})
     for name, changes in settings.items():
         tokens, stats = state.decode(Variant.parse(name), Sampling(), NEW)
-        expected, theirs = alone(name, Sampling(), **changes)
+        expected, theirs = alone(name, Sampling(), **({"thresholds": {0: 0.5}, "split": 50} | changes))
         assert tokens == expected
         assert (stats.accepted_per_step, stats.stages, stats.accepted_by_origin) == (
             theirs.accepted_per_step, theirs.stages, theirs.accepted_by_origin), name
     assert Variant.parse("graft+budget=20").budget(60) == 20
+
+
+def test_one_object_with_a_lasting_memory_cannot_serve_several_runs(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from longgraft.memories.adjacency import AdjacencyMatrix\nfrom longgraft.memories.rows import RowsMemory\n"
+        "from longgraft.retrievers.matrix import MatrixRetriever\n"
+        f"ONE = MatrixRetriever(RowsMemory(AdjacencyMatrix({VOCAB}), lasting=True))\n")
+    parts, variant = toy_parts(), Variant.parse(f"{tmp_path / 'mine.py'}:ONE")
+    with pytest.raises(ValueError, match="is one object whose memory lasts, and every run needs one of its own"):
+        Prefilled(parts.target, Stock({"": parts}), [variant], PROMPT, NEW, runs=["replay", "sampled"])
 
 
 def test_an_unknown_head_setting_or_method_is_named():
@@ -138,5 +150,7 @@ def test_an_unknown_head_setting_or_method_is_named():
         prefilled(["graft+warm=five"])
     with pytest.raises(ValueError, match="'long', which was not given"):
         prefilled(["eagle3@long"])
+    with pytest.raises(ValueError, match="pld has no head"):
+        Variant.parse("pld@long")
     with pytest.raises(ValueError, match="'eagle4' is unknown"):
         Variant.parse("eagle4")

@@ -191,7 +191,7 @@ def test_a_cache_keeps_its_prefix_when_it_grows_and_stands_behind_what_was_skipp
     before = cache.state()
     cache.reserve(2000)
     assert cache.capacity >= 2000 and cache.length == 40
-    assert all(torch.equal(a, b) for ours, theirs in zip(before, cache.state(), strict=True)
+    assert all(torch.equal(a, b) for ours, theirs in zip(before.rows, cache.state().rows, strict=True)
                for a, b in zip(ours, theirs, strict=True))
     grown = verifier.read(torch.tensor([7, 8]), Wants(), None).next_token
     fresh = Verifier(target, target.cache(64), Greedy(), Clock()).read(
@@ -208,8 +208,23 @@ def test_a_cache_that_left_tokens_out_turns_later_ones_by_their_true_positions()
         cache = target.cache(64)
         cache.skipped = skipped
         Verifier(target, cache, Greedy(), Clock()).read(tokens, Wants(), None)
-        keys.append(cache.state()[0][0])
+        keys.append(cache.state().rows[0][0])
     assert not torch.allclose(keys[0], keys[1], atol=1e-3)
+
+
+def test_a_cache_whose_layers_share_keys_grows_and_remembers_where_it_stood():
+    cache = KVCache(3, 8)
+    for layer in (0, 2):        # the middle one shares another's
+        cache.update(torch.full((1, 1, 4, 2), float(layer)), torch.zeros(1, 1, 4, 2), layer)
+    cache.keep(torch.arange(4))
+    cache.skipped = 5
+    state = cache.state()
+    cache.reserve(1000)
+    other = KVCache(3, 0)
+    other.restore(state)
+    for one in (cache, other):
+        assert (one.length, one.position) == (4, 9) and one.state().rows[1] is None
+        assert one.state().rows[2][0].unique().tolist() == [2.0]
 
 
 def test_a_released_cache_holds_nothing():

@@ -6,10 +6,12 @@ import threading
 
 import pytest
 import torch
-from conftest import answered, toy_prompt, toy_session
+from conftest import answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 
 from longgraft.acceptance import Replay, walk
+from longgraft.calibration import Calibration
+from longgraft.loading import Loaded
 from longgraft.methods import METHODS, Method
 from longgraft.request import Goal
 from longgraft.sampling import Sampling
@@ -120,6 +122,50 @@ def test_a_second_thread_is_told_so_and_disturbs_nothing():
     assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
 
 
+def test_who_steps_a_request_owns_it_and_one_that_was_dropped_has_no_owner():
+    session, steps = toy_session("graft"), []
+    request = session.open(PROMPT, 24, eos=())
+    go, gone = threading.Event(), threading.Event()
+
+    def worker() -> None:
+        steps.append(request.step())
+        go.set()
+        gone.wait(10)
+        steps.extend(request)
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    go.wait(10)
+    with pytest.raises(RuntimeError, match="in another thread, and serves one at a time"):
+        session.generate(PROMPT, 4)
+    gone.set()
+    thread.join()
+    assert [t for step in steps for t in step.tokens] == plain("llama", 60, 24, Sampling())
+    pool = threading.Thread(target=lambda: session.open(PROMPT, 24).step())
+    pool.start()
+    pool.join()
+    assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
+
+
+def test_a_request_closed_in_the_middle_of_its_own_step_ends_with_the_next():
+    session = toy_session("graft")
+    request = session.open(PROMPT, 24, eos=())
+    memory = session.engine.proposer.memories[0]
+    memory.observe = lambda seen, real=memory.observe: (request.close(), real(seen))     # as a signal's handler would
+    assert request.step().read == 17 and request.step() is None
+    assert request.finish_reason == "cancelled" and held(session) == 0
+
+
+def test_two_sessions_of_what_was_loaded_once_stand_side_by_side():
+    parts = toy_parts()
+    loaded = Loaded(parts.target, None, METHODS["graft"], parts, Calibration())
+    one, two = loaded.session(16), loaded.session(8)
+    request = one.open(PROMPT, 24, eos=())
+    first = [t for _ in range(6) for t in request.step().tokens]
+    assert answered(two, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
+    assert first + [t for step in request for t in step.tokens] == plain("llama", 60, 24, Sampling())
+
+
 def test_an_answer_says_why_it_ended():
     expected = plain("llama", 60, 24, Sampling(temperature=1.0, seed=5))
     draw = Sampling(temperature=1.0, seed=5)
@@ -167,6 +213,7 @@ def test_what_an_end_inside_a_step_cuts_off_is_not_counted(stop):
         found._decoder.verifier.rule = Replay(recording, len(PROMPT))
         list(found)
     stats = found.stats
+    assert stats.tokens_per_step == (stats.new_tokens - 1) / stats.steps < stats.mat + 1
     assert stats.new_tokens == before + 2 and stats.accepted_per_step[first:] == (2,)
     assert sum(stats.accepted_by_origin.values()) == sum(stats.accepted_per_step)
     assert stats.mat < ours.stats.mat
@@ -198,9 +245,12 @@ def test_budget_one_costs_no_draft_forward():
 
 def test_a_request_beyond_the_positions_is_refused_before_anything_is_done():
     session = toy_session("graft")
-    for new, said in ((600, "allows 512 positions"), (0, "1 or more"), (True, "whole number"), (2.5, "whole number")):
+    wrong = [(new, "whole number") for new in (True, 2.5, None)]
+    for new, said in ((600, "allows 512 positions"), (0, "1 or more"), *wrong):
         with pytest.raises(ValueError, match=said):
             session.open(PROMPT, new)
+        with pytest.raises(ValueError, match=said if new != 600 else "from"):
+            session.open(PROMPT, new, Sampling(replay=[1] if new != 600 else [99]))
     assert session.engine.cache.bytes() == 0
 
 

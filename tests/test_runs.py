@@ -72,6 +72,13 @@ def test_a_prompt_that_leaves_no_position_for_its_answer_fails_and_says_so(rows,
     assert len(made) == 2 and all("tokens and 6 may follow, but embedded has" in row.error for row in made)
 
 
+def test_what_cuts_prompts_for_workers_runs_no_code_of_a_model_s_own(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "code.Mine"}}))
+    (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ValueError, match="comes with code of its own, which longgraft never runs"):
+        Reader.open(str(tmp_path))
+
+
 def test_what_cuts_prompts_for_workers_loads_no_model(rows, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM
 

@@ -176,8 +176,8 @@ def test_a_replay_says_what_was_recorded_from_its_start_on():
 
 
 @pytest.mark.parametrize("given, said", [
-    ({"temperature": float("nan")}, "give 0 .greedy., or from 1e-5 up"), ({"temperature": -1.0}, "give 0"),
-    ({"temperature": 1e-9}, "give 0"), ({"temperature": float("inf")}, "give 0"),
+    ({"temperature": float("nan")}, "must be 0 .greedy., or from 1e-5 up"), ({"temperature": -1.0}, "must be 0"),
+    ({"temperature": 1e-9}, "must be 0"), ({"temperature": float("inf")}, "must be 0"),
     ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"), ({"temperature": True}, "a number"),
     ({"temperature": 1.0, "top_p": float("nan")}, "in .0, 1."), ({"temperature": 1.0, "top_p": 0.0}, "in .0, 1."),
     ({"temperature": 1.0, "top_p": 1.01}, "in .0, 1."), ({"temperature": 1.0, "top_p": True}, "a number"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
-from longgraft.options import check, describe, like, made, option, options, read_file, size
+from longgraft.options import check, describe, like, made, option, options, read_table, size
 from longgraft.sampling import Sampling
 from longgraft.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
 
@@ -76,14 +76,14 @@ def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, sa
     path = tmp_path / "options.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=said) as error:
-        read_file(path, Toy)
+        made(Toy, read_table(path), str(path))
     assert str(path) in str(error.value)
 
 
 def test_a_file_may_use_the_names_of_fields_or_flags(tmp_path):
     path = tmp_path / "options.toml"
     path.write_text('rows = "4,8"\npair = [2.0, 3]\n[head]\nwindow = 7\n')
-    found = read_file(path, Toy, {"count": 5, "lengths": (9,)})
+    found = made(Toy, {"count": 5, "lengths": (9,)} | read_table(path), str(path))
     assert (found.lengths, found.pair, found.head.window, found.count) == ((4, 8), (2.0, 3), 7, 5)
 
 
@@ -147,4 +147,4 @@ def test_json_of_a_configuration_is_read_back(tmp_path):
     config = SweepConfig(lengths=(512, 256), heads={"a": "b"}, methods=("graft@a",), drafter=None)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(asdict(config)))
-    assert read_file(path, SweepConfig) == config and config.lengths == (256, 512)
+    assert made(SweepConfig, read_table(path), str(path)) == config and config.lengths == (256, 512)

@@ -48,3 +48,21 @@ def test_each_setting_of_generate_reaches_our_draws(narrow):
     assert torch.equal(model.generate(ids, do_sample=True, **whole | narrow, **more), greedy)
     torch.manual_seed(0)
     assert not torch.equal(model.generate(ids, do_sample=True, **whole | {"temperature": 20.0}, **more), greedy)
+
+
+def test_what_a_caller_made_otherwise_than_the_config_is_refused():
+    from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
+    from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    for more, said in [
+            ({"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(7)])}, "EosTokenCriteria with eos_token_id"),
+            ({"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(52)])},
+             "MaxLengthCriteria with max_length 52"),
+            ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(1e-4)]), "do_sample": True},
+             "TemperatureLogitsWarper with temperature 0.0001"),
+            ({"num_beams": 3}, "num_beams is 3"),
+            ({"inputs_embeds": torch.zeros(1, 50, 32)}, "inputs_embeds were given")]:
+        with pytest.raises(ValueError, match=said):
+            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, custom_generate=custom_generate,
+                           session=toy_session("graft", "qwen3"), **({"do_sample": False} | more))

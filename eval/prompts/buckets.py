@@ -66,19 +66,6 @@ class Fitted:
     cut_tokens: int = 0
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """'4k,8k,16384' -> (4096, 8192, 16384): ascending, each once; k = 1,024.  ValueError names what is no length."""
-    lengths = set()
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", part)
-        length = int(found[1]) * (1024 if found[2] else 1) if found else 0
-        if length < 1:
-            raise ValueError(f"{part.strip()!r} in {text!r} is no prompt length. Give tokens, comma-separated, such as "
-                             "4k,8k,16k,32k or 4096,10000.")
-        lengths.add(length)
-    return tuple(sorted(lengths))
-
-
 def fit(example: Example, tokenizer: Any, length: int) -> Fitted | None:
     """The example in the bucket that ends at `length`, cut if need be; None where it is too short or cannot be cut."""
     return _Measured(example, tokenizer).fit(Bucket.of(example, length))

@@ -14,7 +14,7 @@ from pathlib import Path
 from longgraft.calibration import Calibration
 from longgraft.eval.checks.calibrate import Prompt, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
-from longgraft.eval.prompts.suites import read_prompts, suite_name
+from longgraft.eval.prompts.suites import Example, read_prompts, suite_name
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.plan import Reader, check_plan, planned
@@ -37,23 +37,28 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
     if name in CALIBRATED and not dry:
         setting, calibrated = CALIBRATED[name]
         check_plan(config)      # what is wrong with its suites is said before a model is loaded
-        made = calibrated(config, Bench.open(config), out, warmup)
+        prompts = _warmup_prompts(warmup) if name == "warmup" else ()
+        made = calibrated(config, Bench.open(config), out, prompts)
         methods += tuple(f"{DEFAULT}+{setting}={key}" for key in made)
     return replace(config, methods=tuple(dict.fromkeys((*methods, *config.methods))),
                    calibrations=config.calibrations | made)
 
 
-def _warmed(config: SweepConfig, bench: Bench, out: Path, warmup: Path | None) -> dict[str, str]:
-    """Matrix rows after 1, 3, 5, ... warm-up prompts (Table 4)."""
-    if warmup is None:
+def _warmup_prompts(path: Path | None) -> Sequence[Example]:
+    if path is None:
         raise ValueError("The ablation of warm-up rounds needs prompts to warm up on. Give --warmup-prompts FILE, a "
                          "JSONL of conversations that are in none of the suites.")
-    prompts = [prompt_of(example, bench.session) for example in read_prompts(warmup, max(ROUNDS))]
+    return read_prompts(path, max(ROUNDS))
+
+
+def _warmed(config: SweepConfig, bench: Bench, out: Path, examples: Sequence[Example]) -> dict[str, str]:
+    """Matrix rows after 1, 3, 5, ... warm-up prompts (Table 4)."""
+    prompts = [prompt_of(example, bench.session) for example in examples]
     rounds = [count for count in ROUNDS if count <= len(prompts)]
     return {str(n): _calibrated(config, bench, prompts[:n], out, f"warm-{n}") for n in rounds}
 
 
-def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Path | None) -> dict[str, str]:
+def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Sequence[Example]) -> dict[str, str]:
     """Thresholds chosen on rows of each suite that are not measured (Tables 11 and 12)."""
     suites, made = check_plan(config), {}
     measured = planned(config, suites, Reader.of(bench.session))

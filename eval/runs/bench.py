@@ -69,7 +69,7 @@ class Bench:
         for variant in config.variants:
             if variant.ours:
                 build(variant.method, stock.parts(variant))     # what it lacks is said before anything runs
-        return cls(loaded, loaded.session(), stock)
+        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock)
 
 
 def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:

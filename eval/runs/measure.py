@@ -43,12 +43,12 @@ class Stock:
         taken = {key: self._find(variant, name, self.calibrations, "calibration", "calibrated")
                  for key, name in variant.calibrations.items() if name != COLD}
         changes: dict[str, Any] = {key: value for key, value in variant.numbers.items() if key != "budget"}
-        if "thresholds" in taken:
-            changes["thresholds"], changes["split"] = taken["thresholds"].thresholds, taken["thresholds"].split
-        if "warm" in taken:
-            changes["snapshot"] = taken["warm"].snapshot
-        elif "warm" in variant.calibrations:
-            changes["snapshot"] = None
+        none = Calibration()        # what COLD stands for
+        if "thresholds" in variant.calibrations:
+            made = taken.get("thresholds", none)
+            changes["thresholds"], changes["split"] = made.thresholds, made.split
+        if "warm" in variant.calibrations:
+            changes["snapshot"] = taken.get("warm", none).snapshot
         return replace(parts, **changes)
 
     @staticmethod
@@ -118,7 +118,10 @@ class Prefilled:
             proposer = made[variant.name, ""] = build(variant.method, parts)
             for run in runs if any(memory.lasting for memory in proposer.memories) else ():
                 shared = {key: memory for key, memory in kept.items() if not memory.lasting}
-                made[variant.name, run] = build(variant.method, replace(parts, kept=shared))
+                own = made[variant.name, run] = build(variant.method, replace(parts, kept=shared))
+                if own is proposer:
+                    raise ValueError(f"{variant.name} is one object whose memory lasts, and every run needs one of its "
+                                     "own. Give a longgraft.methods.Method whose build makes it.")
         return made
 
     def _read(self, memories: Sequence[Memory]) -> None:
@@ -195,8 +198,9 @@ class Prefilled:
 
         cache = DynamicCache()
         self.cache.crop(len(self.ids) - 1)
-        for index, (keys, values) in enumerate(self.cache.state()):
-            cache.update(keys, values, index)
+        for index, rows in enumerate(self.cache.state().rows):
+            if rows is not None:
+                cache.update(*rows, index)
         ids, clock, model = torch.tensor([self.ids], device=self.target.device), self._clock, self.target.model
         own = model.generation_config
         model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=limit, pad_token_id=0,

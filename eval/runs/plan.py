@@ -17,7 +17,7 @@ from longgraft.eval.runs.jobs import Plan
 from longgraft.eval.scores import score
 from longgraft.needs import EMBEDDED, embedded
 from longgraft.session import Session
-from longgraft.target.refusal import refuse
+from longgraft.target.weights import read_config, read_tokenizer
 
 Suites = Mapping[str, Sequence[Example]]
 
@@ -33,17 +33,8 @@ class Reader:
     @classmethod
     def open(cls, model: str | None) -> Reader:
         """Of a hub id or folder, None for the embedded model; ValueError where it cannot be read or decoded."""
-        from transformers import AutoConfig, AutoTokenizer
-
         path, name = (str(embedded("target")), EMBEDDED) if model in (None, EMBEDDED) else (str(model), str(model))
-        try:
-            config = AutoConfig.from_pretrained(path)
-            refuse(config, name)
-            tokenizer = AutoTokenizer.from_pretrained(path)
-        except OSError as error:
-            raise ValueError(f"Model {name!r} could not be loaded: {str(error).splitlines()[0]}\n"
-                             "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
-                             ) from error
+        config, tokenizer = read_config(path, name), read_tokenizer(path, name)
         return cls(name, tokenizer, int(config.get_text_config(decoder=True).max_position_embeddings))
 
     @classmethod

@@ -14,7 +14,7 @@ from longgraft.roles import PLAIN
 from longgraft.settings import OfMethod
 
 PLACE = re.compile(r"(.*\.py:|[\w.]+:)?")     # of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +
-COLD = "none"                   # for +warm: an empty matrix
+COLD = "none"                   # for +warm and +thresholds: no calibration
 TRANSFORMERS = "transformers"   # the other baseline: transformers' own generate
 
 
@@ -39,6 +39,8 @@ class Variant:
         bare, _, head = who.partition("@")
         bare = place + bare
         known, taken = options(OfMethod), _taken(bare)
+        if head and "levels" not in taken:
+            raise ValueError(f"{name!r}: {bare} has no head. Leave @{head} out.")
         numbers, names = {}, {}
         for setting in settings:
             key, _, text = setting.partition("=")
