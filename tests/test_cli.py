@@ -191,7 +191,7 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
 
 @pytest.mark.parametrize("change, said", [
     (["--method", "nope"], "Known: ar, pld"),
-    (["--budget", 0], "budget is 0"), (["--temperature", -1], "give 0 (greedy)"),
+    (["--budget", 0], "budget is 0"), (["--temperature", -1], "must be 0"),
     (["--max-new-tokens", 0], "from 1 to 1,048,576"), (["--max-new-tokens", 600], "allows 512 positions"),
     (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
     (["--replay", "absent"], "cannot be read"), (["--model", "./absent/model"], "could not be loaded"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -159,7 +158,11 @@ def test_ctrl_c_keeps_the_rows_and_says_how_to_go_on(rows, tmp_path, monkeypatch
         sweep(config(rows, prompts=2), tmp_path / "run")
     assert end.value.code == 130 and len(read_rows(tmp_path / "run")) == 3
     assert f"interrupted: go on with `longgraft sweep --resume {tmp_path / 'run'}`" in capsys.readouterr().err
-    monkeypatch.setattr(Bench, "open", lambda _: signal.raise_signal(signal.SIGINT))
+
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "open", stopped)
     with pytest.raises(SystemExit):
         sweep(config(rows), tmp_path / "fresh")
     assert "go on" not in capsys.readouterr().err and not (tmp_path / "fresh").exists()      # there is nothing yet

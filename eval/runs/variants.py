@@ -39,8 +39,6 @@ class Variant:
         bare, _, head = who.partition("@")
         bare = place + bare
         known, taken = options(OfMethod), _taken(bare)
-        if head and "levels" not in taken:
-            raise ValueError(f"{name!r}: {bare} has no head. Leave @{head} out.")
         numbers, names = {}, {}
         for setting in settings:
             key, _, text = setting.partition("=")
