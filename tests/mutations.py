@@ -37,6 +37,7 @@ class Copy:
         for source, package in {**self.place, "tests": "tests"}.items():
             shutil.copytree(ROOT / source, self.root / package, ignore=without)
         shutil.copy(ROOT / "pyproject.toml", self.root)
+        shutil.copytree(ROOT / "docs", self.root / "docs", ignore=shutil.ignore_patterns("results"))      # are read
 
     @contextmanager
     def planted(self, mutation: Mutation) -> Iterator[None]:
