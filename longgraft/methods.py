@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from longgraft.compose import Graft, Plain, TailGraft
-from longgraft.drafters.policies import Dense, Filled, Split
+from longgraft.drafters.policies import Dense, Filled, Mass, Split
 from longgraft.needs import HEAD, Need
 from longgraft.parts import Parts
 from longgraft.proposer import Proposer
@@ -66,6 +66,7 @@ class Method:
         return self.budget if wanted is None or self.budget == 1 else wanted
 
 
+OURS = "docs/choices.md, one ranking"
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104)"
 EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
 LOOKUP = "Prompt lookup decoding (Saxena, 2023)"
@@ -84,6 +85,13 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
     Method("eagle3-window", "eagle3 with a drafter that sees only its last 2,048 tokens", EAGLE3 + "; vLLM, SGLang",
            lambda p: p.drafter(Dense(), window=WINDOW), (HEAD,), takes=DRAFTS),
+    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", OURS,
+           lambda p: p.ranked(Mass()), (HEAD,), takes=DRAFTS | {"warm"}, fallback="graft-x-text"),
+    Method("graft-x-text", "the same without a drafter: what followed the longest match", OURS, lambda p: p.ranked()),
+    Method("graft-x-no-rows", "graft-x without the matrix", OURS, lambda p: p.ranked(Mass(), rows=False), (HEAD,),
+           takes=DRAFTS),
+    Method("graft-x-dense", "graft-x that never stops drafting", OURS, lambda p: p.ranked(Dense()), (HEAD,),
+           takes=DRAFTS | {"warm"}),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT,
            lambda p: Graft(p.drafter(p.gates()), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
            fallback="retrieval"),

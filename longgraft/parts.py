@@ -19,8 +19,11 @@ from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.drafted import DrafterMemory
 from longgraft.memories.history import History
 from longgraft.memories.rows import RowsMemory
+from longgraft.memories.successors import Successors
 from longgraft.needs import HEAD, Need
+from longgraft.odds import Odds
 from longgraft.proposer import Memory, PruningPolicy
+from longgraft.ranking import Ranked
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.target.model import Target
 from longgraft.templates import DEEPEST, WIDEST, Template, bounded, envelope
@@ -41,6 +44,7 @@ class Parts:
     split:    nodes kept of 60 where nothing is pruned, root included
     window:   tokens of its past that the drafter sees; None: what its checkpoint says
     depth, width: bounds on retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
+    odds:     how probable remembered tokens are
     """
 
     target: Target
@@ -54,6 +58,7 @@ class Parts:
     depth: int | None = None
     width: int | None = None
     persist: bool = False
+    odds: Odds = field(default_factory=Odds)
     clock: Clock = field(default_factory=Clock)
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
@@ -82,6 +87,18 @@ class Parts:
     def history(self) -> History:
         """All committed tokens."""
         return self._one(("history",), History)
+
+    def text(self) -> Successors:
+        """All committed tokens by their n-grams."""
+        return self._one(("text",), Successors)
+
+    def ranked(self, policy: PruningPolicy | None = None, rows: bool = True) -> Ranked:
+        """One ranking of what the text foretells and what a drafter that stops by `policy` drafts; None: no drafter.
+
+        rows: whether the matrix has a say beside drafted nodes.
+        """
+        drafter = None if policy is None else self.drafter(policy)
+        return Ranked(self.text(), drafter, self.rows() if rows and drafter else None, self.odds, self.clock)
 
     def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> RowsMemory:
         """The adjacency matrix.  warm: from the snapshot, if there is one; unseen: what stands for no token; kind:

@@ -1,0 +1,113 @@
+"""Drafted and remembered nodes in one ranking by the estimated probability of their paths.
+
+Knows a drafter's tree, the committed text and the matrix's rows; knows no model, no cost and no budget but the
+tree's.  No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree
+(docs/choices.md, one ranking).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from longgraft.clock import Clock
+from longgraft.memories.rows import RowsMemory
+from longgraft.memories.successors import Successors
+from longgraft.odds import Odds
+from longgraft.proposer import Ask, Proposer, together
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+
+POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's
+
+Enough = Callable[[int, float], bool]
+"""(nodes that stand, probability of the next) -> whether the tree ends here"""
+
+
+def never(nodes: int, probability: float) -> bool:
+    """Fill the whole budget."""
+    return False
+
+
+@dataclass
+class _Drafted:
+    """A drafted tree as the ranking reads it: per node its (token, conditional probability, node) children."""
+
+    children: dict[int, list[tuple[int, float, int]]] = field(default_factory=dict)
+    rows: dict[int, list[int]] = field(default_factory=dict)    # per expanded node: the matrix's row, best first
+    stage: int | None = None
+
+
+class Ranked:
+    """The `budget` most probable nodes of what a drafter and the memories know.
+
+    drafter: None: the text alone; rows: None: no matrix, and no top-k is asked for
+    A node's successors are the drafter's, the one that followed the longest match of its path in the text, and beside
+    drafted ones the matrix's row: their probabilities add up (`Odds`).  A path's is the product.
+    """
+
+    def __init__(self, text: Successors, drafter: Proposer | None = None, rows: RowsMemory | None = None,
+                 odds: Odds | None = None, clock: Clock | None = None) -> None:
+        self.text, self.drafter, self.rows, self.odds = text, drafter, rows, odds or Odds()
+        self.clock = clock or Clock()
+        self.memories = (text, *(() if rows is None else (rows,)), *(() if drafter is None else together([drafter])))
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        if ask.budget < 2:
+            return ProposalTree.root_only(ask.root)
+        drafted = None if self.drafter is None else self.drafter.propose(
+            Ask(ask.root, POOL * (ask.budget - 1) + 1, ask.position))
+        return self.rank(ask, drafted)
+
+    def rank(self, ask: Ask, drafted: ProposalTree | None = None, enough: Enough = never) -> ProposalTree:
+        """The tree of the most probable nodes, `ask.budget` at most, until there are `enough`."""
+        with self.clock.part("merge"):
+            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), enough)
+
+    def _read(self, drafted: ProposalTree) -> _Drafted:
+        read = _Drafted(stage=drafted.stage)
+        tokens, parents, logs = drafted.tokens.tolist(), drafted.parents.tolist(), drafted.scores.tolist()
+        for node in range(1, len(tokens)):
+            parent = parents[node]
+            read.children.setdefault(parent, []).append((tokens[node], math.exp(logs[node] - logs[parent]), node))
+        if self.rows is not None and read.children:
+            found = self.rows.matrix.rows[drafted.tokens[list(read.children)]].tolist()
+            read.rows = dict(zip(read.children, found, strict=True))
+        return read
+
+    def _rank(self, ask: Ask, drafted: _Drafted, enough: Enough) -> ProposalTree:
+        order, by_rank = self.text.order, self.odds.by_rank()
+        tokens, parents, scores, origin, match = [], [], [], [], []
+        entered = 0
+        # (-probability, order of entry, parent, token, its drafted node or -1, origin, its match, longest n-gram of it,
+        # context above it)
+        heap: list[tuple] = [(-1.0, 0, -1, ask.root, 0, ROOT, 0, order, self.text.text[-self.text.far - 1:-1])]
+        while heap and len(tokens) < ask.budget:
+            negative, _, parent, token, place, bits, by, most, above = heappop(heap)
+            if tokens and enough(len(tokens), -negative):
+                break
+            node, context = len(tokens), [*above, token]
+            tokens.append(token)
+            parents.append(parent)
+            scores.append(math.log(-negative) if negative else -math.inf)
+            origin.append(bits)
+            match.append(by)
+            n, successor = self.text.after(context, most)
+            below = drafted.children.get(place, ()) if place >= 0 else ()
+            children = {child: [q, at, DRAFT, 0] for child, q, at in below}
+            if n:
+                entry = children.setdefault(successor, [0.0, -1, 0, 0])
+                entry[0] += self.odds.beside(n) if below else self.odds.on_its_own(n)
+                entry[2] |= RETRIEVED
+                entry[3] = n
+            if below:
+                for gain, child in zip(by_rank, drafted.rows.get(place, ()), strict=False):
+                    if child >= 0:
+                        entry = children.setdefault(child, [0.0, -1, 0, 0])
+                        entry[0] += gain
+                        entry[2] |= RETRIEVED
+            for child, (q, at, bits, by) in children.items():
+                entered += 1
+                heappush(heap, (negative * min(q, 1.0), entered, node, child, at, bits, by, min(n, order) + 1, context))
+        return ProposalTree.build(tokens, parents, scores, origin, drafted.stage, match)
