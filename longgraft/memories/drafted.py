@@ -18,6 +18,7 @@ from longgraft.observation import Observation, Wants
 from longgraft.proposer import Memory
 from longgraft.yarn_drafters.network import Eagle3Network
 
+JUDGED = 256            # fed tokens of which it is known whether the network had foretold them
 MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
 
 
@@ -45,6 +46,12 @@ class DrafterMemory(Memory):
         self._scratch = 0
         self._newest: Tensor | None = None
         self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
+        self._fed: tuple[Tensor, Tensor] | None = None      # the last feeding's states [1, n, H] and tokens [n]
+
+    @property
+    def waiting(self) -> int:
+        """Observed tokens that are not in the cache yet."""
+        return sum(len(tokens) for _, tokens in self._waiting)
 
     def room(self, rows: int) -> None:
         """A drafter needs this many scratch rows behind the committed ones."""
@@ -53,12 +60,12 @@ class DrafterMemory(Memory):
     def reset(self, capacity: int) -> None:
         self.cache.clear()
         self.cache.reserve(capacity + self._scratch)
-        self._newest, self._waiting = None, ()
+        self._newest, self._waiting, self._fed = None, (), None
 
     def observe(self, seen: Observation) -> None:
         """The kept tokens' pairs with the target's own features; a drafter's own guesses were never kept."""
         self._waiting += ((seen.features(self.network.config.feature_layers), seen.following),)
-        if seen.prompt or sum(len(tokens) for _, tokens in self._waiting) > MOST_WAITING:
+        if seen.prompt or self.waiting > MOST_WAITING:
             self._feed()
 
     def newest(self) -> Tensor:
@@ -79,6 +86,17 @@ class DrafterMemory(Memory):
             states = self.forward(hidden, tokens.to(self.device), self.cache.length + torch.arange(n), layout)
             self.cache.length += n
             self._newest, self._waiting = states[:, -1:], ()
+            self._fed = states[:, -JUDGED:].clone(), tokens[-JUDGED:]
+
+    @torch.no_grad()
+    def foretold(self) -> tuple[int, int]:
+        """(tokens whose best guess came true, tokens) of the last feeding, each guessed from the target's own features:
+        what the network would be worth now, known without a draft."""
+        if self._fed is None or len(self._fed[1]) < 2:
+            return 0, 0
+        states, tokens = self._fed
+        best = self.network.target_ids(self.network.logits(states[0, :-1]).argmax(-1))
+        return int((best == tokens[1:].to(best.device)).sum()), len(best)
 
     def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H]; keys and values are written behind the
@@ -92,21 +110,21 @@ class DrafterMemory(Memory):
         return self.network(hidden, tokens[None], positions[None].to(self.device), attend)
 
     def mark(self) -> Any:
-        return self.cache.length, self._newest, self._waiting
+        return self.cache.length, self._newest, self._waiting, self._fed
 
     def rewind(self, mark: Any) -> None:
-        length, self._newest, self._waiting = mark
+        length, self._newest, self._waiting, self._fed = mark
         self.cache.crop(length)
 
     def state(self) -> Any:
         self._feed()
-        return self.cache.state(), self._newest
+        return self.cache.state(), self._newest, self._fed
 
     def restore(self, state: Any) -> None:
-        rows, self._newest = state
+        rows, self._newest, self._fed = state
         self._waiting = ()
         self.cache.restore(rows)
 
     def release(self) -> None:
         self.cache.release()
-        self._newest, self._waiting = None, ()
+        self._newest, self._waiting, self._fed = None, (), None
