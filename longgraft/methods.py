@@ -32,6 +32,7 @@ ENTRY_POINTS = "longgraft.methods"      # the group under which installed packag
 BUDGETED = frozenset({"budget"})
 DRAFTS = BUDGETED | {"levels", "top_k", "window"}
 GATED = DRAFTS | {"thresholds"}
+RANKED = DRAFTS | {"warm"}
 LOOKS_UP = BUDGETED | {"depth", "width", "warm"}
 
 Promise = Literal["exact", "distribution", "lossy"]
@@ -49,6 +50,7 @@ class Method:
     budget:   nodes per verification, root included, where none is given
     takes:    settings that can be its own
     fallback: the method that takes its place where what it needs is not known for a target; "": none does
+    adaptive: from parts with costs to a proposer that chooses its own budgets, up to `budget`, where none is given
     """
 
     name: str
@@ -60,6 +62,7 @@ class Method:
     budget: int = BUDGET
     takes: frozenset[str] = BUDGETED
     fallback: str = ""
+    adaptive: Callable[[Parts], Proposer] | None = None
 
     def usual_budget(self, wanted: int | None) -> int:
         """The wanted nodes per verification, the method's own, or one where it never proposes anything."""
@@ -86,12 +89,16 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("eagle3-window", "eagle3 with a drafter that sees only its last 2,048 tokens", EAGLE3 + "; vLLM, SGLang",
            lambda p: p.drafter(Dense(), window=WINDOW), (HEAD,), takes=DRAFTS),
     Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", OURS,
-           lambda p: p.ranked(Mass()), (HEAD,), takes=DRAFTS | {"warm"}, fallback="graft-x-text"),
-    Method("graft-x-text", "the same without a drafter: what followed the longest match", OURS, lambda p: p.ranked()),
+           lambda p: p.ranked(Mass()), (HEAD,), takes=RANKED, fallback="graft-x-text",
+           adaptive=lambda p: p.controlled()),
+    Method("graft-x-text", "graft-x without a drafter: what followed the longest match", OURS, lambda p: p.ranked(),
+           adaptive=lambda p: p.controlled(drafts=False)),
+    Method("graft-x-no-text", "graft-x without the text: drafted nodes and the matrix", OURS,
+           lambda p: p.ranked(Mass(), order=0), (HEAD,), takes=RANKED, adaptive=lambda p: p.controlled(order=0)),
     Method("graft-x-no-rows", "graft-x without the matrix", OURS, lambda p: p.ranked(Mass(), rows=False), (HEAD,),
            takes=DRAFTS),
     Method("graft-x-dense", "graft-x that never stops drafting", OURS, lambda p: p.ranked(Dense()), (HEAD,),
-           takes=DRAFTS | {"warm"}),
+           takes=RANKED),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT,
            lambda p: Graft(p.drafter(p.gates()), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
            fallback="retrieval"),
@@ -172,10 +179,11 @@ def _named(what: str) -> object:
         raise ValueError(f"Method {what!r} cannot be loaded: {error}. Give FILE.py:OBJECT or MODULE:OBJECT.") from error
 
 
-def build(what: str | Method | Proposer, parts: Parts) -> Proposer:
-    """The method's proposer; ValueError where something that it needs is missing."""
+def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -> Proposer:
+    """The method's proposer; ValueError where something that it needs is missing.  adaptive: one that chooses its
+    budgets, where the method has one."""
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
                          f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
-    return method.build(parts)
+    return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)

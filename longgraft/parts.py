@@ -13,13 +13,16 @@ from typing import TypeVar
 from torch import Tensor
 
 from longgraft.clock import Clock
+from longgraft.controller import Controller, Paying
+from longgraft.costs import Live
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS, Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.experience import Experience
 from longgraft.memories.history import History
 from longgraft.memories.rows import RowsMemory
-from longgraft.memories.successors import Successors
+from longgraft.memories.successors import ORDER, Successors
 from longgraft.needs import HEAD, Need
 from longgraft.odds import Odds
 from longgraft.proposer import Memory, PruningPolicy
@@ -28,6 +31,10 @@ from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.target.model import Target
 from longgraft.templates import DEEPEST, WIDEST, Template, bounded, envelope
 from longgraft.yarn_drafters.network import Eagle3Network
+
+BEAMS = (10, 6, 3)      # widths of a controller's draft
+WIDER = 1.25            # what a wider one may cost of the narrowest
+NEAR = 1024             # prefix at which they are compared
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Memory)
@@ -45,6 +52,7 @@ class Parts:
     window:   tokens of its past that the drafter sees; None: what its checkpoint says
     depth, width: bounds on retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
     odds:     how probable remembered tokens are
+    costs:    what a step costs here: needed where a controller decides
     """
 
     target: Target
@@ -59,6 +67,7 @@ class Parts:
     width: int | None = None
     persist: bool = False
     odds: Odds = field(default_factory=Odds)
+    costs: Live | None = None
     clock: Clock = field(default_factory=Clock)
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
@@ -88,17 +97,35 @@ class Parts:
         """All committed tokens."""
         return self._one(("history",), History)
 
-    def text(self) -> Successors:
-        """All committed tokens by their n-grams."""
-        return self._one(("text",), Successors)
+    def text(self, order: int = ORDER) -> Successors:
+        """All committed tokens by their n-grams of up to this many tokens."""
+        return self._one(("text", order), lambda: Successors(order))
 
-    def ranked(self, policy: PruningPolicy | None = None, rows: bool = True) -> Ranked:
+    def controlled(self, drafts: bool = True, order: int = ORDER, probing: bool = True) -> Controller:
+        """Of one ranking what pays.  drafts: with a drafter; order: as `text` has it, 0 for no memory of the text."""
+        assert self.costs is not None, "a controller needs costs"
+        text, drafted = self.text(order), self.drafted() if drafts else None
+        experience = self._one(("experience", order, drafts, probing),
+                               lambda: Experience(text, self.costs, self.odds, drafted))
+        if drafted is None:
+            return Controller(Ranked(text, odds=experience, clock=self.clock), experience, clock=self.clock)
+        policy = Paying(self._beam(self.costs))
+        drafter = Eagle3Drafter(drafted, policy, self.levels, policy.beam, self.clock)
+        return Controller(Ranked(text, drafter, self.rows(), experience, self.clock), experience, policy,
+                          levels=self.levels, probing=probing, clock=self.clock)
+
+    def _beam(self, costs: Live) -> int:
+        """The widest that costs little more than the narrowest."""
+        least = costs.level(BEAMS[-1], NEAR)
+        return next(min(beam, self.top_k) for beam in BEAMS if costs.level(beam, NEAR) <= WIDER * least)
+
+    def ranked(self, policy: PruningPolicy | None = None, rows: bool = True, order: int = ORDER) -> Ranked:
         """One ranking of what the text foretells and what a drafter that stops by `policy` drafts; None: no drafter.
 
-        rows: whether the matrix has a say beside drafted nodes.
+        rows: whether the matrix has a say beside drafted nodes; order: as `text` has it, 0 for no memory of the text.
         """
         drafter = None if policy is None else self.drafter(policy)
-        return Ranked(self.text(), drafter, self.rows() if rows and drafter else None, self.odds, self.clock)
+        return Ranked(self.text(order), drafter, self.rows() if rows and drafter else None, self.odds, self.clock)
 
     def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> RowsMemory:
         """The adjacency matrix.  warm: from the snapshot, if there is one; unseen: what stands for no token; kind:

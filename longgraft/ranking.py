@@ -8,9 +8,10 @@ tree's.  No split between drafted and retrieved, no template, no gate: the most 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from typing import Protocol
 
 from longgraft.clock import Clock
 from longgraft.memories.rows import RowsMemory
@@ -21,13 +22,28 @@ from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's
 
-Enough = Callable[[int, float], bool]
-"""(nodes that stand, probability of the next) -> whether the tree ends here"""
+
+class Estimates(Protocol):
+    """How probable remembered tokens are: `Odds`, or what a request taught."""
+
+    def beside(self, match: int) -> float:
+        """What a match of this many tokens adds to the drafter's probability of its successor."""
+
+    def on_its_own(self, match: int) -> float:
+        """The successor's probability where the drafter says nothing."""
+
+    def by_rank(self) -> tuple[float, ...]:
+        """What each entry of the matrix's row adds, best first."""
 
 
-def never(nodes: int, probability: float) -> bool:
-    """Fill the whole budget."""
-    return False
+class Price(Protocol):
+    """What trees cost, in expected tokens."""
+
+    def too_dear(self, nodes: int, probability: float) -> bool:
+        """Whether no tree of more than `nodes` can pay where the next one has this probability."""
+
+    def best(self, probabilities: Sequence[float]) -> int:
+        """How many of these nodes, the root first, gain most beyond their price."""
 
 
 @dataclass
@@ -48,7 +64,7 @@ class Ranked:
     """
 
     def __init__(self, text: Successors, drafter: Proposer | None = None, rows: RowsMemory | None = None,
-                 odds: Odds | None = None, clock: Clock | None = None) -> None:
+                 odds: Estimates | None = None, clock: Clock | None = None) -> None:
         self.text, self.drafter, self.rows, self.odds = text, drafter, rows, odds or Odds()
         self.clock = clock or Clock()
         self.memories = (text, *(() if rows is None else (rows,)), *(() if drafter is None else together([drafter])))
@@ -56,14 +72,17 @@ class Ranked:
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
-        drafted = None if self.drafter is None else self.drafter.propose(
-            Ask(ask.root, POOL * (ask.budget - 1) + 1, ask.position))
-        return self.rank(ask, drafted)
+        return self.rank(ask, None if self.drafter is None else self.draft(ask))
 
-    def rank(self, ask: Ask, drafted: ProposalTree | None = None, enough: Enough = never) -> ProposalTree:
-        """The tree of the most probable nodes, `ask.budget` at most, until there are `enough`."""
+    def draft(self, ask: Ask) -> ProposalTree:
+        """The drafted nodes that are ranked for a tree of this budget."""
+        assert self.drafter is not None
+        return self.drafter.propose(replace(ask, budget=POOL * (ask.budget - 1) + 1))
+
+    def rank(self, ask: Ask, drafted: ProposalTree | None = None, price: Price | None = None) -> ProposalTree:
+        """The tree of the most probable nodes, `ask.budget` of them, or as many as gain most beyond their price."""
         with self.clock.part("merge"):
-            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), enough)
+            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), price)
 
     def _read(self, drafted: ProposalTree) -> _Drafted:
         read = _Drafted(stage=drafted.stage)
@@ -76,7 +95,7 @@ class Ranked:
             read.rows = dict(zip(read.children, found, strict=True))
         return read
 
-    def _rank(self, ask: Ask, drafted: _Drafted, enough: Enough) -> ProposalTree:
+    def _rank(self, ask: Ask, drafted: _Drafted, price: Price | None) -> ProposalTree:
         order, by_rank = self.text.order, self.odds.by_rank()
         tokens, parents, scores, origin, match = [], [], [], [], []
         entered = 0
@@ -85,7 +104,7 @@ class Ranked:
         heap: list[tuple] = [(-1.0, 0, -1, ask.root, 0, ROOT, 0, order, self.text.text[-self.text.far - 1:-1])]
         while heap and len(tokens) < ask.budget:
             negative, _, parent, token, place, bits, by, most, above = heappop(heap)
-            if tokens and enough(len(tokens), -negative):
+            if price is not None and tokens and price.too_dear(len(tokens), -negative):
                 break
             node, context = len(tokens), [*above, token]
             tokens.append(token)
@@ -110,4 +129,5 @@ class Ranked:
             for child, (q, at, bits, by) in children.items():
                 entered += 1
                 heappush(heap, (negative * min(q, 1.0), entered, node, child, at, bits, by, min(n, order) + 1, context))
-        return ProposalTree.build(tokens, parents, scores, origin, drafted.stage, match)
+        n = len(tokens) if price is None else price.best([math.exp(score) for score in scores])
+        return ProposalTree.build(tokens[:n], parents[:n], scores[:n], origin[:n], drafted.stage, match[:n])

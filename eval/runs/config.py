@@ -59,6 +59,7 @@ class SweepConfig:
                                               "+warm=NAME; repeatable", flag="--calibrated", many=True,
                                           metavar="NAME=PATH")
     budget: int | None = like(Settings, "budget", none="each method's own, mostly 60")
+    costs: str | None = like(Settings, "costs")
     draft_levels: int = like(Settings, "draft_levels")
     draft_top_k: int = like(Settings, "draft_top_k")
     device: str | None = like(Settings, "device")

@@ -115,10 +115,11 @@ class Prefilled:
         made = {}
         for variant in variants:
             parts = replace(stock.parts(variant), clock=self._clock, kept=kept)
-            proposer = made[variant.name, ""] = build(variant.method, parts)
+            make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
+            proposer = made[variant.name, ""] = make(parts)
             for run in runs if any(memory.lasting for memory in proposer.memories) else ():
                 shared = {key: memory for key, memory in kept.items() if not memory.lasting}
-                own = made[variant.name, run] = build(variant.method, replace(parts, kept=shared))
+                own = made[variant.name, run] = make(replace(parts, kept=shared))
                 if own is proposer:
                     raise ValueError(f"{variant.name} is one object whose memory lasts, and every run needs one of its "
                                      "own. Give a longgraft.methods.Method whose build makes it.")

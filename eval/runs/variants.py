@@ -74,6 +74,13 @@ class Variant:
 
         return find(self.method).usual_budget(self.numbers.get("budget", wanted))
 
+    def adaptive(self, wanted: int | None) -> bool:
+        """Whether the method chooses its budgets: it can, and none is given."""
+        from longgraft.methods import find
+
+        given = self.numbers.get("budget", wanted)
+        return self.ours and given is None and find(self.method).adaptive is not None
+
 
 def _taken(bare: str) -> frozenset[str]:
     """The settings that this method reads."""

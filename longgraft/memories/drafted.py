@@ -46,7 +46,7 @@ class DrafterMemory(Memory):
         self._scratch = 0
         self._newest: Tensor | None = None
         self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
-        self._fed: tuple[Tensor, Tensor] | None = None      # the last feeding's states [1, n, H] and tokens [n]
+        self._fed: tuple[tuple[Tensor, Tensor], ...] = ()      # states [n, H] and tokens [n] of the last feedings
 
     @property
     def waiting(self) -> int:
@@ -60,7 +60,7 @@ class DrafterMemory(Memory):
     def reset(self, capacity: int) -> None:
         self.cache.clear()
         self.cache.reserve(capacity + self._scratch)
-        self._newest, self._waiting, self._fed = None, (), None
+        self._newest, self._waiting, self._fed = None, (), ()
 
     def observe(self, seen: Observation) -> None:
         """The kept tokens' pairs with the target's own features; a drafter's own guesses were never kept."""
@@ -86,16 +86,16 @@ class DrafterMemory(Memory):
             states = self.forward(hidden, tokens.to(self.device), self.cache.length + torch.arange(n), layout)
             self.cache.length += n
             self._newest, self._waiting = states[:, -1:], ()
-            self._fed = states[:, -JUDGED:].clone(), tokens[-JUDGED:]
+            self._fed += ((states[0, -JUDGED:].clone(), tokens[-JUDGED:]),)
+            while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
+                self._fed = self._fed[1:]
 
     @torch.no_grad()
     def foretold(self) -> tuple[int, int]:
-        """(tokens whose best guess came true, tokens) of the last feeding, each guessed from the target's own features:
-        what the network would be worth now, known without a draft."""
-        if self._fed is None or len(self._fed[1]) < 2:
-            return 0, 0
-        states, tokens = self._fed
-        best = self.network.target_ids(self.network.logits(states[0, :-1]).argmax(-1))
+        """(tokens whose best guess came true, tokens) of the newest fed ones, each guessed from the target's own
+        features: what the network would be worth here, known without a draft."""
+        states, tokens = (torch.cat(column) for column in zip(*self._fed, strict=True))
+        best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)
 
     def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -127,4 +127,4 @@ class DrafterMemory(Memory):
 
     def release(self) -> None:
         self.cache.release()
-        self._newest, self._waiting, self._fed = None, (), None
+        self._newest, self._waiting, self._fed = None, (), ()

@@ -39,7 +39,7 @@ class Successors(Memory):
         text, order = self.text, self.order
         for token in tokens:
             end = len(text)
-            last = tuple(text[-order:])
+            last = tuple(text[max(0, end - order):])
             for n, (ends, before) in enumerate(zip(self._ends, self._before, strict=True), 1):
                 if n > end:
                     before.append(-1)
@@ -55,7 +55,7 @@ class Successors(Memory):
         context: its last `far` tokens are enough; most: no longer n-gram can match (a child's match is at most one
         longer than its parent's).
         """
-        last = tuple(context[-self.order:])
+        last = tuple(context[max(0, len(context) - self.order):])
         for n in range(min(len(last), most), 0, -1):
             at = self._ends[n - 1].get(hash(last[-n:]), -1)
             if at >= 0 and (found := self._length(context, len(context), at, n)):
