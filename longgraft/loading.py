@@ -26,10 +26,11 @@ from longgraft.parts import Parts
 from longgraft.roles import RETRIEVAL
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session
-from longgraft.settings import Settings
+from longgraft.settings import Budget, Settings
 from longgraft.target.model import Target
 from longgraft.target.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.text import Prompt
+from longgraft.timing import costs_for
 from longgraft.yarn_drafters.network import Eagle3Network
 
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was
@@ -42,6 +43,7 @@ class Loaded:
     """A target and what a method needs on it, before a session is made of them.
 
     method: the one that was asked for, or its fallback; notes: what was chosen instead of what, for people
+    costs:  a file of `longgraft costs`; None: measured where a method needs them
     """
 
     target: Target
@@ -50,22 +52,28 @@ class Loaded:
     parts: Parts
     calibration: Calibration
     notes: tuple[str, ...] = ()
+    costs: str | None = None
 
     @property
     def identity(self) -> dict[str, str]:
         """Whose calibration this is."""
         return identity_of(self.target, self.tokenizer, self.parts.head)
 
-    def session(self, budget: int | None = None, chunk: int | None = None) -> Session:
-        """budget: nodes per verification; None: the method's, on a CPU at most CPU_BUDGET."""
-        on_cpu, method = self.target.device.type == "cpu", self.method
-        nodes = budget or (min(method.budget, CPU_BUDGET) if on_cpu else method.budget)
+    def session(self, budget: Budget = None, chunk: int | None = None) -> Session:
+        """budget: nodes per verification; paper: the method's; None: what pays, where the method can choose, else the
+        method's, on a CPU at most CPU_BUDGET."""
+        method, nodes = self.method, self.method.usual_budget(budget)
         # Memories and clock of its own: two sessions may stand side by side.
-        parts = replace(self.parts, kept={}, clock=Clock())
+        parts, adaptive = replace(self.parts, kept={}, clock=Clock()), method.chooses(budget)
+        if adaptive:
+            parts = replace(parts, costs=costs_for(self.target, parts.head, self.costs))
+        elif budget is None and self.target.device.type == "cpu":
+            nodes = min(nodes, CPU_BUDGET)
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
+        spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
-                 f"{self.target.attention}, method {method.name}, budget {nodes}{gates}")
-        return Session(Engine(self.target, build(method, parts), parts.clock, nodes, chunk), self.tokenizer,
+                 f"{self.target.attention}, method {method.name}, budget {spends}{gates}")
+        return Session(Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk), self.tokenizer,
                        (*self.notes, about))
 
     def _gates(self, nodes: int) -> str:
@@ -103,7 +111,7 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
     parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
                   opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist)
-    return Loaded(target, tokenizer, method, parts, calibration, notes)
+    return Loaded(target, tokenizer, method, parts, calibration, notes, opts.costs)
 
 
 def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:

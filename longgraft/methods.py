@@ -22,6 +22,7 @@ from longgraft.parts import Parts
 from longgraft.proposer import Proposer
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup
+from longgraft.settings import Budget
 from longgraft.templates import chain, token_recycling
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
@@ -64,9 +65,13 @@ class Method:
     fallback: str = ""
     adaptive: Callable[[Parts], Proposer] | None = None
 
-    def usual_budget(self, wanted: int | None) -> int:
+    def usual_budget(self, wanted: Budget) -> int:
         """The wanted nodes per verification, the method's own, or one where it never proposes anything."""
-        return self.budget if wanted is None or self.budget == 1 else wanted
+        return wanted if isinstance(wanted, int) and self.budget > 1 else self.budget
+
+    def chooses(self, wanted: Budget) -> bool:
+        """Whether it chooses its budgets: it can, and none is wanted."""
+        return wanted is None and self.adaptive is not None
 
 
 OURS = "docs/choices.md, one ranking"

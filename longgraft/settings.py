@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from longgraft.options import check, like, option
 from longgraft.roles import DEFAULT
 
 POSITIONS = 2 ** 24     # beyond any model's
+Budget = Literal["paper"] | int | None
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ class Settings:
 
     # In Python also a method, or an object that proposes.
     method: Any = option(DEFAULT, "A name of `longgraft methods`, or FILE.py:OBJECT")
-    budget: int | None = option(None, "Nodes per verification, root included", unit="nodes", low=1, high=4096,
-                                none="the method's own, mostly 60; on a CPU at most 16", source="K_max: Graft, 4.1")
+    budget: Budget = option(None, "Nodes per verification, root included; paper: the method's own, mostly 60",
+                            unit="nodes", low=1, high=4096, none="what pays, where the method can choose; else its own, "
+                            "on a CPU at most 16", source="K_max: Graft, 4.1")
     draft_levels: int = option(9, "Draft forwards per step at most", unit="levels", low=1, high=64,
                                source="EAGLE's depth of 8, and one")
     draft_top_k: int = option(10, "Beam width and branching of the drafter", unit="candidates", low=1, high=64,
@@ -121,7 +123,7 @@ class OfMethod:
     thresholds and warm are names of calibrations, "none" of the empty one.
     """
 
-    budget: int | None = like(Settings, "budget")
+    budget: Budget = like(Settings, "budget")
     levels: int | None = like(Settings, "draft_levels", default=None, none="the run's")
     top_k: int | None = like(Settings, "draft_top_k", default=None, none="the run's")
     window: int | None = like(Settings, "draft_window")

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from longgraft.acceptance import Greedy
 from longgraft.clock import Clock
@@ -36,6 +38,9 @@ WIDTHS = (8, 2)         # nodes that a draft level feeds
 FED = (1, 16)           # observed tokens
 LEVELS = 2              # expansions of the draft that is timed
 SHARE = 0.05            # of the free memory, for caches of zeros
+
+# What was measured of a model serves all of its sessions.
+_MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
 
 Point = tuple[str, int, int]
 """(what, prefix, rows)"""
@@ -78,7 +83,11 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None) -
     ValueError where the file is another model's, drafter's or machine's.
     """
     if path is None:
-        return Live(measure(target, network))
+        measured = _MEASURED.setdefault(target.model, {})
+        key = tuple(key_of(target, network).items())
+        if key not in measured:
+            measured[key] = measure(target, network)
+        return Live(measured[key])
     costs = Costs.load(Path(path))
     advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
     if differs := costs.fits(key_of(target, network)):

@@ -23,6 +23,7 @@ from longgraft.prefill.chunked import read_prompt
 from longgraft.proposer import Memory, Proposer, together
 from longgraft.request import Decoder, Goal
 from longgraft.sampling import Sampling
+from longgraft.settings import Budget
 from longgraft.stats import Stats
 from longgraft.target.model import Segment, Target
 from longgraft.tree import ProposalTree
@@ -91,7 +92,7 @@ class Prefilled:
     """
 
     def __init__(self, target: Target, stock: Stock, variants: Sequence[Variant], ids: Sequence[int], limit: int, *,
-                 budget: int | None = None, profile: bool = False, learned: Learned | None = None,
+                 budget: Budget = None, profile: bool = False, learned: Learned | None = None,
                  runs: Sequence[str] = ()) -> None:
         """limit: tokens that may follow; budget: nodes per verification (None: each method's own); profile: `Clock`'s;
         learned, runs: where lasting memories go on from, and the runs in which they do."""

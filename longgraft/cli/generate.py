@@ -63,10 +63,13 @@ class Asking:
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
         """For JSON and for people."""
         from longgraft.eval.checks.losslessness import compare_with_plain
+        from longgraft.methods import find
 
         target = self.session.target
-        resolved = replace(self.settings, budget=self.session.engine.budget, device=str(target.device),
-                           dtype=str(target.dtype)[6:], attention=target.attention)
+        chooses = find(self.settings.method).chooses(self.settings.budget)
+        budget = None if chooses else self.session.engine.budget
+        resolved = replace(self.settings, budget=budget, device=str(target.device), dtype=str(target.dtype)[6:],
+                           attention=target.attention)
         drawn = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
         found = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
                  "method": self.settings.method, "seed": self.sampling.seed, "finish_reason": answer.finish_reason,
