@@ -1,0 +1,165 @@
+"""Costs measured on the machine at hand, in about half a second: the passes of decoding itself, on caches of zeros.
+
+Knows target, drafter and verifier; knows no method.  What it ran on is dropped: no cache and no memory is touched.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
+from longgraft.costs import Costs
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.policies import Dense
+from longgraft.kv import KVCache
+from longgraft.memories.adjacency import WIDTH
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.observation import Observation, Wants
+from longgraft.proposer import Ask
+from longgraft.target.model import Target
+from longgraft.tree import DRAFT, ROOT, ProposalTree
+from longgraft.usage import free_bytes
+from longgraft.verifier import Verifier
+from longgraft.yarn_drafters.network import Eagle3Network
+
+PREFIX = 4096           # tokens of the longer prefix; an eighth of it is the shorter one
+ROWS = (1, 16, 4, 8, 2)     # of a pass; those of the first two are never left out
+WIDTHS = (8, 2)         # nodes that a draft level feeds
+FED = (1, 16)           # observed tokens
+LEVELS = 2              # expansions of the draft that is timed
+SHARE = 0.05            # of the free memory, for caches of zeros
+
+Point = tuple[str, int, int]
+"""(what, prefix, rows)"""
+
+
+def key_of(target: Target, network: Eagle3Network | None) -> dict[str, str]:
+    """What costs belong to: a drafter's depend on its shape alone."""
+    device, drafter = target.device, "none"
+    if network is not None:
+        c = network.config
+        drafter = f"{c.layout}, {c.layers} x {c.hidden_size:,}, vocabulary {c.draft_vocab_size:,}"
+    key = {"model": Path(target.name).name, "drafter": drafter, "dtype": str(target.dtype)[6:],
+           "attention": target.attention}
+    if device.type == "cuda":
+        return key | {"device": torch.cuda.get_device_name(device)}
+    return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}
+
+
+def measure(target: Target, network: Eagle3Network | None, prefix: int = PREFIX, seconds: float = 0.5) -> Costs:
+    """Costs of this target and drafter here.
+
+    prefix:  the longest that is measured, where positions and memory allow it
+    seconds: after which nothing more is begun; what had no turn is left out, and follows from the others
+    """
+    rig = _Rig(target, network, prefix)
+    spent = rig.times(seconds)
+    grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
+    for (what, length, rows), took in spent.items():
+        if what == "levels":        # a draft of several levels, less one that only reads the root's candidates
+            took = max(0.0, took - spent["heads", length, WIDTHS[0]]) / LEVELS
+        grids[what].setdefault(length, {})[rows] = took
+    late = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
+    source = "measured at load" + (f"; not, for want of time: {', '.join(sorted(late))}" if late else "")
+    return Costs(key_of(target, network), source, grids["passes"], grids["levels"], grids["feeds"])
+
+
+class _Rig:
+    """What decoding runs, on caches of zeros as long as a prefix.  actions: in the order in which they are timed."""
+
+    def __init__(self, target: Target, network: Eagle3Network | None, prefix: int) -> None:
+        self.target, most = target, max(*ROWS, *FED) + LEVELS + 1
+        positions = [target.max_positions, *([network.config.max_positions] if network else [])]
+        room = int(SHARE * free_bytes(target.device) / target.cache_bytes_per_token())
+        self.long = max(1, min(prefix, min(positions) - most, room - most))
+        memory = DrafterMemory(network) if network else None
+        self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
+        self.verifier = Verifier(target, target.cache(self.long + most), Greedy(), Clock())
+        # Buffers exist when they were written once; what they held before may be NaN, or numbers too small to be fast.
+        seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)
+        _zero(self.verifier.cache)
+        self.actions = dict(self._passes())
+        self.needed = [("passes", self.long, rows) for rows in ROWS[:2]]
+        if memory is not None:
+            self.features = {layer: rows.new_zeros(1, rows.shape[1]) for layer, rows in seen.hidden.items()}
+            self.actions |= dict(self._drafts(memory, most))
+            self.needed += [(what, self.long, WIDTHS[0]) for what in ("heads", "levels")] + [("feeds", self.long, 1)]
+        self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((self.long, max(1, self.long // 8))))
+
+    def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
+        for rows in ROWS:       # two chains side by side: a pass with a mask, as trees have it
+            tree = ProposalTree.build(list(range(rows)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
+                                      [ROOT] + [DRAFT] * (rows - 1))
+            for length in self.lengths:
+                yield ("passes", length, rows), partial(self._verify, tree, length)
+
+    def _verify(self, tree: ProposalTree, length: int) -> None:
+        self.verifier.cache.length = length
+        self.verifier.verify(tree, self.wants)
+
+    def _drafts(self, memory: DrafterMemory, most: int) -> Iterator[tuple[Point, Callable[[], object]]]:
+        root = Eagle3Drafter(memory, Dense(), 1, WIDTHS[0])
+        deep = {width: Eagle3Drafter(memory, Dense(), 1 + LEVELS, width) for width in WIDTHS}
+        memory.reset(self.long + most)
+        self._draft(root, 0, 1)
+        _zero(memory.cache)
+        for length in self.lengths:
+            for rows in FED:
+                yield ("feeds", length, rows), partial(self._draft, root, length, rows)
+            yield ("heads", length, WIDTHS[0]), partial(self._draft, root, length)
+            for width in WIDTHS:
+                yield ("levels", length, width), partial(self._draft, deep[width], length)
+
+    def _draft(self, drafter: Eagle3Drafter, length: int, fed: int = 0) -> None:
+        drafter.memory.cache.length = length
+        if fed:
+            drafter.memory.observe(Observation(
+                ProposalTree.chain(torch.zeros(fed, dtype=torch.int64)), torch.arange(fed), 0,
+                hidden={layer: row.expand(fed, -1) for layer, row in self.features.items()}))
+        drafter.propose(Ask(0, max(ROWS), length + fed))
+
+    def times(self, seconds: float) -> dict[Point, float]:
+        """Least seconds of each action, in turn until the time is over; the needed ones in any case.
+
+        On a GPU twice: at its first launch a kernel is loaded.
+        """
+        spent: dict[Point, float] = {}
+        device, end = self.target.device, time.perf_counter() + seconds
+
+        def take(point: Point) -> None:
+            began = _now(device)
+            self.actions[point]()
+            spent[point] = min(spent.get(point, math.inf), _now(device) - began)
+
+        for point in self.needed * (2 if device.type == "cuda" else 1):
+            take(point)
+        while time.perf_counter() + min(spent.values()) < end:
+            for point in self.actions:
+                if time.perf_counter() + spent.get(point, 0.0) < end:
+                    take(point)
+        return spent
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _zero(cache: KVCache) -> None:
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys.zero_()
+            layer.values.zero_()
