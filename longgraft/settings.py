@@ -70,14 +70,17 @@ class Settings:
                                none="by memory")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
+    costs: str | None = option(None, "File of `longgraft costs`, by which decoding then decides the same again",
+                               none="measured at load, and followed")
     persist: bool = option(False, "The matrix outlives a request")
     head: HeadOverrides = HeadOverrides()
 
     def __post_init__(self) -> None:
         if self.dtype is not None:      # torch.float32 is float32
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
-        if isinstance(self.calibration, os.PathLike):
-            object.__setattr__(self, "calibration", os.fspath(self.calibration))
+        for name in ("calibration", "costs"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
         check(self)
 
 

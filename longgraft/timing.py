@@ -16,7 +16,7 @@ import torch
 
 from longgraft.acceptance import Greedy
 from longgraft.clock import Clock
-from longgraft.costs import Costs
+from longgraft.costs import Costs, Live
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
 from longgraft.kv import KVCache
@@ -70,6 +70,22 @@ def measure(target: Target, network: Eagle3Network | None, prefix: int = PREFIX,
     late = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
     source = "measured at load" + (f"; not, for want of time: {', '.join(sorted(late))}" if late else "")
     return Costs(key_of(target, network), source, grids["passes"], grids["levels"], grids["feeds"])
+
+
+def costs_for(target: Target, network: Eagle3Network | None, path: str | None) -> Live:
+    """A file's costs, which stay as they are; without one those of this machine, which follow what is timed.
+
+    ValueError where the file is another model's, drafter's or machine's.
+    """
+    if path is None:
+        return Live(measure(target, network))
+    costs = Costs.load(Path(path))
+    advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
+    if differs := costs.fits(key_of(target, network)):
+        raise ValueError(f"{path} holds the costs of another session: here is {'; '.join(differs)}.\n{advice}")
+    if network is not None and not (costs.levels and costs.feeds):
+        raise ValueError(f"{path} has no costs of a drafter, and there is one.\n{advice}")
+    return Live(costs, frozen=True)
 
 
 class _Rig:

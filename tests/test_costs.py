@@ -12,7 +12,7 @@ import torch
 from conftest import toy_network, toy_parts, toy_target
 
 from longgraft.costs import TABLES, Costs, Live
-from longgraft.timing import key_of, measure
+from longgraft.timing import costs_for, key_of, measure
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
 COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
@@ -145,6 +145,17 @@ def test_measured_costs_leave_no_trace_and_take_no_longer_than_allowed(drafter):
     assert costs.verify(1, 64) > 0 and costs.source == "measured at load"
     assert costs.key == key_of(target, network) and costs.fits(key_of(target, None)) == (
         [] if network is None else ["drafter none instead of eagle3, 1 x 32, vocabulary 48"])
+
+
+def test_a_file_s_costs_stay_and_must_be_this_session_s(tmp_path):
+    target, network, path = toy_target(), toy_network(), tmp_path / "costs.json"
+    measure(target, network, 64, 0.0).save(path)
+    assert costs_for(target, network, str(path)).frozen and not costs_for(target, network, None).frozen
+    with pytest.raises(ValueError, match=r"another session: here is drafter none instead of eagle3(?s:.)*--costs"):
+        costs_for(target, None, str(path))
+    path.write_text(json.dumps(MADE | {"key": {}}))
+    with pytest.raises(ValueError, match="no costs of a drafter"):
+        costs_for(target, network, str(path))
 
 
 def test_what_had_no_time_is_named_and_the_rest_follows():

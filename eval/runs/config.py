@@ -58,6 +58,7 @@ class SweepConfig:
     calibrations: dict[str, str] = option({}, "File of `longgraft calibrate`, for method+thresholds=NAME and "
                                               "+warm=NAME; repeatable", flag="--calibrated", many=True,
                                           metavar="NAME=PATH")
+    costs: str | None = like(Settings, "costs")
     budget: int | None = like(Settings, "budget", none="each method's own, mostly 60")
     draft_levels: int = like(Settings, "draft_levels")
     draft_top_k: int = like(Settings, "draft_top_k")
