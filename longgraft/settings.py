@@ -52,8 +52,8 @@ class Settings:
     # In Python also a method, or an object that proposes.
     method: Any = option(DEFAULT, "A name of `longgraft methods`, or FILE.py:OBJECT")
     budget: Budget = option(None, "Nodes per verification, root included; paper: the method's own, mostly 60",
-                            unit="nodes", low=1, high=4096, none="what pays, where the method can choose; else its own, "
-                            "on a CPU at most 16", source="K_max: Graft, 4.1")
+                            unit="nodes", low=1, high=4096, none="what pays, where the method can choose; else its "
+                            "own, on a CPU at most 16", source="K_max: Graft, 4.1")
     draft_levels: int = option(9, "Draft forwards per step at most", unit="levels", low=1, high=64,
                                source="EAGLE's depth of 8, and one")
     draft_top_k: int = option(10, "Beam width and branching of the drafter", unit="candidates", low=1, high=64,

@@ -52,7 +52,7 @@ class Bench:
         drafter, calibration = (None if name == COLD else name for name in (config.drafter, config.calibration))
         settings = Settings(method=DEFAULT if drafter else RETRIEVAL, calibration=calibration,
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
-                          dtype=config.dtype, attention=config.attention)
+                          dtype=config.dtype, attention=config.attention, costs=config.costs)
         loaded = assemble(config.model, drafter, settings)
         target = loaded.target
         needs = {need.name: need for v in config.variants if v.ours for need in find(v.method).needs if need != HEAD}

@@ -173,5 +173,6 @@ def _everywhere(config: SweepConfig) -> SweepConfig:
         return {name: path(place) for name, place in named.items()}
 
     return replace(config, model=path(config.model), drafter=path(config.drafter),
-                   calibration=path(config.calibration), device=config.device and config.device.split(":")[0],
-                   heads=paths(config.heads), calibrations=paths(config.calibrations))
+                   calibration=path(config.calibration), costs=path(config.costs),
+                   device=config.device and config.device.split(":")[0], heads=paths(config.heads),
+                   calibrations=paths(config.calibrations))

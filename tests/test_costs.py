@@ -1,0 +1,169 @@
+"""Costs: what lies between measured ones, their file, how they follow timed steps, and how they are measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import toy_network, toy_parts, toy_target
+
+from longgraft.costs import TABLES, Costs, Live
+from longgraft.timing import costs_for, key_of, measure
+
+KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
+COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
+              levels={512: {2: 0.002, 8: 0.003}}, feeds={512: {1: 0.002, 16: 0.003}}, host=0.0005)
+MADE = {"key": KEY, "source": "made up", "passes": {"512": {"1": 10}}, "levels": {}, "feeds": {}, "host": 0}
+
+
+def test_costs_are_linear_between_rows_and_prefixes_and_go_on_beyond_them():
+    assert COSTS.verify(4, 512) == 0.013
+    assert COSTS.verify(2, 512) == pytest.approx(0.011)
+    assert COSTS.verify(28, 512) == pytest.approx(0.021)
+    assert COSTS.verify(1, 2304) == pytest.approx(0.012)
+    assert COSTS.verify(1, 4096 + 3584) == pytest.approx(0.018)
+    assert COSTS.level(5, 9999) == pytest.approx(0.0025)        # one prefix: the same at all
+    assert COSTS.feed(31, 512) == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize("grid", [
+    {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
+    {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}}])
+def test_more_rows_and_longer_prefixes_never_cost_less_whatever_noise_was_measured(grid):
+    costs = replace(COSTS, passes=grid)
+    live = Live(costs)
+    for rows in (1, 2, 8):
+        live.timed(rows, 512, 0.03 / rows)
+    for verify in (costs.verify, live.verify):
+        table = [[verify(rows, prefix) for rows in range(1, 40)] for prefix in (1, 100, 512, 2000, 4096, 30000)]
+        assert all(low >= 0 for row in table for low in row)
+        assert all(low <= high for row in table for low, high in pairwise(row))
+    for shorter, longer in ((1, 512), (512, 4096), (4096, 30000)):
+        assert all(costs.verify(n, shorter) <= costs.verify(n, longer) for n in (1, 3, 16, 30))
+
+
+def test_one_slow_pass_among_fewer_rows_does_not_make_the_others_dear():
+    noisy = replace(COSTS, passes={512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}})
+    assert noisy.verify(16, 512) == 0.017 and noisy.verify(2, 512) == pytest.approx(0.013)
+
+
+def test_a_file_of_costs_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "costs.json"
+    COSTS.save(path)
+    found = Costs.load(path)
+    assert found == COSTS
+    assert json.loads(path.read_text())["passes"]["512"]["1"] == 10.0
+    with pytest.raises(ValueError, match="exists already"):
+        COSTS.save(path)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"passes": {}}, "has no passes"), ({"passes": {"4k": {"1": 1}}}, "passes: found '4k'"),
+    ({"passes": {"512": {}}}, "passes: found '512'"), ({"passes": {"512": {"0": 1}}}, "'0' is no number of rows"),
+    ({"passes": {"512": {"1": -1}}}, "passes of 1 rows at 512: -1 must be milliseconds"),
+    ({"levels": {"512": {"2": float("nan")}}}, "levels of 2 rows at 512: NaN must be"),
+    ({"feeds": {"512": {"2": True}}}, "feeds of 2 rows at 512: true must be"),
+    ({"host": float("inf")}, "host: Infinity must be"), ({"host": None}, "'host' is null"),
+    ({"key": {"model": 3}}, "must be text"), ({"unit": "s"}, 'is in "s"; milliseconds are needed'),
+    ({"by_length": {}}, "by_length, which is unknown"), ({"source": 1}, "'source' is 1")])
+def test_costs_that_cannot_be_are_named_with_their_place(tmp_path, changes, said):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(MADE))
+    assert Costs.load(path).verify(7, 99) == 0.010
+    path.write_text(json.dumps(MADE | changes))
+    with pytest.raises(ValueError) as error:
+        Costs.load(path)
+    assert said in str(error.value) and str(path) in str(error.value)
+
+
+def test_costs_say_how_another_session_differs_from_theirs():
+    assert COSTS.fits(KEY | {"dtype": "float32"}) == []
+    assert COSTS.fits(KEY | {"threads": "2"}) == ["threads 2 instead of 1"]
+    assert COSTS.fits({"model": "toy", "threads": "1"}) == ["device none instead of CPU (x86_64)"]
+
+
+def test_costs_follow_what_is_timed_and_most_of_it_is_the_machine():
+    live = Live(COSTS)
+    for _ in range(100):
+        live.timed(4, 512, 0.026)
+    assert live.verify(4, 512) == pytest.approx(0.026, rel=0.02)
+    assert 0.015 < live.verify(1, 512) < 0.020          # never timed: it is the machine, mostly
+    assert 0.0030 < live.level(2, 512) < 0.0040
+    for _ in range(200):
+        live.timed(1, 512, 0.010)
+        live.timed(4, 512, 0.026)
+    assert live.verify(1, 512) == pytest.approx(0.010, rel=0.05)
+    assert live.verify(4, 512) == pytest.approx(0.026, rel=0.05)
+
+
+def test_one_slow_step_hardly_moves_costs():
+    live = Live(COSTS)
+    live.timed(4, 512, 5 * live.verify(4, 512))
+    live.drafted(2, 512, 5 * live.level(2, 512))
+    live.fed(1, 512, 50 * live.feed(1, 512))
+    live.timed(1, 512, 0.0)         # a clock that stood still says nothing
+    assert live.verify(4, 512) < 1.15 * COSTS.verify(4, 512)
+    assert live.level(2, 512) < 1.15 * COSTS.level(2, 512)
+
+
+def test_the_host_costs_the_median_of_recent_steps():
+    live = Live(COSTS)
+    assert live.host == COSTS.host
+    for spent in (0.001, 0.002, 0.5):
+        live.besides(spent)
+    assert live.host == 0.002
+
+
+def test_frozen_costs_stay():
+    live = Live(COSTS, frozen=True)
+    live.timed(4, 512, 1.0)
+    live.drafted(4, 512, 1.0)
+    live.fed(4, 512, 1.0)
+    live.besides(1.0)
+    assert all(getattr(live, name)(4, 700) == getattr(COSTS, name)(4, 700) for name in ("verify", "level", "feed"))
+    assert live.host == COSTS.host
+
+
+@pytest.mark.parametrize("drafter", [True, False])
+def test_measured_costs_leave_no_trace_and_take_no_longer_than_allowed(drafter):
+    target, network = toy_target(), toy_network() if drafter else None
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
+    implementation, state = target.model.config._attn_implementation, torch.random.get_rng_state()
+    measure(target, network, 64, 0.01)      # what is loaded at its first use
+    begun = time.perf_counter()
+    costs = measure(target, network, 64, 0.2)
+    assert time.perf_counter() - begun < 1.0
+    assert hooks == [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
+    assert target.model.config._attn_implementation == implementation
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert set(costs.passes[64]) == {1, 2, 4, 8, 16} and sorted(costs.passes) == [8, 64]
+    assert all(bool(getattr(costs, name)) == (drafter or name == "passes") for name in TABLES)
+    assert costs.verify(1, 64) > 0 and costs.source == "measured at load"
+    assert costs.key == key_of(target, network) and costs.fits(key_of(target, None)) == (
+        [] if network is None else ["drafter none instead of eagle3, 1 x 32, vocabulary 48"])
+
+
+def test_a_file_s_costs_stay_and_must_be_this_session_s(tmp_path):
+    target, network, path = toy_target(), toy_network(), tmp_path / "costs.json"
+    measure(target, network, 64, 0.0).save(path)
+    assert costs_for(target, network, str(path)).frozen and not costs_for(target, network, None).frozen
+    with pytest.raises(ValueError, match=r"another session: here is drafter none instead of eagle3(?s:.)*--costs"):
+        costs_for(target, None, str(path))
+    path.write_text(json.dumps(MADE | {"key": {}}))
+    with pytest.raises(ValueError, match="no costs of a drafter"):
+        costs_for(target, network, str(path))
+
+
+def test_what_had_no_time_is_named_and_the_rest_follows():
+    costs = measure(toy_target(), toy_parts().head, 64, 0.0)
+    assert set(costs.passes) == {64} and set(costs.passes[64]) == {1, 16} and set(costs.levels[64]) == {8}
+    assert "not, for want of time: feeds of 1 at 8, " in costs.source and "passes of 2 at 64" in costs.source
+    assert costs.verify(1, 64) <= costs.verify(4, 64) <= costs.verify(16, 64)
+
+
+def test_prefixes_are_measured_as_far_as_positions_go():
+    assert max(measure(toy_target(), toy_network(), 9999, 0.0).passes) == 512 - 19
