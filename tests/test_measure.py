@@ -31,7 +31,8 @@ def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:
 def alone(name: str, sampling: Sampling, **parts) -> tuple[list[int], Stats]:
     """A session that prefills for itself."""
     variant = Variant.parse(name)
-    found = answered(toy_session(variant.method, budget=variant.budget(None), **parts), PROMPT, NEW, sampling)
+    ours = toy_session(variant.method, budget=variant.budget(None), adaptive=variant.adaptive(None), **parts)
+    found = answered(ours, PROMPT, NEW, sampling)
     return found.token_ids, found.stats
 
 
