@@ -35,6 +35,8 @@ from longgraft.yarn_drafters.network import Eagle3Network
 BEAMS = (10, 6, 3)      # widths of a controller's draft
 WIDER = 1.25            # what a wider one may cost of the narrowest
 NEAR = 1024             # prefix at which they are compared
+WIDE, WIDELY = 32, 1.5  # nodes that must cost no more than this many plain passes, for the matrix to have a say: its
+                        # top-k of every row, also the prompt's, is a price that narrow trees do not earn back
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Memory)
@@ -111,8 +113,9 @@ class Parts:
             return Controller(Ranked(text, odds=experience, clock=self.clock), experience, clock=self.clock)
         policy = Paying(self._beam(self.costs))
         drafter = Eagle3Drafter(drafted, policy, self.levels, policy.beam, self.clock)
-        return Controller(Ranked(text, drafter, self.rows(), experience, self.clock), experience, policy,
-                          levels=self.levels, probing=probing, clock=self.clock)
+        wide = self.costs.verify(WIDE, NEAR) <= WIDELY * self.costs.verify(1, NEAR)
+        return Controller(Ranked(text, drafter, self.rows() if wide else None, experience, self.clock), experience,
+                          policy, levels=self.levels, probing=probing, clock=self.clock)
 
     def _beam(self, costs: Live) -> int:
         """The widest that costs little more than the narrowest."""

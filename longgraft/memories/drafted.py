@@ -18,7 +18,7 @@ from longgraft.observation import Observation, Wants
 from longgraft.proposer import Memory
 from longgraft.yarn_drafters.network import Eagle3Network
 
-JUDGED = 256            # fed tokens of which it is known whether the network had foretold them
+JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
 MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
 
 

@@ -16,7 +16,7 @@ from longgraft.observation import Observation
 from longgraft.odds import Odds
 from longgraft.proposer import Memory
 
-LOOKED_BACK = 1024      # prompt tokens from which it is learnt how often a match foretells
+LOOKED_BACK = 1024      # tokens of a prompt's chunk from which it is learnt how often a match foretells
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)        # of matches, by the last of each bin; longer ones are one bin
 TRUSTED = 6.0           # tokens that the constants of `Odds` count for, in each bin
 FADING = 0.98           # of what was counted in a bin, with each of its tokens
@@ -67,18 +67,8 @@ class Experience(Memory):
         self.reset(0)
 
     def reset(self, capacity: int) -> None:
-        self._learnt: _Learnt | None = None
+        self.learnt = _Learnt()
         self.plan: Plan | None = None
-
-    @property
-    def learnt(self) -> _Learnt:
-        """Begun with the prompt: its text alone says how often matches foretell, and what the drafter was fed of it how
-        often its best guess would have."""
-        if self._learnt is None:
-            self._learnt = _Learnt()
-            self._count(LOOKED_BACK)
-            self.look()
-        return self._learnt
 
     def look(self) -> None:
         """At what the drafter foretells now, which feeds it all that waits."""
@@ -96,11 +86,16 @@ class Experience(Memory):
             self.look()
 
     def observe(self, seen: Observation) -> None:
-        if seen.prompt or (plan := self.plan) is None:
+        """The text alone says how often matches foretell, and what the drafter was fed of a prompt how often its best
+        guess would have."""
+        tokens, learnt = len(seen.path), self.learnt
+        self._count(min(tokens, LOOKED_BACK))
+        if seen.prompt:
+            self.look()
+        if (plan := self.plan) is None:
             return
-        self.plan, tokens, learnt = None, len(seen.path), self.learnt
+        self.plan = None
         self.costs.timed(plan.rows, plan.prefix, seen.seconds)
-        self._count(tokens)
         learnt.rate = [RECENT * learnt.rate[0] + tokens, RECENT * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds
         if plan.drafted is not None:
@@ -144,10 +139,10 @@ class Experience(Memory):
         tokens, seconds = self.learnt.rate
         return max(1.0 / plain, (tokens + PLAIN) / (seconds + PLAIN * plain))
 
-    def mark(self) -> tuple[_Learnt | None, Plan | None]:
-        return copy.deepcopy(self._learnt), self.plan
+    def mark(self) -> tuple[_Learnt, Plan | None]:
+        return copy.deepcopy(self.learnt), self.plan
 
-    def rewind(self, mark: tuple[_Learnt | None, Plan | None]) -> None:
-        self._learnt, self.plan = copy.deepcopy(mark[0]), mark[1]
+    def rewind(self, mark: tuple[_Learnt, Plan | None]) -> None:
+        self.learnt, self.plan = copy.deepcopy(mark[0]), mark[1]
 
     state, restore = mark, rewind
