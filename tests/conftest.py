@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from longgraft.engine import Engine
+from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import build, find
 from longgraft.needs import HEAD
 from longgraft.parts import Parts
@@ -94,12 +96,20 @@ def golden() -> Golden:
     return Golden()
 
 
-def toy_target(family: str = "llama", attention: str = "auto") -> Target:
-    return Target(toy_model(family), family, attention)
+@pytest.fixture(scope="session")
+def kernels() -> FewRows:
+    """The compiled ones; where no compiler is, there is nothing to test."""
+    if isinstance(built := few_rows(), NotBuilt):
+        pytest.skip(f"no compiled kernels: {built}")
+    return built
 
 
-def toy_parts(family: str = "llama", seed: int = 0, **more) -> Parts:
-    return Parts(toy_target(family), {HEAD.name: toy_network(seed)}, **more)
+def toy_target(family: str = "llama", attention: str = "auto", kernels: FewRows | None = None) -> Target:
+    return Target(toy_model(family), family, attention, kernels)
+
+
+def toy_parts(family: str = "llama", seed: int = 0, kernels: FewRows | None = None, **more) -> Parts:
+    return Parts(toy_target(family, kernels=kernels), {HEAD.name: toy_network(seed)}, **more)
 
 
 def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17, **more) -> Session:

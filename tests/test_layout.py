@@ -13,9 +13,9 @@ MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.pref
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
     ["tree", "clock", "usage", "reading", "devices", "roles"], ["observation", "options"],
     ["proposer", "stats", "settings"],
-    ["acceptance", "kv", "attention", "templates", "text"], ["sampling", "target"], ["verifier", "yarn_drafters"],
-    ["memories", "prefill"], ["drafters", "retrievers", "compose", "request"], ["engine"], ["session"],
-    ["calibration", "needs"], ["parts"], ["methods"], ["loading"],
+    ["acceptance", "kv", "attention", "templates", "text"], ["kernels"], ["sampling", "target"],
+    ["verifier", "yarn_drafters"], ["memories", "prefill"], ["drafters", "retrievers", "compose", "request"],
+    ["engine"], ["session"], ["calibration", "needs"], ["parts"], ["methods"], ["loading"],
     ["eval.levels", "eval.loops", "eval.scores", "eval.statistics"],
     ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"], ["cli", "__init__"]]
 
