@@ -20,6 +20,8 @@ from longgraft.calibration import Calibration, default_path, made_for
 from longgraft.clock import Clock
 from longgraft.devices import device_of, dtype_of
 from longgraft.engine import Engine
+from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import Method, build, find
 from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
 from longgraft.parts import Parts
@@ -71,8 +73,9 @@ class Loaded:
             nodes = min(nodes, CPU_BUDGET)
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
+        kernels = " with compiled kernels" if self.target.kernels else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
-                 f"{self.target.attention}, method {method.name}, budget {spends}{gates}")
+                 f"{self.target.attention}{kernels}, method {method.name}, budget {spends}{gates}")
         return Session(Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk), self.tokenizer,
                        (*self.notes, about))
 
@@ -108,6 +111,8 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
     method, given, notes = _needs(method, Sources(target, drafter, opts.head))
+    if isinstance(why := _kernels(opts, target.device, target.dtype), NotBuilt):
+        notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
     parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
                   opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist)
@@ -215,7 +220,18 @@ def _target(model: Any, opts: Settings) -> tuple[Target, Any]:
     config = read_config(path, name)
     tokenizer = read_tokenizer(path, name)
     loaded: Any = read_model(path, name, config, _dtype(opts.dtype, device, config))
-    return Target(loaded.to(device), name, opts.attention), tokenizer
+    return _made(loaded.to(device), name, opts), tokenizer
+
+
+def _made(model: PreTrainedModel, name: str, opts: Settings) -> Target:
+    parameter = next(model.parameters())
+    kernels = _kernels(opts, parameter.device, parameter.dtype)
+    return Target(model, name, opts.attention, kernels if isinstance(kernels, FewRows) else None)
+
+
+def _kernels(opts: Settings, device: torch.device, dtype: torch.dtype) -> FewRows | NotBuilt | None:
+    """None where they were not asked for, or have nothing to do."""
+    return few_rows() if (opts.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
 
 
 def _given(model: tuple, opts: Settings) -> tuple[Target, Any]:
@@ -225,7 +241,7 @@ def _given(model: tuple, opts: Settings) -> tuple[Target, Any]:
                          "(model, tokenizer): a transformers model, and its tokenizer or None.")
     loaded, tokenizer = model
     name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
-    target = Target(loaded, name, opts.attention)
+    target = _made(loaded, name, opts)
     wanted = None if opts.dtype is None else dtype_of(opts.dtype)
     if wanted not in (None, target.dtype) or opts.device not in (None, str(target.device), target.device.type):
         raise ValueError(f"The model given is {target.dtype} on {target.device}; {opts.dtype or 'any dtype'} on "

@@ -68,6 +68,8 @@ class Settings:
     dtype: str | None = option(None, "Of weights and caches", choices=("float32", "bfloat16", "float16"),
                                none="float32 on a CPU, else what the weights were saved in")
     attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash"))
+    kernels: str = option("auto", "Compiled ones for passes of few rows on a CPU in float32, built once where a C++ "
+                          "compiler is at hand", choices=("auto", "none"))
     chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,
                                none="by memory")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",

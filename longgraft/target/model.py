@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
-from longgraft.attention.backends import choose
+from longgraft.attention.backends import BACKENDS, choose
 from longgraft.attention.layout import Layout
+from longgraft.kernels.few_rows import MOST, FewRows, Products
 from longgraft.kv import KVCache
 from longgraft.observation import Wants
 from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of, mask
@@ -51,11 +52,13 @@ class Report:
 
 @dataclass
 class Target:
-    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once."""
+    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once; kernels: compiled
+    ones, for passes of few rows on a CPU."""
 
     model: Any
     name: str = "target"
     attention: str = "auto"
+    kernels: FewRows | None = None
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,8 @@ class Target:
         self.attention = choose(self.attention, self.device, self.dtype)
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
+        self._backend = BACKENDS[self.attention]
+        self._products = None if self.kernels is None else Products(self.model.modules(), self.kernels)
 
     @property
     def config(self) -> PretrainedConfig:
@@ -121,7 +126,7 @@ class Target:
         """One report per segment; today each is a pass of its own, so that a single one costs one pass."""
         return [self._pass(segment, wants) for segment in segments]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _pass(self, segment: Segment, wants: Wants) -> Report:
         """A chain needs no mask, whatever is returned of it.
 
@@ -131,11 +136,15 @@ class Target:
         tree, cache = segment.tree, segment.cache
         n = len(tree)
         depths = torch.arange(n) if tree.is_chain else tree.depths
-        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), self.attention)
+        few = self._products if n <= MOST else None
+        backend = few.kernels.attention if few else self._backend
+        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend)
         kept = {"all": torch.arange(n), "last": torch.tensor([n - 1]), "none": torch.arange(0)}[segment.logits]
         by_block = wants.topk > 0 and segment.logits != "all"
         with ExitStack() as stack:
             stack.enter_context(self._engaged(run))
+            if few:
+                stack.enter_context(few.engaged())
             hidden = stack.enter_context(self.inputs_of(wants.layers))
             last = stack.enter_context(self._last_hidden()) if by_block or wants.final else {}
             out = self.model(
