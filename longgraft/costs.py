@@ -64,6 +64,18 @@ class Costs:
         return [f"{name} {key.get(name, 'none')} instead of {found}" for name, found in self.key.items()
                 if key.get(name, "none") != found]
 
+    def lines(self) -> list[str]:
+        """For people: whose they are, and a table of milliseconds each."""
+        said = [", ".join(f"{name} {value}" for name, value in self.key.items()), f"source: {self.source}"]
+        for name in (name for name in TABLES if getattr(self, name)):
+            grid = getattr(self, name)
+            rows = sorted({rows for line in grid.values() for rows in line})
+            said.append(f"{name + ', ms':<16}" + "".join(f"{f'{n} rows':>10}" for n in rows))
+            said += [f"{f'{prefix:,} tokens':<16}" + "".join(
+                f"{1e3 * line[n]:>10.2f}" if n in line else f"{'-':>10}" for n in rows)
+                for prefix, line in sorted(grid.items())]
+        return [*said, f"{'host, ms':<16}{1e3 * self.host:>10.2f}"]
+
     def save(self, path: Path) -> None:
         """As `load` reads it, in milliseconds; ValueError where the file exists."""
         if path.exists():

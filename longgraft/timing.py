@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -32,7 +32,7 @@ from longgraft.usage import free_bytes
 from longgraft.verifier import Verifier
 from longgraft.yarn_drafters.network import Eagle3Network
 
-PREFIX = 4096           # tokens of the longer prefix; an eighth of it is the shorter one
+PREFIXES = (512, 4096)      # tokens
 ROWS = (1, 16, 4, 8, 2)     # of a pass; those of the first two are never left out
 WIDTHS = (8, 2)         # nodes that a draft level feeds
 FED = (1, 16)           # observed tokens
@@ -59,13 +59,14 @@ def key_of(target: Target, network: Eagle3Network | None) -> dict[str, str]:
     return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}
 
 
-def measure(target: Target, network: Eagle3Network | None, prefix: int = PREFIX, seconds: float = 0.5) -> Costs:
+def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[int] = PREFIXES,
+            seconds: float = 0.5) -> Costs:
     """Costs of this target and drafter here.
 
-    prefix:  the longest that is measured, where positions and memory allow it
-    seconds: after which nothing more is begun; what had no turn is left out, and follows from the others
+    prefixes: tokens; longer ones than positions and memory allow are cut to those
+    seconds:  after which nothing more is begun; what had no turn is left out, and follows from the others
     """
-    rig = _Rig(target, network, prefix)
+    rig = _Rig(target, network, prefixes)
     spent = rig.times(seconds)
     grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
     for (what, length, rows), took in spent.items():
@@ -73,7 +74,7 @@ def measure(target: Target, network: Eagle3Network | None, prefix: int = PREFIX,
             took = max(0.0, took - spent["heads", length, WIDTHS[0]]) / LEVELS
         grids[what].setdefault(length, {})[rows] = took
     late = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
-    source = "measured at load" + (f"; not, for want of time: {', '.join(sorted(late))}" if late else "")
+    source = "measured here" + (f"; not, for want of time: {', '.join(sorted(late))}" if late else "")
     return Costs(key_of(target, network), source, grids["passes"], grids["levels"], grids["feeds"])
 
 
@@ -100,28 +101,27 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None) -
 class _Rig:
     """What decoding runs, on caches of zeros as long as a prefix.  actions: in the order in which they are timed."""
 
-    def __init__(self, target: Target, network: Eagle3Network | None, prefix: int) -> None:
+    def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int]) -> None:
         self.target, most = target, max(*ROWS, *FED) + LEVELS + 1
         positions = [target.max_positions, *([network.config.max_positions] if network else [])]
         room = int(SHARE * free_bytes(target.device) / target.cache_bytes_per_token())
-        self.long = max(1, min(prefix, min(positions) - most, room - most))
+        room = max(1, min(*positions, room) - most)
+        self.lengths = sorted({min(prefix, room) for prefix in prefixes}, reverse=True)
+        longest = self.lengths[0]
         memory = DrafterMemory(network) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
-        self.verifier = Verifier(target, target.cache(self.long + most), Greedy(), Clock())
+        self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock())
         # Buffers exist when they were written once; what they held before may be NaN, or numbers too small to be fast.
         seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)
         _zero(self.verifier.cache)
         self.actions = dict(self._passes())
-        self.needed = [("passes", self.long, rows) for rows in ROWS[:2]]
+        self.needed = [("passes", longest, rows) for rows in ROWS[:2]]
         if memory is not None:
             self.features = {layer: rows.new_zeros(1, rows.shape[1]) for layer, rows in seen.hidden.items()}
             self.actions |= dict(self._drafts(memory, most))
-            self.needed += [(what, self.long, WIDTHS[0]) for what in ("heads", "levels")] + [("feeds", self.long, 1)]
+            self.needed += [(what, longest, rows) for what, rows in (
+                ("heads", WIDTHS[0]), ("levels", WIDTHS[0]), ("feeds", FED[0]))]
         self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys((self.long, max(1, self.long // 8))))
 
     def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
         for rows in ROWS:       # two chains side by side: a pass with a mask, as trees have it
@@ -137,7 +137,7 @@ class _Rig:
     def _drafts(self, memory: DrafterMemory, most: int) -> Iterator[tuple[Point, Callable[[], object]]]:
         root = Eagle3Drafter(memory, Dense(), 1, WIDTHS[0])
         deep = {width: Eagle3Drafter(memory, Dense(), 1 + LEVELS, width) for width in WIDTHS}
-        memory.reset(self.long + most)
+        memory.reset(self.lengths[0] + most)
         self._draft(root, 0, 1)
         _zero(memory.cache)
         for length in self.lengths:

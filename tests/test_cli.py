@@ -11,6 +11,7 @@ import torch
 from conftest import VOCAB, toy_model, toy_prompt
 
 from longgraft.cli.app import main
+from longgraft.costs import Costs
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
@@ -243,6 +244,18 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
     assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
     code, out, err = run(capsys, monkeypatch, *ask(pair, "--calibration", file, "--compare"))
     assert code == 0 and "identical ids" in err and "calibrated" in err
+
+
+def test_costs_are_measured_here_printed_and_kept(pair, capsys, monkeypatch, tmp_path):
+    common = ["costs", "--model", pair / "target", "--prefixes", "32,64", "--seconds", 0.1, "--out", tmp_path / "costs"]
+    code, out, _ = run(capsys, monkeypatch, *common, "--drafter", pair / "head")
+    shown = [line.split(", ms")[0] for line in out.splitlines() if ", ms" in line]
+    found = Costs.load(tmp_path / "costs")
+    assert code == 0 and shown == ["passes", "levels", "feeds", "host"] and sorted(found.passes) == [32, 64]
+    assert f"{1e3 * found.passes[64][16]:10.2f}" in out and found.host > 0
+    assert_before_loading(monkeypatch)
+    assert "exists already" in run(capsys, monkeypatch, *common)[2]
+    assert "--prefixes is [0]" in run(capsys, monkeypatch, "costs", "--prefixes", 0)[2]
 
 
 def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, capsys, monkeypatch, tmp_path):

@@ -133,23 +133,23 @@ def test_measured_costs_leave_no_trace_and_take_no_longer_than_allowed(drafter):
     target, network = toy_target(), toy_network() if drafter else None
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
     implementation, state = target.model.config._attn_implementation, torch.random.get_rng_state()
-    measure(target, network, 64, 0.01)      # what is loaded at its first use
+    measure(target, network, [8, 64], 0.01)      # what is loaded at its first use
     begun = time.perf_counter()
-    costs = measure(target, network, 64, 0.2)
+    costs = measure(target, network, [8, 64], 0.2)
     assert time.perf_counter() - begun < 1.0
     assert hooks == [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
     assert target.model.config._attn_implementation == implementation
     assert torch.equal(torch.random.get_rng_state(), state)
     assert set(costs.passes[64]) == {1, 2, 4, 8, 16} and sorted(costs.passes) == [8, 64]
     assert all(bool(getattr(costs, name)) == (drafter or name == "passes") for name in TABLES)
-    assert costs.verify(1, 64) > 0 and costs.source == "measured at load"
+    assert costs.verify(1, 64) > 0 and costs.source == "measured here"
     assert costs.key == key_of(target, network) and costs.fits(key_of(target, None)) == (
         [] if network is None else ["drafter none instead of eagle3, 1 x 32, vocabulary 48"])
 
 
 def test_a_file_s_costs_stay_and_must_be_this_session_s(tmp_path):
     target, network, path = toy_target(), toy_network(), tmp_path / "costs.json"
-    measure(target, network, 64, 0.0).save(path)
+    measure(target, network, [8, 64], 0.0).save(path)
     assert costs_for(target, network, str(path)).frozen and not costs_for(target, network, None).frozen
     with pytest.raises(ValueError, match=r"another session: here is drafter none instead of eagle3(?s:.)*--costs"):
         costs_for(target, None, str(path))
@@ -159,11 +159,11 @@ def test_a_file_s_costs_stay_and_must_be_this_session_s(tmp_path):
 
 
 def test_what_had_no_time_is_named_and_the_rest_follows():
-    costs = measure(toy_target(), toy_parts().head, 64, 0.0)
+    costs = measure(toy_target(), toy_parts().head, [8, 64], 0.0)
     assert set(costs.passes) == {64} and set(costs.passes[64]) == {1, 16} and set(costs.levels[64]) == {8}
     assert "not, for want of time: feeds of 1 at 8, " in costs.source and "passes of 2 at 64" in costs.source
     assert costs.verify(1, 64) <= costs.verify(4, 64) <= costs.verify(16, 64)
 
 
 def test_prefixes_are_measured_as_far_as_positions_go():
-    assert max(measure(toy_target(), toy_network(), 9999, 0.0).passes) == 512 - 19
+    assert max(measure(toy_target(), toy_network(), [9999, 99999], 0.0).passes) == 512 - 19

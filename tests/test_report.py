@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from longgraft.costs import Costs
 from longgraft.eval.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.plots import checked_suffix, draw
-from longgraft.eval.reports.projection import CostTable, table
+from longgraft.eval.reports.projection import costs_of, costs_of_run, table
 from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.tables import lossless_level
 from longgraft.eval.runs.folder import Run
@@ -354,61 +355,57 @@ def test_runs_without_a_row_in_common_are_no_agreement():
         lines(ROWS, [row(suite="qmsum", bucket=0)])
 
 
-def test_a_projection_is_equation_one_and_says_that_it_is_one(tmp_path):
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"name": "X on Y", "source": "made up", "by_length": {
-        "4096": {"plain": 10.0, "verify": 12.0, "draft": 1.0, "retrieve": 1.0, "host": 2.0}}}))
+PASSES = {4096: {1: 0.010, 60: 0.012}}
+COSTS = Costs({"model": "X", "device": "Y"}, "made up", PASSES, {4096: {10: 0.001}}, {4096: {1: 0.002}}, 0.003)
+
+
+def test_a_projection_is_equation_one_and_says_that_it_is_one():
     rows = [row(), row("eagle3", 1, (3, 3), stages={"none": 2}), row("graft", 1, (3, 3), stages={"d0": 1, "d5": 1})]
-    text = table(rows, CostTable.load(path))
-    assert "PROJECTION" in text and "made up" in text
-    assert f"| eagle3 | {4 * 10 / (9 + 12 + 2):.2f} " in text
-    assert f"| graft | {4 * 10 / ((1 + 6) / 2 + 12 + 2 + 1):.2f} " in text
+    text = table(rows, COSTS, {})
+    assert text.startswith("# PROJECTION to model X, device Y: not a measurement") and "costs from: made up" in text
+    assert f"| eagle3 | {4 * 10 / (2 + 8 + 12 + 3):.2f} " in text
+    assert f"| graft | {4 * 10 / (2 + 5 / 2 + 12 + 3):.2f} " in text
+    assert "| ar | 1.00 " in text and "Left out" not in text and "extrapolated" not in text
+
+
+def test_a_projection_takes_every_budget_that_its_costs_reach_and_names_the_others():
     none = {"none": 2}
     settings = [row(name, 1, (3, 3), stages=none) for name in (
-        "graft+budget=30", "eagle3@2k+levels=4", "pld", "token-recycling", "graft+budget=60")]
-    text = table([*settings, row(accepted=(), prompt="ended")], CostTable.load(path))
-    assert "Left out, for the costs are of a verification of 60 nodes: graft+budget=30 (30), pld (11), " in text
-    assert "| graft+budget=30 |" not in text and "| pld |" not in text and "| token-recycling |" not in text
-    assert f"| graft+budget=60 | {4 * 10 / (9 + 12 + 2 + 1):.2f} " in text
-    assert f"| eagle3@2k+levels=4 | {4 * 10 / (4 + 12 + 2):.2f} " in text
+        "graft+budget=30", "eagle3@2k+levels=4", "token-recycling", "graft+budget=60")]
+    text = table([*settings, row("pld", 1, (3, 3)), row(accepted=(), prompt="ended")], COSTS, {"draft_levels": 9})
+    assert "Left out, for the costs are of passes over up to 60 nodes: token-recycling (81)." in text
+    assert "| token-recycling |" not in text
+    assert f"| graft+budget=60 | {4 * 10 / (2 + 8 + 12 + 3):.2f} " in text
+    assert f"| graft+budget=30 | {4 * 10 / (2 + 8 + 10 + 2 * 29 / 59 + 3):.2f} " in text
+    assert f"| eagle3@2k+levels=4 | {4 * 10 / (2 + 3 + 12 + 3):.2f} " in text
+    assert f"| pld | {4 * 10 / (10 + 2 * 10 / 59 + 3):.2f} " in text
+    text = table(settings, replace(COSTS, levels={}, feeds={}), {"budget": 16})
+    assert "without a drafter: graft+budget=30 (no levels), " in text and "| token-recycling | " in text
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"plain": 0}, "plain is 0; it must be milliseconds, above 0"), ({"verify": -1}, "verify is -1; it must be"),
-    ({"draft": float("nan")}, "draft is NaN; it must be milliseconds, 0 or more"), ({"host": "2"}, 'host is "2"'),
-    ({"plain": True}, "plain is true"), ({"verify": float("inf")}, "verify is Infinity"),
-    ({"speed": 3}, "Known: plain, ")])
-def test_costs_that_cannot_be_are_named_with_their_length(tmp_path, changes, said):
-    path = tmp_path / "costs.json"
-    costs = {"plain": 10.0, "verify": 12.0, "draft": 0.0} | changes
-    path.write_text(json.dumps({"name": "X", "source": "y", "by_length": {"4096": costs}}))
-    with pytest.raises(ValueError, match="length '4096': ") as error:
-        CostTable.load(path)
-    assert said in str(error.value)
+def test_a_projection_beyond_the_measured_prefixes_says_so():
+    costs = replace(COSTS, passes=PASSES | {2048: {1: 0.009, 60: 0.010}})
+    text = table([row(), row("pld", 1, (3, 3), bucket=8192), row("pld", 1, (3, 3), bucket=0)], costs, {})
+    assert "Costs are of prefixes of 2,048, 4,096 tokens; for 8,192 they are extrapolated." in text
+    assert "| whole | 4,096 tokens | 8,192 tokens |" in text
+    assert f"| {4 * 12 / (12 + 4 * 10 / 59 + 3):.2f}" in text
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("{}", "has no 'name'"), ("[1]", "found list"), ('{"name": 1}', "wrong kind"), ("x", "not JSON"),
-    ('{"name": "X", "source": "y", "by_length": {"4k": {}}}', "lengths are prompt tokens"),
-    ('{"name": "X", "source": "y", "by_length": {"4": 3}}', "found 3. Known: plain")])
-def test_a_cost_table_of_another_shape_is_named(tmp_path, text, said):
-    path = tmp_path / "costs.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=said):
-        CostTable.load(path)
-
-
-def test_the_costs_of_a_sweep_are_those_of_its_steps(tmp_path):
+def test_the_costs_of_a_sweep_are_those_of_its_steps():
     rows = [row(seconds_by_part={"verify": 0.02, "host": 0.002}, accepted=(0, 0)),
             row("eagle3", 1, (3, 3), seconds_by_part={"draft": 0.018, "verify": 0.04, "accept": 0.002}),
-            row("graft", 1, (3,), seconds_by_part={"draft": 0.002, "retrieve": 0.001, "merge": 0.002, "update": 0.003})]
-    path = tmp_path / "costs.json"
-    CostTable.of(rows, ENVIRONMENT).save(path)
-    found = CostTable.load(path)
-    assert vars(found.by_length[4096]) == pytest.approx(
-        {"plain": 11.0, "verify": 20.0, "draft": 1.0, "retrieve": 6.0, "host": 1.0})
-    assert "CPU" in found.name
-    with pytest.raises(ValueError, match="exists already"):
-        CostTable.of(rows, ENVIRONMENT).save(path)
+            row("eagle3+budget=16", 1, (3,), seconds_by_part={"draft": 0.009, "verify": 0.015, "accept": 0.001}),
+            row("eagle3@2k", 1, (3,), seconds_by_part={"draft": 1.0, "verify": 1.0}),
+            row("graft", 1, (3,), seconds_by_part={"draft": 0.002, "retrieve": 0.001, "merge": 0.002, "host": 0.003}),
+            row(accepted=(0,), bucket=8192)]
+    found = costs_of(rows, ENVIRONMENT, {"draft_top_k": 8})
+    assert found.passes.keys() == {4096}
+    assert found.passes[4096] == pytest.approx({1: 0.011, 16: 0.016, 60: 0.021})
+    assert found.levels[4096] == pytest.approx({8: 0.001}) and found.feeds == found.levels
+    assert found.host == pytest.approx(0.006)
+    assert found.key == {"model": "toy", "dtype": "float32", "attention": "split", "device": "CPU", "threads": "1"}
+    assert costs_of(rows[:2], ENVIRONMENT, {"budget": 30}).passes[4096].keys() == {1, 30}
     with pytest.raises(ValueError, match="of the methods ar and eagle3"):
-        CostTable.of(rows[:1], ENVIRONMENT)
+        costs_of(rows[:1], ENVIRONMENT, {})
+    with pytest.raises(ValueError, match="on a GPU without --profile"):
+        costs_of_run(run(rows, device="H200"))

@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from longgraft.cli.commands import command
+from longgraft.cli.prompts import new_file
 from longgraft.eval.runs.config import SHORT, SweepConfig
-from longgraft.options import check, describe, option
-from longgraft.roles import PLAIN
+from longgraft.options import check, describe, like, option
+from longgraft.roles import DEFAULT, PLAIN, RETRIEVAL
+from longgraft.settings import POSITIONS, Pair, Settings
+
+if TYPE_CHECKING:
+    from longgraft.costs import Costs
 
 measuring = typer.Typer()
 
@@ -145,25 +150,58 @@ def compare_runs(first: Annotated[Path, typer.Argument(help="Folder of a sweep."
     print("\n".join(compare(Run.read(first), Run.read(second))))
 
 
-@measuring.command("costs", rich_help_panel=PANEL, epilog="Example: longgraft costs run --out costs.json")
-def costs(folder: Annotated[Path, typer.Argument(help="Folder of a sweep of ar, eagle3 and graft.")],
-          out: Annotated[Path, typer.Option(help="JSON for `longgraft project`.")]) -> None:
-    """Take from a sweep what a plain pass, a verification and a draft forward cost on its machine."""
-    from longgraft.eval.reports.projection import CostTable
+@dataclass(frozen=True)
+class Timing:
+    """What is timed, and how long."""
+
+    prefixes: tuple[int, ...] = option((512, 4096, 16384), "Prompt tokens before the passes that are timed",
+                                       unit="tokens", low=1, high=POSITIONS)
+    seconds: float = option(5.0, "For all of them together", low=0, high=3600)
+    device: str | None = like(Settings, "device")
+    dtype: str | None = like(Settings, "dtype")
+    attention: str = like(Settings, "attention")
+    out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json", PANEL)
+def costs(pair: Pair, timing: Timing, folder: Annotated[Optional[Path], typer.Argument(  # noqa: UP045
+        help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here.")] = None) -> None:
+    """Measure here, or take from a sweep, what target passes, draft levels and feeding the drafter cost."""
+    out = new_file(timing.out)
+    found = _measured(pair, timing) if folder is None else _swept(folder)
+    print("\n".join(found.lines()))
+    if out is not None:
+        found.save(out)
+
+
+def _measured(pair: Pair, timing: Timing) -> Costs:
+    from longgraft.eval.checks.costs import measured
+    from longgraft.loading import assemble
+
+    settings = Settings(method=DEFAULT if pair.drafter else RETRIEVAL, device=timing.device, dtype=timing.dtype,
+                        attention=timing.attention)
+    return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
+
+
+def _swept(folder: Path) -> Costs:
+    from longgraft.eval.reports.projection import costs_of_run
     from longgraft.eval.runs.folder import Run
 
-    CostTable.of_run(Run.read(folder)).save(out)
-    print(out)
+    return costs_of_run(Run.read(folder))
 
 
 @measuring.command("project", rich_help_panel=PANEL, epilog="Example: longgraft project run --costs llama8b-h100.json")
 def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
-            costs: Annotated[Path, typer.Option(help="JSON of costs per prompt length, measured or given.")]) -> None:
+            costs: Annotated[Path, typer.Option(help="JSON of `longgraft costs`, measured or given.")]) -> None:
     """Project measured acceptance onto another model's or machine's costs (Graft, Equation 1)."""
-    from longgraft.eval.reports import projection
+    from longgraft.costs import Costs
+    from longgraft.eval.reports.projection import project as projected
     from longgraft.eval.runs.folder import Run
 
-    print(projection.project(Run.read(folder), projection.CostTable.load(costs)), end="")
+    print(projected(Run.read(folder), Costs.load(costs)), end="")
 
 
 @measuring.command("recordings", rich_help_panel=PANEL,

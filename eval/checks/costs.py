@@ -1,0 +1,28 @@
+"""The costs of a pair on this machine: its passes, and what a step of the default method costs besides.
+
+Knows sessions and costs; knows no file and no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from longgraft.costs import Costs
+from longgraft.loading import Loaded
+from longgraft.timing import measure
+
+PARTS = ("draft", "verify", "accept")       # of a step's seconds, that passes, levels and feeding hold already
+PROMPT, ANSWER = 256, 33        # tokens that are read and written to see what a step costs besides
+
+
+def measured(loaded: Loaded, prefixes: Sequence[int], seconds: float) -> Costs:
+    """Where positions allow no answer behind the prompt, or it ends at once, nothing is known of the rest."""
+    found = measure(loaded.target, loaded.parts.head, prefixes, seconds)
+    session = loaded.session()
+    read = min(PROMPT, min(session.engine.limits.values()) - ANSWER)
+    if read < 1:
+        return found
+    stats = session.generate([token % loaded.target.vocab_size for token in range(read)], ANSWER).stats
+    besides = sum(spent for part, spent in stats.seconds_by_part.items() if part not in PARTS)
+    return replace(found, host=besides / max(1, stats.steps))
