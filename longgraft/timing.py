@@ -33,7 +33,7 @@ from longgraft.verifier import Verifier
 from longgraft.yarn_drafters.network import Eagle3Network
 
 PREFIXES = (512, 4096)      # tokens
-ROWS = (1, 16, 4, 8, 2)     # of a pass; those of the first two are never left out
+ROWS = (1, 16, 4, 8, 2, 17, 60)     # of a pass; those of the first two are never left out, and kernels may end at 16
 WIDTHS = (8, 2)         # nodes that a draft level feeds
 FED = (1, 16)           # observed tokens
 LEVELS = 2              # expansions of the draft that is timed
