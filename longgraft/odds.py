@@ -11,8 +11,7 @@ from longgraft.templates import WEIGHTS
 class Odds:
     """Probabilities that a ranking gives to remembered successors.
 
-    Tuned on prompts of 2K tokens with the embedded pair; none of the rows that are reported (docs/choices.md, one
-    ranking).  `longgraft calibrate` estimates them anew for a pair.
+    Tuned on prompts of 2K tokens with the embedded pair, none of which is reported (docs/choices.md, one ranking).
 
     power, half: where the drafter has children, a match of n tokens adds n^power / (n^power + half)
     alone:       where it has none, the successor's probability is n / (n + alone)
