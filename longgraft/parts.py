@@ -105,15 +105,15 @@ class Parts:
 
     def controlled(self, drafts: bool = True, order: int = ORDER, probing: bool = True) -> Controller:
         """Of one ranking what pays.  drafts: with a drafter; order: as `text` has it, 0 for no memory of the text."""
-        assert self.costs is not None, "a controller needs costs"
+        assert (costs := self.costs) is not None, "a controller needs costs"
         text, drafted = self.text(order), self.drafted() if drafts else None
         experience = self._one(("experience", order, drafts, probing),
-                               lambda: Experience(text, self.costs, self.odds, drafted))
+                               lambda: Experience(text, costs, self.odds, drafted))
         if drafted is None:
             return Controller(Ranked(text, odds=experience, clock=self.clock), experience, clock=self.clock)
-        policy = Paying(self._beam(self.costs))
+        policy = Paying(self._beam(costs))
         drafter = Eagle3Drafter(drafted, policy, self.levels, policy.beam, self.clock)
-        wide = self.costs.verify(WIDE, NEAR) <= WIDELY * self.costs.verify(1, NEAR)
+        wide = costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR)
         return Controller(Ranked(text, drafter, self.rows() if wide else None, experience, self.clock), experience,
                           policy, levels=self.levels, probing=probing, clock=self.clock)
 

@@ -46,6 +46,16 @@ class Price(Protocol):
         """How many of these nodes, the root first, gain most beyond their price."""
 
 
+@dataclass(slots=True)
+class _Child:
+    """A successor: its conditional probability, its drafted node or -1, who knew it, and by a match of how many tokens."""
+
+    chance: float = 0.0
+    drafted: int = -1
+    origin: int = 0
+    match: int = 0
+
+
 @dataclass
 class _Drafted:
     """A drafted tree as the ranking reads it: per node its (token, conditional probability, node) children."""
@@ -96,9 +106,12 @@ class Ranked:
         return read
 
     def _rank(self, ask: Ask, drafted: _Drafted, price: Price | None) -> ProposalTree:
-        order, by_rank = self.text.order, self.odds.by_rank()
-        tokens, parents, scores, origin, match = [], [], [], [], []
-        entered = 0
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        origin: list[int] = []
+        match: list[int] = []
+        order, entered = self.text.order, 0
         # (-probability, order of entry, parent, token, its drafted node or -1, origin, its match, longest n-gram of it,
         # context above it)
         heap: list[tuple] = [(-1.0, 0, -1, ask.root, 0, ROOT, 0, order, self.text.text[-self.text.far - 1:-1])]
@@ -113,21 +126,26 @@ class Ranked:
             origin.append(bits)
             match.append(by)
             n, successor = self.text.after(context, most)
-            below = drafted.children.get(place, ()) if place >= 0 else ()
-            children = {child: [q, at, DRAFT, 0] for child, q, at in below}
-            if n:
-                entry = children.setdefault(successor, [0.0, -1, 0, 0])
-                entry[0] += self.odds.beside(n) if below else self.odds.on_its_own(n)
-                entry[2] |= RETRIEVED
-                entry[3] = n
-            if below:
-                for gain, child in zip(by_rank, drafted.rows.get(place, ()), strict=False):
-                    if child >= 0:
-                        entry = children.setdefault(child, [0.0, -1, 0, 0])
-                        entry[0] += gain
-                        entry[2] |= RETRIEVED
-            for child, (q, at, bits, by) in children.items():
+            for token, child in self._children(drafted, place, n, successor).items():
                 entered += 1
-                heappush(heap, (negative * min(q, 1.0), entered, node, child, at, bits, by, min(n, order) + 1, context))
+                heappush(heap, (negative * min(child.chance, 1.0), entered, node, token, child.drafted, child.origin,
+                                child.match, min(n, order) + 1, context))
         n = len(tokens) if price is None else price.best([math.exp(score) for score in scores])
         return ProposalTree.build(tokens[:n], parents[:n], scores[:n], origin[:n], drafted.stage, match[:n])
+
+    def _children(self, drafted: _Drafted, place: int, n: int, successor: int) -> dict[int, _Child]:
+        """By token.  place: the node's place in the drafted tree, or -1; n, successor: its longest match, and what
+        followed there."""
+        below = drafted.children.get(place, ())
+        children = {token: _Child(q, at, DRAFT) for token, q, at in below}
+        if n:
+            child = children.setdefault(successor, _Child())
+            child.chance += self.odds.beside(n) if below else self.odds.on_its_own(n)
+            child.origin |= RETRIEVED
+            child.match = n
+        for gain, token in zip(self.odds.by_rank(), drafted.rows.get(place, ()), strict=False):
+            if token >= 0:
+                child = children.setdefault(token, _Child())
+                child.chance += gain
+                child.origin |= RETRIEVED
+        return children

@@ -145,4 +145,8 @@ class Experience(Memory):
     def rewind(self, mark: tuple[_Learnt, Plan | None]) -> None:
         self.learnt, self.plan = copy.deepcopy(mark[0]), mark[1]
 
-    state, restore = mark, rewind
+    def state(self) -> tuple[_Learnt, Plan | None]:
+        return self.mark()
+
+    def restore(self, state: tuple[_Learnt, Plan | None]) -> None:
+        self.rewind(state)
