@@ -97,7 +97,8 @@ def test_answers_are_the_same_with_and_without(method, family, sampling, kernels
     said = [answered(toy_session(method, family, budget=12, kernels=each), ids, 30, sampling).token_ids
             for each in (kernels, None)]
     assert said[0] == said[1] and "_product" in called
-    assert ("_attention" in called) == (family != "gemma2")     # whose logits are soft-capped
+    # A soft cap is nothing that they compute; a drafter has none.
+    assert "_attention" in called or (method, family) == ("retrieval", "gemma2")
 
 
 def test_nothing_is_left_on_the_model_also_after_an_exception(kernels, called):
