@@ -93,7 +93,8 @@ class Parts:
         """The drafter's keys and values."""
         network = self.the(HEAD)
         window = self.window or window or network.config.window
-        return self._one(("drafted", id(network), window), lambda: DrafterMemory(network, window, self.clock))
+        return self._one(("drafted", id(network), window), lambda: DrafterMemory(
+            network, window, self.clock, self.target.kernels))
 
     def history(self) -> History:
         """All committed tokens."""

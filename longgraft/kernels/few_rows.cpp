@@ -5,6 +5,7 @@
 // Compiled for the machine it runs on; the compiler splits vectors wider than the machine's.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -240,6 +241,24 @@ extern "C" {
 void few_rows_product(const float* x, const float* weight, const float* bias, float* y, int64_t n, int64_t in,
                       int64_t out, int threads) {
     (n <= 4 ? product<4> : n <= 8 ? product<8> : product<16>)(x, weight, bias, y, n, in, out, threads);
+}
+
+// y [n, size] = weight [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.
+void few_rows_norm(const float* x, const float* weight, float* y, int64_t n, int64_t size, float epsilon) {
+    constexpr int64_t WIDE = 16;
+    for (int64_t r = 0; r < n; ++r, x += size, y += size) {
+        Of<WIDE>::Vector part = {};
+        const int64_t whole = size / WIDE * WIDE;
+        for (int64_t i = 0; i < whole; i += WIDE) {
+            const Of<WIDE>::Vector xi = *reinterpret_cast<const Of<WIDE>::Loose*>(x + i);
+            part += xi * xi;
+        }
+        float squares = 0.0f;
+        for (int64_t t = 0; t < WIDE; ++t) squares += part[t];
+        for (int64_t i = whole; i < size; ++i) squares += x[i] * x[i];
+        const float share = 1.0f / std::sqrt(squares / static_cast<float>(size) + epsilon);
+        for (int64_t i = 0; i < size; ++i) y[i] = weight[i] * (x[i] * share);
+    }
 }
 
 // sizes: heads, group, rows, size, prefix, own, then six strides.

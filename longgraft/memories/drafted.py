@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from longgraft.attention.backends import BACKENDS, choose
 from longgraft.attention.layout import Layout
 from longgraft.clock import Clock
+from longgraft.kernels.few_rows import FewRows
 from longgraft.kv import KVCache
 from longgraft.observation import Observation, Wants
 from longgraft.proposer import Memory
@@ -35,13 +37,17 @@ class DrafterMemory(Memory):
 
     name = "drafter"
 
-    def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
+                 kernels: FewRows | None = None) -> None:
         self.network, self.clock = network, clock or Clock()
         self.window = window or network.config.window
         self.wants = Wants(layers=tuple(sorted(set(network.config.feature_layers))))
         self.positions = None if self.window else network.config.max_positions
         weight = network.fc.weight
-        self.device, self._backend = weight.device, BACKENDS[choose("auto", weight.device, weight.dtype)]
+        self.device = weight.device
+        # Both leave to torch what they are not made for: many rows, another device or dtype.
+        self.product = kernels.product if kernels else linear
+        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self.cache = KVCache(network.config.layers, 0)
         self._scratch = 0
         self._newest: Tensor | None = None
@@ -74,7 +80,7 @@ class DrafterMemory(Memory):
         assert self._newest is not None, "the drafter has observed nothing"
         return self._newest
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _feed(self) -> None:
         if not self._waiting:
             return
@@ -107,7 +113,7 @@ class DrafterMemory(Memory):
             keys, values = self.cache.update(k, v, layer)
             return self._backend(q, keys, values, layout, scale, self.window)
 
-        return self.network(hidden, tokens[None], positions[None].to(self.device), attend)
+        return self.network(hidden, tokens[None], positions[None].to(self.device), attend, self.product)
 
     def mark(self) -> Any:
         return self.cache.length, self._newest, self._waiting, self._fed

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 
 from longgraft.attention.backends import BACKENDS, choose
 from longgraft.attention.layout import Layout
-from longgraft.kernels.few_rows import MOST, FewRows, Products
+from longgraft.kernels.few_rows import MOST, Engaged, FewRows
 from longgraft.kv import KVCache
 from longgraft.observation import Wants
 from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of, mask
@@ -42,7 +43,7 @@ class Segment:
 @dataclass(frozen=True, eq=False)
 class Report:
     """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [n, K] int32, hidden (layer ->
-    [n, H]) and final [n, H]."""
+    [n, H]) and final [n, H].  Made in inference mode: to be read, and copied before they are written to."""
 
     logits: Tensor
     topk: Tensor | None
@@ -75,9 +76,9 @@ class Target:
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
         self._backend = BACKENDS[self.attention]
-        self._products = None if self.kernels is None else Products(self.model.modules(), self.kernels)
+        self._few = None if self.kernels is None else Engaged(self.model, self.kernels)
 
-    @property
+    @cached_property
     def config(self) -> PretrainedConfig:
         return self.model.config.get_text_config(decoder=True)
 
@@ -98,7 +99,7 @@ class Target:
     def vocab_size(self) -> int:
         return self.head.weight.shape[0]
 
-    @property
+    @cached_property
     def layers(self) -> nn.ModuleList:
         """The decoder layers."""
         lists = [m for m in self.model.get_decoder().modules()
@@ -136,7 +137,7 @@ class Target:
         tree, cache = segment.tree, segment.cache
         n = len(tree)
         depths = torch.arange(n) if tree.is_chain else tree.depths
-        few = self._products if n <= MOST else None
+        few = self._few if n <= MOST else None
         backend = few.kernels.attention if few else self._backend
         run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend)
         kept = {"all": torch.arange(n), "last": torch.tensor([n - 1]), "none": torch.arange(0)}[segment.logits]
@@ -144,7 +145,7 @@ class Target:
         with ExitStack() as stack:
             stack.enter_context(self._engaged(run))
             if few:
-                stack.enter_context(few.engaged())
+                stack.enter_context(few())
             hidden = stack.enter_context(self.inputs_of(wants.layers))
             last = stack.enter_context(self._last_hidden()) if by_block or wants.final else {}
             out = self.model(
