@@ -74,7 +74,7 @@ class Copy:
         import longgraft.eval
 
         assert Path(longgraft.eval.__file__).is_relative_to(self.root), longgraft.eval.__file__
-        sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]))
+        sys.exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]))
 
 
 def survivors(mutations: Sequence[Mutation]) -> list[str]:
