@@ -14,13 +14,14 @@ from torch import Tensor
 
 from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.drafters.online import FollowedThresholds, Following
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS, Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.drafted import DrafterMemory
 from longgraft.memories.history import History
 from longgraft.memories.rows import RowsMemory
 from longgraft.needs import HEAD, Need
-from longgraft.proposer import Memory, PruningPolicy
+from longgraft.proposer import Memory, Proposer, PruningPolicy
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.target.model import Target
 from longgraft.templates import DEEPEST, WIDEST, Template, bounded, envelope
@@ -40,6 +41,7 @@ class Parts:
     snapshot: warm rows that every request starts from; None: empty.  persist: rows outlive a request instead
     split:    nodes kept of 60 where nothing is pruned, root included
     window:   tokens of its past that the drafter sees; None: what its checkpoint says
+    online:   what a drafted level costs in verifications, where thresholds follow what is observed; None: they stay
     depth, width: bounds on retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
     """
 
@@ -54,6 +56,7 @@ class Parts:
     depth: int | None = None
     width: int | None = None
     persist: bool = False
+    online: float | None = None
     clock: Clock = field(default_factory=Clock)
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
@@ -66,8 +69,14 @@ class Parts:
         """The drafter network; None where the method needs none."""
         return self.the(HEAD) if HEAD.name in self.given else None
 
-    def gates(self) -> Gates:
-        return Gates(self.thresholds)
+    def gated(self, policy: Callable[[Gates], PruningPolicy] = lambda gates: gates) -> Proposer:
+        """A drafter with gates.  policy: what is made of them."""
+        if self.online is None:
+            return self.drafter(policy(Gates(self.thresholds)))
+        taus, levels, cost = dict(self.thresholds), self.levels, self.online
+        memory = self._one(("thresholds", *sorted(taus.items()), levels, cost),
+                           lambda: FollowedThresholds(taus, levels, cost))
+        return Following(self.drafter(policy(Gates(memory.thresholds))), memory)
 
     def drafter(self, policy: PruningPolicy, window: int | None = None) -> Eagle3Drafter:
         """window: the method's own, where the settings leave it open."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from longgraft.options import options
 from longgraft.roles import PLAIN
@@ -28,7 +29,7 @@ class Variant:
     name: str
     method: str
     head: str = ""
-    numbers: Mapping[str, int] = field(default_factory=dict, hash=False)
+    numbers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     calibrations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
