@@ -70,7 +70,7 @@ class FollowedThresholds(Memory):
         self.restore(((), self._start, 0))
 
     def observe(self, seen: Observation) -> None:
-        best = {} if seen.prompt or seen.tree.stage is None else _best_by_depth(seen.tree)
+        best = {} if seen.tree.stage is None else _best_by_depth(seen.tree)
         if not best:
             return
         self._steps.append(self._step(seen.tree, best, seen.path.tolist()[1:]))
