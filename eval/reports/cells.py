@@ -28,8 +28,8 @@ class Cell:
     prompts: measured; loops: of them; failures: decodings.  mat, speedup: means over prompts, speedup paired with plain
     decoding on the same prompt and repeat.  mat_pooled: over all steps, so that long answers count for more.  rate:
     tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt; none of a lossy
-    method, which promises nothing.  speedups: of each prompt, ascending.  tokens_per_step, kinds (steps by what was spent
-    on them): over all repeats, which differ where costs are measured as they come.
+    method, which promises nothing.  speedups: of each prompt, ascending.  tokens_per_step, and kinds, steps by
+    what was spent on them: over all repeats, which differ where costs are measured as they come.
     """
 
     mode: str
