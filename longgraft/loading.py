@@ -83,7 +83,8 @@ class Loaded:
         """The thresholds, and how this session differs from what they were made for, for people."""
         parts = self.parts
         differs = self.calibration.differs(made_for(nodes, parts.levels, parts.top_k, parts.window))
-        return self.calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "")
+        follow = "" if parts.online is None else ", then following the last steps"
+        return self.calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "") + follow
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
@@ -115,7 +116,8 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
         notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
     parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
-                  opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist)
+                  opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist,
+                  opts.online)
     return Loaded(target, tokenizer, method, parts, calibration, notes, opts.costs)
 
 

@@ -32,7 +32,8 @@ ENTRY_POINTS = "longgraft.methods"      # the group under which installed packag
 # Settings that a method may be given for itself (`method+name=value`), by what it is made of.
 BUDGETED = frozenset({"budget"})
 DRAFTS = BUDGETED | {"levels", "top_k", "window"}
-GATED = DRAFTS | {"thresholds"}
+SPLIT = DRAFTS | {"thresholds"}
+GATED = SPLIT | {"online"}
 RANKED = DRAFTS | {"warm"}
 LOOKS_UP = BUDGETED | {"depth", "width", "warm"}
 
@@ -105,7 +106,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("graft-x-dense", "graft-x that never stops drafting", OURS, lambda p: p.ranked(Dense()), (HEAD,),
            takes=RANKED),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT,
-           lambda p: Graft(p.drafter(p.gates()), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
+           lambda p: Graft(p.gated(), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
            fallback="retrieval"),
     Method("graft-root", "never stops; a fixed 20 of 60 slots retrieved at the root", GRAFT + ", Figure 2",
            lambda p: Graft(p.drafter(Split()), p.retriever(), p.clock), (HEAD,), takes=DRAFTS | LOOKS_UP),
@@ -113,11 +114,11 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            lambda p: TailGraft(p.drafter(Split()), p.retriever(chain), clock=p.clock), (HEAD,),
            takes=DRAFTS | {"warm"}),
     Method("graft-no-retrieval", "stops when unsure and leaves the freed slots empty", GRAFT + ", Figure 5",
-           lambda p: p.drafter(p.gates()), (HEAD,), takes=GATED),
+           lambda p: p.gated(), (HEAD,), takes=GATED),
     Method("graft-filled", "stops when unsure and fills the freed slots with drafted candidates", GRAFT + ", Figure 5",
-           lambda p: p.drafter(Filled(p.gates())), (HEAD,), takes=GATED),
+           lambda p: p.gated(Filled), (HEAD,), takes=GATED),
     Method("graft-no-prune", "never stops; the retrieved share is the calibrated one", GRAFT + ", Figure 5",
-           lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP),
+           lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock), (HEAD,), takes=SPLIT | LOOKS_UP),
 )}
 
 

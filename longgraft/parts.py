@@ -16,6 +16,7 @@ from longgraft.clock import Clock
 from longgraft.controller import Controller, Paying
 from longgraft.costs import Live
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.drafters.online import FollowedThresholds, Following
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS, Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.drafted import DrafterMemory
@@ -25,7 +26,7 @@ from longgraft.memories.rows import RowsMemory
 from longgraft.memories.successors import ORDER, Successors
 from longgraft.needs import HEAD, Need
 from longgraft.odds import Odds
-from longgraft.proposer import Memory, PruningPolicy
+from longgraft.proposer import Memory, Proposer, PruningPolicy
 from longgraft.ranking import Ranked
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.target.model import Target
@@ -52,6 +53,7 @@ class Parts:
     snapshot: warm rows that every request starts from; None: empty.  persist: rows outlive a request instead
     split:    nodes kept of 60 where nothing is pruned, root included
     window:   tokens of its past that the drafter sees; None: what its checkpoint says
+    online:   what a drafted level costs in verifications, where thresholds follow what is observed; None: they stay
     depth, width: bounds on retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
     odds:     how probable remembered tokens are
     costs:    what a step costs here: needed where a controller decides
@@ -68,6 +70,7 @@ class Parts:
     depth: int | None = None
     width: int | None = None
     persist: bool = False
+    online: float | None = None
     odds: Odds = field(default_factory=Odds)
     costs: Live | None = None
     clock: Clock = field(default_factory=Clock)
@@ -82,8 +85,14 @@ class Parts:
         """The drafter network; None where the method needs none."""
         return self.the(HEAD) if HEAD.name in self.given else None
 
-    def gates(self) -> Gates:
-        return Gates(self.thresholds)
+    def gated(self, policy: Callable[[Gates], PruningPolicy] = lambda gates: gates) -> Proposer:
+        """A drafter with gates.  policy: what is made of them."""
+        if self.online is None:
+            return self.drafter(policy(Gates(self.thresholds)))
+        taus, levels, cost = dict(self.thresholds), self.levels, self.online
+        memory = self._one(("thresholds", *sorted(taus.items()), levels, cost),
+                           lambda: FollowedThresholds(taus, levels, cost))
+        return Following(self.drafter(policy(Gates(memory.thresholds))), memory)
 
     def drafter(self, policy: PruningPolicy, window: int | None = None) -> Eagle3Drafter:
         """window: the method's own, where the settings leave it open."""
@@ -106,7 +115,8 @@ class Parts:
 
     def controlled(self, drafts: bool = True, order: int = ORDER, probing: bool = True) -> Controller:
         """Of one ranking what pays.  drafts: with a drafter; order: as `text` has it, 0 for no memory of the text."""
-        assert (costs := self.costs) is not None, "a controller needs costs"
+        assert self.costs is not None, "a controller needs costs"
+        costs = self.costs
         text, drafted = self.text(order), self.drafted() if drafts else None
         experience = self._one(("experience", order, drafts, probing),
                                lambda: Experience(text, costs, self.odds, drafted))

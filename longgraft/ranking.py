@@ -48,7 +48,7 @@ class Price(Protocol):
 
 @dataclass(slots=True)
 class _Child:
-    """A successor: its conditional probability, its drafted node or -1, who knew it, and by a match of how many tokens."""
+    """A successor: its conditional probability, its drafted node or -1, who knew it, and the length of their match."""
 
     chance: float = 0.0
     drafted: int = -1

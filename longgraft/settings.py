@@ -74,6 +74,9 @@ class Settings:
                                none="by memory")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
+    online: float | None = option(None, "Thresholds follow the last 64 steps, where a drafted level costs this "
+                                        "share of a verification", low=0, high=100, none="thresholds stay",
+                                  source="0.06: embedded pair, 60 nodes, one CPU core")
     costs: str | None = option(None, "File of `longgraft costs`, by which decoding then decides the same again",
                                none="measured at load, and followed")
     persist: bool = option(False, "The matrix outlives a request")
@@ -132,6 +135,7 @@ class OfMethod:
     depth: int | None = like(Settings, "retrieved_depth")
     width: int | None = like(Settings, "retrieved_width")
     thresholds: str = option("", "Of this calibration")
+    online: float | None = like(Settings, "online")
     warm: str = option("", "The matrix begins with this calibration's rows")
 
     def __post_init__(self) -> None:

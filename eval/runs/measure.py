@@ -15,6 +15,7 @@ import torch
 from longgraft.acceptance import Greedy
 from longgraft.calibration import Calibration
 from longgraft.clock import Clock
+from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.methods import build
 from longgraft.observation import Wants
@@ -25,8 +26,7 @@ from longgraft.request import Decoder, Goal
 from longgraft.sampling import Sampling
 from longgraft.settings import Budget
 from longgraft.stats import Stats
-from longgraft.target.model import Segment, Target
-from longgraft.tree import ProposalTree
+from longgraft.target.model import Target
 from longgraft.usage import peak_memory, reset_peak_memory
 from longgraft.verifier import Verifier
 
@@ -185,10 +185,7 @@ class Prefilled:
     def margin(self, tokens: Sequence[int]) -> tuple[float, float]:
         """(difference of the target's two largest logits, the larger) after the prompt and these tokens."""
         self.cache.crop(len(self.ids) - 1)
-        chain = ProposalTree.chain(torch.tensor([self.ids[-1], *tokens]))
-        report, = self.target.run([Segment(chain, self.cache, "last")], Wants())
-        best = report.logits[0].float().topk(2).values
-        return float(best[0] - best[1]), float(best[0])
+        return margin(self.target, self.cache, [self.ids[-1], *tokens])
 
     def _transformers(self, limit: int, eos: Sequence[int]) -> tuple[list[int], Stats]:
         """Greedy decoding by the model's own `generate` from a copy of the cache.
