@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
+SPENT = {"plain": "plain", "memory": "from memory", "draft": "drafted"}      # `Stats.kinds` in words
 Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
 
 
@@ -175,9 +176,11 @@ def _print_answer(found: dict[str, Any], text: bool) -> None:
         print(found["text"])
     s = found["stats"]
     origin = ", ".join(f"{k} {v}" for k, v in s["accepted_by_origin"].items())
+    spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in s["kinds"].items())
     print(f"\n{s['prompt_tokens']:,} prompt tokens in {s['prefill_seconds']:.2f} s; {s['new_tokens']} new "
           f"({found['finish_reason']}) in {s['decode_seconds']:.2f} s ({s['decode_tokens_per_second']:.1f} tokens/s, "
           f"{s['steps']} steps)\n"
+          f"steps: {spent or 'none'}\n"
           f"MAT {s['mat']:.2f} accepted per step without the bonus, {s['tokens_per_step']:.2f} tokens per step; "
           f"accepted: {origin}", file=sys.stderr)
     if "compare" in found:
