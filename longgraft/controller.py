@@ -22,7 +22,8 @@ from longgraft.tree import UNPRUNED, ProposalTree
 
 PROBED = 0.02           # share of the time that may go into looking at a source that is expected to lose
 WAITED = 32             # tokens after which a look may tell something new
-LEAST = 0.05            # tokens that must be expected beyond the price: estimates are no more exact than that
+LEAST = 0.05            # tokens that must be expected beyond the price: estimates are no more exact than that,
+LEAST_DRAFTED = 0.2     # and those of a draft, made before anything is drafted, less so
 STEPS = 16              # for which prices in seconds are kept
 
 
@@ -113,7 +114,7 @@ class Controller:
         token right, and no draft is needed."""
         level, feed = self._costs_of_draft(ask)
         missed = (1.0 - first) * self.experience.trust
-        return any(missed * gain > LEAST + prices.rate * (feed + n * level) + prices.of(2 + n)
+        return any(missed * gain > LEAST_DRAFTED + prices.rate * (feed + n * level) + prices.of(2 + n)
                    for n, gain in enumerate(self._gains()))
 
     def _gains(self) -> list[float]:

@@ -18,7 +18,8 @@ from longgraft.proposer import Memory
 
 LOOKED_BACK = 1024      # tokens of a prompt's chunk from which it is learnt how often a match foretells
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)        # of matches, by the last of each bin; longer ones are one bin
-TRUSTED = 6.0           # tokens that the constants of `Odds` count for, in each bin
+TRUSTED = 6.0           # tokens that what was thought before counts for, in each bin
+SCALED = 4.0            # foretold tokens that "as often as in the prompt" counts for, over all bins
 FADING = 0.98           # of what was counted in a bin, with each of its tokens
 RECENT = 0.95           # of what earlier steps brought and took, with each step
 PLAIN = 10.0            # plain steps that the running rate begins with
@@ -41,11 +42,14 @@ class Plan:
 
 @dataclass
 class _Learnt:
-    """hits: per bin of match lengths [foretold tokens, tokens], fading; foretells: share of tokens that the drafter's
-    best guess has right; drafts: [tokens that came of drafts, tokens expected], fading; rate: [tokens, seconds] of
-    recent steps; spent, probing: seconds of all steps, and of looking at a source that was expected to lose."""
+    """prompt, own: of the prompt and of the answer, per bin of match lengths [foretold tokens, tokens], fading; scale:
+    of the answer [foretold tokens, as many as the prompt had led to expect], fading; foretells: share of tokens that
+    the drafter's best guess has right; drafts: [tokens that came of drafts, tokens expected], fading; rate: [tokens,
+    seconds] of recent steps; spent, probing: seconds of all steps, and of looking at what was expected to lose."""
 
-    hits: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(LENGTHS) + 1)])
+    prompt: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(LENGTHS) + 1)])
+    own: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(LENGTHS) + 1)])
+    scale: list[float] = field(default_factory=lambda: [SCALED, SCALED])
     foretells: float = 0.0
     drafts: list[float] = field(default_factory=lambda: [DRAFTS, DRAFTS])
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -89,7 +93,9 @@ class Experience(Memory):
         """The text alone says how often matches foretell, and what the drafter was fed of a prompt how often its best
         guess would have."""
         tokens, learnt = len(seen.path), self.learnt
-        self._count(min(tokens, LOOKED_BACK))
+        for match, right in self.text.hits(min(tokens, LOOKED_BACK)):
+            if match:
+                self._count(match, right, seen.prompt)
         if seen.prompt:
             self.look()
         if (plan := self.plan) is None:
@@ -100,20 +106,31 @@ class Experience(Memory):
         learnt.spent += plan.seconds
         if plan.drafted is not None:
             came = tokens - 1 - plan.remembered
-            learnt.drafts = [FADING * learnt.drafts[0] + came, FADING * learnt.drafts[1] + plan.drafted]
+            _fade(learnt.drafts, came, plan.drafted)
 
-    def _count(self, tokens: int) -> None:
-        """The newest tokens of the text: had the longest match foretold them?"""
-        for match, right in self.text.hits(tokens):
-            if match:
-                counted = self.learnt.hits[bisect_left(LENGTHS, match)]
-                counted[0] = FADING * counted[0] + right
-                counted[1] = FADING * counted[1] + 1.0
+    def _count(self, match: int, right: bool, prompt: bool) -> None:
+        """One more token after a match of this length, which had foretold it or not."""
+        learnt, place = self.learnt, bisect_left(LENGTHS, match)
+        if not prompt:
+            _fade(learnt.scale, right, self._in_the_prompt(match))
+        _fade((learnt.prompt if prompt else learnt.own)[place], right, 1.0)
+
+    def _in_the_prompt(self, match: int) -> float:
+        """Probability that a match of this many tokens foretold the next one there, begun with `Odds`."""
+        right, tokens = self.learnt.prompt[bisect_left(LENGTHS, match)]
+        return (right + TRUSTED * self.odds.on_its_own(match)) / (tokens + TRUSTED)
 
     def on_its_own(self, match: int) -> float:
-        """Probability that a match of this many tokens foretells the next one."""
-        right, tokens = self.learnt.hits[bisect_left(LENGTHS, match)]
-        return (right + TRUSTED * self.odds.on_its_own(match)) / (tokens + TRUSTED)
+        """Probability that a match of this many tokens foretells the next one.
+
+        An answer may repeat less than its prompt does: then all matches are worth less (their odds by one factor), long
+        before each length has been met often enough to tell for itself.
+        """
+        came, expected = self.learnt.scale
+        before = self._in_the_prompt(match)
+        before = before * came / (before * came + (1.0 - before) * expected)
+        right, tokens = self.learnt.own[bisect_left(LENGTHS, match)]
+        return (right + TRUSTED * before) / (tokens + TRUSTED)
 
     def beside(self, match: int) -> float:
         """What it adds to a drafter's probability of its successor."""
@@ -150,3 +167,8 @@ class Experience(Memory):
 
     def restore(self, state: tuple[_Learnt, Plan | None]) -> None:
         self.rewind(state)
+
+
+def _fade(counted: list[float], came: float, expected: float) -> None:
+    counted[0] = FADING * counted[0] + came
+    counted[1] = FADING * counted[1] + expected
