@@ -138,6 +138,12 @@ def test_a_warm_snapshot_changes_speed_and_not_the_answer():
     assert said(ours) == plain("llama", 60, 24, GREEDY)     # and again: nothing of a request is left
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_thresholds_that_follow_change_speed_and_not_the_answer(family, sampling):
+    ours = toy_session("graft", family, online=2.0, thresholds=dict.fromkeys((0, 1, 5), 0.03))
+    assert said(ours, new=40, sampling=sampling) == plain(family, 60, 40, sampling)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_two_runs_take_the_same_steps(method):
     ours, seen = toy_session(method), []

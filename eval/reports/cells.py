@@ -96,12 +96,12 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
         return Cell(*about, promise, 0, len(looping), failures, None, None, None, None, None, found)
     every = [row for mine in kept for row in mine]
     firsts = first_repeats(every)
-    speedups = sorted(ratio for mine in kept if (ratio := _speedup(mine, plain)) is not None)
+    speedups = [ratio for mine in kept if (ratio := _speedup(mine, plain)) is not None]
     rates = [median(row.decode_tokens_per_second for row in mine) for mine in kept]
     q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
     return Cell(*about, promise, len(kept), len(looping), failures, Mean.of([row.mat for row in firsts]),
                 pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
-                median(row.prefill_seconds for row in firsts), found, tuple(speedups),
+                median(row.prefill_seconds for row in firsts), found, tuple(sorted(speedups)),
                 sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every))
 
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from longgraft.eval.reports.cells import first_repeats
 from longgraft.eval.runs.rows import Judged, Row
+from longgraft.stats import MATCHES
 
 What = Literal["probability", "match"]
 COLUMNS = ("mode", "method", "by", "bin", "nodes", "expected", "accepted")
-MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")       # tokens of a match
 FEWEST = 30     # nodes: a share of fewer says little
 
 
