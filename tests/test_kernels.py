@@ -57,7 +57,8 @@ def test_attention_equals_the_reference(kind, rows, heads, size, prefix, window,
     q = torch.randn(1, rows, heads[0], size).transpose(1, 2)
     k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, size).unbind(0)     # rows beyond are scratch
     layout = Layout(prefix, depths, mask, q.device, column_depths)
-    out = kernels.attention(q, k, v, layout, 0.25, window)
+    with torch.no_grad():
+        out = kernels.attention(q, k, v, layout, 0.25, window)
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), atol=2e-6, rtol=1e-5)
     assert called == ["_attention"]
 
