@@ -250,4 +250,24 @@ CALIBRATION = tuple(Mutation(name, "eval/checks/calibrate.py", old, new, f"test_
      "step.confidence[depth] < tau", "a_gate_stops_a_step_whose_confidence_is_at_most_its_threshold"),
 ))
 
-MUTATIONS = DRAWS + ENDS + PROMPTS + TREES + DRAFTER + MEMORIES + RUNS + REQUESTS + FIGURES + CALIBRATION
+KERNELS = (
+    Mutation("few rows see one column before their window", "longgraft/attention/layout.py",
+             "- window + 1).clamp(0, self.prefix)", "- window).clamp(0, self.prefix)",
+             "test_kernels.py::test_attention_equals_the_reference"),
+    Mutation("all threads get the compiled products", "longgraft/kernels/few_rows.py",
+             "if threading.get_ident() == self._thread else", "if self._thread else",
+             "test_kernels.py::test_another_thread_gets_torchs_products_meanwhile"),
+    Mutation("a module's own forward is taken away", "longgraft/kernels/few_rows.py",
+             'for own, _ in self._ours if "forward" not in own]', "for own, _ in self._ours]",
+             "test_kernels.py::test_a_module_with_a_forward_of_its_own_keeps_it"),
+    Mutation("every norm is the plain one", "longgraft/kernels/few_rows.py",
+             "return epsilon if torch.allclose(said, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) "
+             "else None", "return epsilon", "test_kernels.py::test_a_norm_that_says_something_else_is_left_alone"),
+    Mutation("merged stretches forget the larger score", "longgraft/kernels/few_rows.cpp",
+             "total = total * mine + other.total * theirs;", "total = total + other.total;",
+             "test_kernels.py::test_attention_equals_the_reference"),
+    Mutation("half of the products are summed twice", "longgraft/kernels/few_rows.cpp",
+             "= even[t] + odd[t];", "= even[t] + even[t];", "test_kernels.py::test_products_equal_torchs"),
+)
+
+MUTATIONS = KERNELS + DRAWS + ENDS + PROMPTS + TREES + DRAFTER + MEMORIES + RUNS + REQUESTS + FIGURES + CALIBRATION

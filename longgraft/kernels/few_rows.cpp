@@ -12,15 +12,14 @@
 
 namespace {
 
-constexpr int64_t TILE = 8;         // independent sums: enough to keep two multiply-adds a cycle under way
-constexpr int64_t BLOCK = 32;       // columns whose scores exist at once
-constexpr int64_t LINE = 16;         // floats of a cache line
+constexpr int64_t TILE = 8;         // outputs or columns at once: enough sums to keep two a cycle under way
+constexpr int64_t LINE = 16;        // floats of a cache line
 constexpr float HIDDEN = -1e30f;    // the score of a column that a row does not see; any real one wipes it out
 constexpr float LOG2_E = 1.44269504088896341f;
 
 template <int L> struct Of {
     typedef float Vector __attribute__((vector_size(4 * L)));
-    typedef float Loose __attribute__((vector_size(4 * L), aligned(4), may_alias));
+    typedef float Loose __attribute__((vector_size(4 * L), aligned(4), may_alias));      // lies anywhere
     typedef int32_t Whole __attribute__((vector_size(4 * L)));
 };
 
@@ -145,29 +144,27 @@ template <int L, int N> struct Packed {
         }
     }
 
-    // Columns [first, first + columns), at most BLOCK.
+    // Columns [first, first + columns), at most TILE.  What is needed next is asked for line by line, beside the sums.
     void read(int64_t first, int64_t columns, Said<L>* const* said) const {
-        Vector weight[BLOCK][N];
-        for (int64_t c = 0; c < BLOCK; c += TILE) {
-            const float* key[TILE];
-            for (int64_t t = 0; t < TILE; ++t) {
-                const int64_t column = first + std::min(c + t, columns - 1);
-                key[t] = keys + column * a.k_row;
-                for (int64_t d = 0; d < a.size; d += 16) __builtin_prefetch(values + column * a.v_row + d);
-            }
-            Vector score[TILE][N] = {};
-            for (int64_t d = 0; d < a.size; ++d)
-                for (int64_t t = 0; t < TILE; ++t)
-                    for (int64_t s = 0; s < N; ++s) score[t][s] += key[t][d] * query[d * N + s];
-            for (int64_t t = 0; t < TILE; ++t)
-                for (int64_t s = 0; s < N; ++s) weight[c + t][s] = score[t][s];
+        const float *key[TILE], *value[TILE];
+        for (int64_t t = 0; t < TILE; ++t) {
+            const int64_t column = first + std::min(t, columns - 1);
+            key[t] = keys + column * a.k_row;
+            value[t] = values + column * a.v_row;
         }
-        if (columns < BLOCK || first < all || first + columns > a.prefix) hide(first, columns, weight);
+        Vector weight[TILE][N] = {};
+        for (int64_t begin = 0; begin < a.size; begin += LINE) {
+            for (int64_t t = 0; t < TILE; ++t) __builtin_prefetch(value[t] + begin);
+            for (int64_t d = begin; d < std::min(a.size, begin + LINE); ++d)
+                for (int64_t t = 0; t < TILE; ++t)
+                    for (int64_t s = 0; s < N; ++s) weight[t][s] += key[t][d] * query[d * N + s];
+        }
+        if (columns < TILE || first < all || first + columns > a.prefix) hide(first, columns, weight);
         Vector fade[N];
         for (int64_t s = 0; s < N; ++s) {
             Vector most = said[s]->most, total = {};
-            for (int64_t c = 0; c < BLOCK; ++c) most = weight[c][s] > most ? weight[c][s] : most;
-            for (int64_t c = 0; c < BLOCK; ++c) total += weight[c][s] = power_of_two<L>(weight[c][s] - most);
+            for (int64_t t = 0; t < TILE; ++t) most = weight[t][s] > most ? weight[t][s] : most;
+            for (int64_t t = 0; t < TILE; ++t) total += weight[t][s] = power_of_two<L>(weight[t][s] - most);
             fade[s] = power_of_two<L>(said[s]->most - most);
             said[s]->most = most;
             said[s]->total = said[s]->total * fade[s] + total;
@@ -175,10 +172,10 @@ template <int L, int N> struct Packed {
         for (int64_t d = 0; d < a.size; d += TILE) {
             Vector mixed[TILE][N] = {};
             for (int64_t c = 0; c < columns; ++c) {
-                const float* value = values + (first + c) * a.v_row + d;
-                if (d % 16 == 0) __builtin_prefetch(keys + (first + BLOCK + c) * a.k_row + d);
+                const float* row = values + (first + c) * a.v_row + d;
+                if (d % LINE == 0) __builtin_prefetch(keys + (first + TILE + c) * a.k_row + d);
                 for (int64_t t = 0; t < TILE; ++t)
-                    for (int64_t s = 0; s < N; ++s) mixed[t][s] += value[t] * weight[c][s];
+                    for (int64_t s = 0; s < N; ++s) mixed[t][s] += row[t] * weight[c][s];
             }
             for (int64_t t = 0; t < TILE; ++t)
                 for (int64_t s = 0; s < N; ++s) said[s]->mix[d + t] = said[s]->mix[d + t] * fade[s] + mixed[t][s];
@@ -186,7 +183,7 @@ template <int L, int N> struct Packed {
     }
 
     void hide(int64_t first, int64_t columns, Vector (*weight)[N]) const {
-        for (int64_t c = 0; c < BLOCK; ++c)
+        for (int64_t c = 0; c < TILE; ++c)
             for (int64_t s = 0; s < N; ++s) {
                 const int64_t column = first + c;
                 Whole seen = Whole{} - (c < columns);
@@ -201,10 +198,12 @@ template <int L, int N> void attend(const Attention& a, int threads) {
     typedef typename Of<L>::Vector Vector;
     const int64_t packs = (a.group * a.rows + L * N - 1) / (L * N), end = a.prefix + a.own;
     const int64_t first = *std::min_element(a.lowest, a.lowest + a.rows);
-    const int64_t blocks = (end - first + BLOCK - 1) / BLOCK, parts = std::min<int64_t>(threads, blocks);
+    const int64_t blocks = (end - first + TILE - 1) / TILE, parts = std::min<int64_t>(threads, blocks);
     const int64_t floats = Said<L>::floats(a.size), room = Packed<L, N>::floats(a);
     float* const heard = scratch(a.heads * packs * parts * (N * floats + room));
-    const auto said = [&](int64_t task, int64_t s) { return reinterpret_cast<Said<L>*>(heard + (task * N + s) * floats); };
+    const auto said = [&](int64_t task, int64_t s) {
+        return reinterpret_cast<Said<L>*>(heard + (task * N + s) * floats);
+    };
     float* const rooms = heard + a.heads * packs * parts * N * floats;
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t task = 0; task < a.heads * packs * parts; ++task) {
@@ -218,7 +217,7 @@ template <int L, int N> void attend(const Attention& a, int threads) {
         }
         const Packed<L, N> rows(a, head, pack * L * N, rooms + task * room);
         for (int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
-            rows.read(first + b * BLOCK, std::min(BLOCK, end - first - b * BLOCK), mine);
+            rows.read(first + b * TILE, std::min(TILE, end - first - b * TILE), mine);
     }
     for (int64_t which = 0; which < a.heads * packs * N; ++which) {
         const int64_t head = which / N / packs, begin = which % (packs * N) * L, s = which % N;
@@ -267,7 +266,8 @@ void few_rows_attention(const float* q, const float* k, const float* v, float* o
     const Attention a{q, k, v, out, lowest, seen, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
                       sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], scale};
     const int64_t packed = a.group * a.rows;
-    (packed <= 4 ? attend<4, 1> : packed <= 8 ? attend<8, 1> : packed <= 16 ? attend<16, 1> : attend<16, 2>)(a, threads);
+    (packed <= 4 ? attend<4, 1> : packed <= 8 ? attend<8, 1> : packed <= 16 ? attend<16, 1> : attend<16, 2>)(
+        a, threads);
 }
 
 }

@@ -47,8 +47,8 @@ class FewRows:
         """F.linear: x [.., in], weight [out, in], bias [out] -> [.., out]."""
         size = weight.shape[1]
         rows = x.numel() // size
-        if not (LEAST_PRODUCT <= rows <= MOST and x.dtype == weight.dtype == torch.float32 and x.is_contiguous()
-                and weight.is_contiguous() and not torch.is_grad_enabled()):
+        given = (x, weight) if bias is None else (x, weight, bias)
+        if not (LEAST_PRODUCT <= rows <= MOST and x.shape[-1] == size and fits(*given)):
             return F.linear(x, weight, bias)
         y = x.new_empty(*x.shape[:-1], weight.shape[0])
         self._product(x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
@@ -56,10 +56,7 @@ class FewRows:
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """F.rms_norm: x [.., size], weight [size] -> [.., size], in one step instead of six."""
-        if not (x.dtype == weight.dtype == torch.float32 and x.is_contiguous() and weight.is_contiguous()
-                and not torch.is_grad_enabled()):
-            return F.rms_norm(x, weight.shape, weight, epsilon)
+        """F.rms_norm: x [.., size], weight [size] -> [.., size], in one step instead of six; both must fit."""
         y = torch.empty_like(x)
         self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], epsilon)
         return y
@@ -67,8 +64,8 @@ class FewRows:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
         """A backend of `longgraft.attention`.  One row is torch's: it reads a cache as fast."""
         size = q.shape[3]
-        if not (1 < layout.rows <= MOST and q.dtype == k.dtype == torch.float32 and size % EIGHTS == 0
-                and v.shape[3] == size and q.stride(3) == k.stride(3) == v.stride(3) == 1):
+        if not (1 < layout.rows <= MOST and size % EIGHTS == 0 and v.shape[3] == size and q.stride(3) == 1
+                and q.dtype == torch.float32 and q.is_cpu and fits(k, v)):
             return split(q, k, v, layout, scale, window)
         lowest, seen = layout.ranges(window)
         out = q.new_empty(1, layout.rows, q.shape[1], size)
@@ -77,6 +74,12 @@ class FewRows:
         self._attention(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lowest.data_ptr(), seen.data_ptr(),
                         sizes, scale, torch.get_num_threads())
         return out.transpose(1, 2)
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether the compiled functions can read them: they know one dtype and one layout, and no gradients."""
+    return not torch.is_grad_enabled() and all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
+                                               for t in tensors)
 
 
 @cache
@@ -103,10 +106,12 @@ class Engaged:
     def _way(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """What equals the module's own forward, from the parameters that it has when called; None: its own."""
         own: Any = module._parameters
+        ordinary = type(module).forward
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
             return lambda x: self.kernels.product(x, own["weight"], own["bias"])
         if (epsilon := epsilon_of(module)) is not None:
-            return lambda x: self.kernels.norm(x, own["weight"], epsilon)
+            return lambda x: (self.kernels.norm(x, own["weight"], epsilon) if fits(x, own["weight"])
+                              else ordinary(module, x))
         return None
 
     def _here(self, way: Callable[[Tensor], Tensor], module: nn.Module) -> Callable[[Tensor], Tensor]:
