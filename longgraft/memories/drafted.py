@@ -72,13 +72,20 @@ class DrafterMemory(Memory):
         if not self._waiting:
             return
         with self.clock.part("draft"):
-            features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            hidden, tokens = self._fused()
             n = len(tokens)
-            hidden = self.network.fuse(features[None].to(self.device, self.network.fc.weight.dtype))
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             states = self.forward(hidden, tokens.to(self.device), self.cache.length + torch.arange(n), layout)
             self.cache.length += n
-            self._newest, self._waiting = states[:, -1:], ()
+            # A copy: a view would hold a prompt chunk's states.
+            self._newest = states[:, -1:].clone()
+
+    def _fused(self) -> tuple[Tensor, Tensor]:
+        """What waited, hidden [1, n, H] and tokens [n]; its features, several times as wide, are gone before the
+        forward."""
+        features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+        self._waiting = ()
+        return self.network.fuse(features[None].to(self.device, self.network.fc.weight.dtype)), tokens
 
     def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H]; keys and values are written behind the
