@@ -20,16 +20,19 @@ from longgraft.calibration import Calibration, default_path, made_for
 from longgraft.clock import Clock
 from longgraft.devices import device_of, dtype_of
 from longgraft.engine import Engine
+from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import Method, build, find
 from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
 from longgraft.parts import Parts
 from longgraft.roles import RETRIEVAL
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session
-from longgraft.settings import Settings
+from longgraft.settings import Budget, Settings
 from longgraft.target.model import Target
 from longgraft.target.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.text import Prompt
+from longgraft.timing import costs_for
 from longgraft.yarn_drafters.network import Eagle3Network
 
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was
@@ -42,6 +45,7 @@ class Loaded:
     """A target and what a method needs on it, before a session is made of them.
 
     method: the one that was asked for, or its fallback; notes: what was chosen instead of what, for people
+    costs:  a file of `longgraft costs`; None: measured where a method needs them
     """
 
     target: Target
@@ -50,29 +54,37 @@ class Loaded:
     parts: Parts
     calibration: Calibration
     notes: tuple[str, ...] = ()
+    costs: str | None = None
 
     @property
     def identity(self) -> dict[str, str]:
         """Whose calibration this is."""
         return identity_of(self.target, self.tokenizer, self.parts.head)
 
-    def session(self, budget: int | None = None, chunk: int | None = None) -> Session:
-        """budget: nodes per verification; None: the method's, on a CPU at most CPU_BUDGET."""
-        on_cpu, method = self.target.device.type == "cpu", self.method
-        nodes = budget or (min(method.budget, CPU_BUDGET) if on_cpu else method.budget)
+    def session(self, budget: Budget = None, chunk: int | None = None) -> Session:
+        """budget: nodes per verification; paper: the method's; None: what pays, where the method can choose, else the
+        method's, on a CPU at most CPU_BUDGET."""
+        method, nodes = self.method, self.method.usual_budget(budget)
         # Memories and clock of its own: two sessions may stand side by side.
-        parts = replace(self.parts, kept={}, clock=Clock())
+        parts, adaptive = replace(self.parts, kept={}, clock=Clock()), method.chooses(budget)
+        if adaptive:
+            parts = replace(parts, costs=costs_for(self.target, parts.head, self.costs))
+        elif budget is None and self.target.device.type == "cpu":
+            nodes = min(nodes, CPU_BUDGET)
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
+        spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
+        kernels = " with compiled kernels" if self.target.kernels else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
-                 f"{self.target.attention}, method {method.name}, budget {nodes}{gates}")
-        return Session(Engine(self.target, build(method, parts), parts.clock, nodes, chunk), self.tokenizer,
+                 f"{self.target.attention}{kernels}, method {method.name}, budget {spends}{gates}")
+        return Session(Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk), self.tokenizer,
                        (*self.notes, about))
 
     def _gates(self, nodes: int) -> str:
         """The thresholds, and how this session differs from what they were made for, for people."""
         parts = self.parts
         differs = self.calibration.differs(made_for(nodes, parts.levels, parts.top_k, parts.window))
-        return self.calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "")
+        follow = "" if parts.online is None else ", then following the last steps"
+        return self.calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "") + follow
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
@@ -100,10 +112,13 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
     method, given, notes = _needs(method, Sources(target, drafter, opts.head))
+    if isinstance(why := _kernels(opts, target.device, target.dtype), NotBuilt):
+        notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
     parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
-                  opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist)
-    return Loaded(target, tokenizer, method, parts, calibration, notes)
+                  opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist,
+                  opts.online)
+    return Loaded(target, tokenizer, method, parts, calibration, notes, opts.costs)
 
 
 def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
@@ -207,7 +222,18 @@ def _target(model: Any, opts: Settings) -> tuple[Target, Any]:
     config = read_config(path, name)
     tokenizer = read_tokenizer(path, name)
     loaded: Any = read_model(path, name, config, _dtype(opts.dtype, device, config))
-    return Target(loaded.to(device), name, opts.attention), tokenizer
+    return _made(loaded.to(device), name, opts), tokenizer
+
+
+def _made(model: PreTrainedModel, name: str, opts: Settings) -> Target:
+    parameter = next(model.parameters())
+    kernels = _kernels(opts, parameter.device, parameter.dtype)
+    return Target(model, name, opts.attention, kernels if isinstance(kernels, FewRows) else None)
+
+
+def _kernels(opts: Settings, device: torch.device, dtype: torch.dtype) -> FewRows | NotBuilt | None:
+    """None where they were not asked for, or have nothing to do."""
+    return few_rows() if (opts.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
 
 
 def _given(model: tuple, opts: Settings) -> tuple[Target, Any]:
@@ -217,7 +243,7 @@ def _given(model: tuple, opts: Settings) -> tuple[Target, Any]:
                          "(model, tokenizer): a transformers model, and its tokenizer or None.")
     loaded, tokenizer = model
     name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
-    target = Target(loaded, name, opts.attention)
+    target = _made(loaded, name, opts)
     wanted = None if opts.dtype is None else dtype_of(opts.dtype)
     if wanted not in (None, target.dtype) or opts.device not in (None, str(target.device), target.device.type):
         raise ValueError(f"The model given is {target.dtype} on {target.device}; {opts.dtype or 'any dtype'} on "

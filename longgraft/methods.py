@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from longgraft.compose import Graft, Plain, TailGraft
-from longgraft.drafters.policies import Dense, Filled, Split
+from longgraft.drafters.policies import Dense, Filled, Mass, Split
 from longgraft.needs import HEAD, Need
 from longgraft.parts import Parts
 from longgraft.proposer import Proposer
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.retrievers.prompt_lookup import PromptLookup
+from longgraft.settings import Budget
 from longgraft.templates import chain, token_recycling
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
@@ -31,7 +32,9 @@ ENTRY_POINTS = "longgraft.methods"      # the group under which installed packag
 # Settings that a method may be given for itself (`method+name=value`), by what it is made of.
 BUDGETED = frozenset({"budget"})
 DRAFTS = BUDGETED | {"levels", "top_k", "window"}
-GATED = DRAFTS | {"thresholds"}
+SPLIT = DRAFTS | {"thresholds"}
+GATED = SPLIT | {"online"}
+RANKED = DRAFTS | {"warm"}
 LOOKS_UP = BUDGETED | {"depth", "width", "warm"}
 
 Promise = Literal["exact", "distribution", "lossy"]
@@ -49,6 +52,7 @@ class Method:
     budget:   nodes per verification, root included, where none is given
     takes:    settings that can be its own
     fallback: the method that takes its place where what it needs is not known for a target; "": none does
+    adaptive: from parts with costs to a proposer that chooses its own budgets, up to `budget`, where none is given
     """
 
     name: str
@@ -60,12 +64,18 @@ class Method:
     budget: int = BUDGET
     takes: frozenset[str] = BUDGETED
     fallback: str = ""
+    adaptive: Callable[[Parts], Proposer] | None = None
 
-    def usual_budget(self, wanted: int | None) -> int:
+    def usual_budget(self, wanted: Budget) -> int:
         """The wanted nodes per verification, the method's own, or one where it never proposes anything."""
-        return self.budget if wanted is None or self.budget == 1 else wanted
+        return wanted if isinstance(wanted, int) and self.budget > 1 else self.budget
+
+    def chooses(self, wanted: Budget) -> bool:
+        """Whether it chooses its budgets: it can, and none is wanted."""
+        return wanted is None and self.adaptive is not None
 
 
+OURS = "docs/choices.md, one ranking"
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104)"
 EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
 LOOKUP = "Prompt lookup decoding (Saxena, 2023)"
@@ -84,8 +94,19 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
     Method("eagle3-window", "eagle3 with a drafter that sees only its last 2,048 tokens", EAGLE3 + "; vLLM, SGLang",
            lambda p: p.drafter(Dense(), window=WINDOW), (HEAD,), takes=DRAFTS),
+    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", OURS,
+           lambda p: p.ranked(Mass()), (HEAD,), takes=RANKED, fallback="graft-x-text",
+           adaptive=lambda p: p.controlled()),
+    Method("graft-x-text", "graft-x without a drafter: what followed the longest match", OURS, lambda p: p.ranked(),
+           adaptive=lambda p: p.controlled(drafts=False)),
+    Method("graft-x-no-text", "graft-x without the text: drafted nodes and the matrix", OURS,
+           lambda p: p.ranked(Mass(), order=0), (HEAD,), takes=RANKED, adaptive=lambda p: p.controlled(order=0)),
+    Method("graft-x-no-rows", "graft-x without the matrix", OURS, lambda p: p.ranked(Mass(), rows=False), (HEAD,),
+           takes=DRAFTS),
+    Method("graft-x-dense", "graft-x that never stops drafting", OURS, lambda p: p.ranked(Dense()), (HEAD,),
+           takes=RANKED),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT,
-           lambda p: Graft(p.drafter(p.gates()), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
+           lambda p: Graft(p.gated(), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
            fallback="retrieval"),
     Method("graft-root", "never stops; a fixed 20 of 60 slots retrieved at the root", GRAFT + ", Figure 2",
            lambda p: Graft(p.drafter(Split()), p.retriever(), p.clock), (HEAD,), takes=DRAFTS | LOOKS_UP),
@@ -93,11 +114,11 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            lambda p: TailGraft(p.drafter(Split()), p.retriever(chain), clock=p.clock), (HEAD,),
            takes=DRAFTS | {"warm"}),
     Method("graft-no-retrieval", "stops when unsure and leaves the freed slots empty", GRAFT + ", Figure 5",
-           lambda p: p.drafter(p.gates()), (HEAD,), takes=GATED),
+           lambda p: p.gated(), (HEAD,), takes=GATED),
     Method("graft-filled", "stops when unsure and fills the freed slots with drafted candidates", GRAFT + ", Figure 5",
-           lambda p: p.drafter(Filled(p.gates())), (HEAD,), takes=GATED),
+           lambda p: p.gated(Filled), (HEAD,), takes=GATED),
     Method("graft-no-prune", "never stops; the retrieved share is the calibrated one", GRAFT + ", Figure 5",
-           lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP),
+           lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock), (HEAD,), takes=SPLIT | LOOKS_UP),
 )}
 
 
@@ -164,10 +185,11 @@ def _named(what: str) -> object:
         raise ValueError(f"Method {what!r} cannot be loaded: {error}. Give FILE.py:OBJECT or MODULE:OBJECT.") from error
 
 
-def build(what: str | Method | Proposer, parts: Parts) -> Proposer:
-    """The method's proposer; ValueError where something that it needs is missing."""
+def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -> Proposer:
+    """The method's proposer; ValueError where something that it needs is missing.  adaptive: one that chooses its
+    budgets, where the method has one."""
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
                          f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
-    return method.build(parts)
+    return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)

@@ -48,6 +48,7 @@ class Observation:
     hidden:     layer -> [n, H], what entered that layer; the wanted layers
     final:      [n, H] after the final norm; None unless wanted
     prompt:     whether this is a prompt chunk
+    seconds:    of the pass, with draw and walk
     """
 
     tree: ProposalTree
@@ -57,6 +58,7 @@ class Observation:
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
     prompt: bool = False
+    seconds: float = 0.0
 
     @property
     def kept(self) -> Tensor:

@@ -15,7 +15,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from longgraft.reading import parse_json
 
@@ -208,6 +208,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return kind is Any
     if origin in (Union, UnionType):
         return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
     if kind is float:
         return isinstance(value, (int, float)) and math.isfinite(value)
     if origin is tuple and isinstance(value, tuple):
@@ -228,6 +230,9 @@ def _tupled(value: Any) -> Any:
 
 def _parsed(text: str, kind: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):        # a word, or else what the last type makes of it
+        words = {word: word for one in inner if get_origin(one) is Literal for word in get_args(one)}
+        return words[text] if text in words else _parsed(text, inner[-1])
     if kind is bool:
         if text not in ("true", "false"):
             raise ValueError(text)
@@ -246,6 +251,10 @@ def _parsed(text: str, kind: Any) -> Any:
 def _words(kind: Any) -> str:
     kind = _inner(kind)
     origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_words, inner))
+    if origin is Literal:
+        return ", ".join(inner)
     if origin is tuple:
         return f"a list, each {_words(inner[0])}"
     if origin is dict:

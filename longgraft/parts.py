@@ -13,18 +13,31 @@ from typing import TypeVar
 from torch import Tensor
 
 from longgraft.clock import Clock
+from longgraft.controller import Controller, Paying
+from longgraft.costs import Live
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.drafters.online import FollowedThresholds, Following
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS, Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.experience import Experience
 from longgraft.memories.history import History
 from longgraft.memories.rows import RowsMemory
+from longgraft.memories.successors import ORDER, Successors
 from longgraft.needs import HEAD, Need
-from longgraft.proposer import Memory, PruningPolicy
+from longgraft.odds import Odds
+from longgraft.proposer import Memory, Proposer, PruningPolicy
+from longgraft.ranking import Ranked
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.target.model import Target
 from longgraft.templates import DEEPEST, WIDEST, Template, bounded, envelope
 from longgraft.yarn_drafters.network import Eagle3Network
+
+BEAMS = (10, 6, 3)      # widths of a controller's draft
+WIDER = 1.25            # what a wider one may cost of the narrowest
+NEAR = 1024             # prefix at which they are compared
+WIDE, WIDELY = 32, 1.5  # nodes that must cost no more than this many plain passes, for the matrix to have a say: its
+                        # top-k of every row, also the prompt's, is a price that narrow trees do not earn back
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Memory)
@@ -40,7 +53,10 @@ class Parts:
     snapshot: warm rows that every request starts from; None: empty.  persist: rows outlive a request instead
     split:    nodes kept of 60 where nothing is pruned, root included
     window:   tokens of its past that the drafter sees; None: what its checkpoint says
+    online:   what a drafted level costs in verifications, where thresholds follow what is observed; None: they stay
     depth, width: bounds on retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
+    odds:     how probable remembered tokens are
+    costs:    what a step costs here: needed where a controller decides
     """
 
     target: Target
@@ -54,6 +70,9 @@ class Parts:
     depth: int | None = None
     width: int | None = None
     persist: bool = False
+    online: float | None = None
+    odds: Odds = field(default_factory=Odds)
+    costs: Live | None = None
     clock: Clock = field(default_factory=Clock)
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
@@ -66,8 +85,14 @@ class Parts:
         """The drafter network; None where the method needs none."""
         return self.the(HEAD) if HEAD.name in self.given else None
 
-    def gates(self) -> Gates:
-        return Gates(self.thresholds)
+    def gated(self, policy: Callable[[Gates], PruningPolicy] = lambda gates: gates) -> Proposer:
+        """A drafter with gates.  policy: what is made of them."""
+        if self.online is None:
+            return self.drafter(policy(Gates(self.thresholds)))
+        taus, levels, cost = dict(self.thresholds), self.levels, self.online
+        memory = self._one(("thresholds", *sorted(taus.items()), levels, cost),
+                           lambda: FollowedThresholds(taus, levels, cost))
+        return Following(self.drafter(policy(Gates(memory.thresholds))), memory)
 
     def drafter(self, policy: PruningPolicy, window: int | None = None) -> Eagle3Drafter:
         """window: the method's own, where the settings leave it open."""
@@ -77,11 +102,44 @@ class Parts:
         """The drafter's keys and values."""
         network = self.the(HEAD)
         window = self.window or window or network.config.window
-        return self._one(("drafted", id(network), window), lambda: DrafterMemory(network, window, self.clock))
+        return self._one(("drafted", id(network), window), lambda: DrafterMemory(
+            network, window, self.clock, self.target.kernels))
 
     def history(self) -> History:
         """All committed tokens."""
         return self._one(("history",), History)
+
+    def text(self, order: int = ORDER) -> Successors:
+        """All committed tokens by their n-grams of up to this many tokens."""
+        return self._one(("text", order), lambda: Successors(order))
+
+    def controlled(self, drafts: bool = True, order: int = ORDER, probing: bool = True) -> Controller:
+        """Of one ranking what pays.  drafts: with a drafter; order: as `text` has it, 0 for no memory of the text."""
+        assert self.costs is not None, "a controller needs costs"
+        costs = self.costs
+        text, drafted = self.text(order), self.drafted() if drafts else None
+        experience = self._one(("experience", order, drafts, probing),
+                               lambda: Experience(text, costs, self.odds, drafted))
+        if drafted is None:
+            return Controller(Ranked(text, odds=experience, clock=self.clock), experience, clock=self.clock)
+        policy = Paying(self._beam(costs))
+        drafter = Eagle3Drafter(drafted, policy, self.levels, policy.beam, self.clock)
+        wide = costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR)
+        return Controller(Ranked(text, drafter, self.rows() if wide else None, experience, self.clock), experience,
+                          policy, levels=self.levels, probing=probing, clock=self.clock)
+
+    def _beam(self, costs: Live) -> int:
+        """The widest that costs little more than the narrowest."""
+        least = costs.level(BEAMS[-1], NEAR)
+        return next(min(beam, self.top_k) for beam in BEAMS if costs.level(beam, NEAR) <= WIDER * least)
+
+    def ranked(self, policy: PruningPolicy | None = None, rows: bool = True, order: int = ORDER) -> Ranked:
+        """One ranking of what the text foretells and what a drafter that stops by `policy` drafts; None: no drafter.
+
+        rows: whether the matrix has a say beside drafted nodes; order: as `text` has it, 0 for no memory of the text.
+        """
+        drafter = None if policy is None else self.drafter(policy)
+        return Ranked(self.text(order), drafter, self.rows() if rows and drafter else None, self.odds, self.clock)
 
     def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> RowsMemory:
         """The adjacency matrix.  warm: from the snapshot, if there is one; unseen: what stands for no token; kind:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from longgraft.options import check, like, option
 from longgraft.roles import DEFAULT
 
 POSITIONS = 2 ** 24     # beyond any model's
+Budget = Literal["paper"] | int | None
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ class Settings:
 
     # In Python also a method, or an object that proposes.
     method: Any = option(DEFAULT, "A name of `longgraft methods`, or FILE.py:OBJECT")
-    budget: int | None = option(None, "Nodes per verification, root included", unit="nodes", low=1, high=4096,
-                                none="the method's own, mostly 60; on a CPU at most 16", source="K_max: Graft, 4.1")
+    budget: Budget = option(None, "Nodes per verification, root included; paper: the method's own, mostly 60",
+                            unit="nodes", low=1, high=4096, none="what pays, where the method can choose; else its "
+                            "own, on a CPU at most 16", source="K_max: Graft, 4.1")
     draft_levels: int = option(9, "Draft forwards per step at most", unit="levels", low=1, high=64,
                                source="EAGLE's depth of 8, and one")
     draft_top_k: int = option(10, "Beam width and branching of the drafter", unit="candidates", low=1, high=64,
@@ -66,10 +68,15 @@ class Settings:
     dtype: str | None = option(None, "Of weights and caches", choices=("float32", "bfloat16", "float16"),
                                none="float32 on a CPU, else what the weights were saved in")
     attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash"))
+    kernels: str = option("auto", "Compiled ones for passes of few rows on a CPU in float32, built once where a C++ "
+                          "compiler is at hand", choices=("auto", "none"))
     chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,
                                none="by memory")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
+    online: float | None = option(None, "Thresholds follow the last 64 steps, where a drafted level costs this "
+                                        "share of a verification", low=0, high=100, none="thresholds stay",
+                                  source="0.06: embedded pair, 60 nodes, one CPU core")
     costs: str | None = option(None, "File of `longgraft costs`, by which decoding then decides the same again",
                                none="measured at load, and followed")
     persist: bool = option(False, "The matrix outlives a request")
@@ -121,13 +128,14 @@ class OfMethod:
     thresholds and warm are names of calibrations, "none" of the empty one.
     """
 
-    budget: int | None = like(Settings, "budget")
+    budget: Budget = like(Settings, "budget")
     levels: int | None = like(Settings, "draft_levels", default=None, none="the run's")
     top_k: int | None = like(Settings, "draft_top_k", default=None, none="the run's")
     window: int | None = like(Settings, "draft_window")
     depth: int | None = like(Settings, "retrieved_depth")
     width: int | None = like(Settings, "retrieved_width")
     thresholds: str = option("", "Of this calibration")
+    online: float | None = like(Settings, "online")
     warm: str = option("", "The matrix begins with this calibration's rows")
 
     def __post_init__(self) -> None:

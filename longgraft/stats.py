@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from longgraft.tree import DRAFT, RETRIEVED, UNPRUNED, ProposalTree
+
+MATCH_ENDS = (1, 2, 4, 8, 16)                               # tokens of a match, by the last of each bin
+MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,10 @@ class Stats:
     accepted_per_step:  proposed tokens that were emitted, per verification step, without the bonus token
     accepted_by_origin: those by who proposed them: draft, retrieved or both
     stages:             drafted trees by where drafting was cut: d0, d1, ... (expansions), or none
+    kinds:              steps by what was spent on them: plain (nothing proposed), memory (nothing drafted), draft
+    by_probability:     proposed nodes by the estimated probability of their path, in tenths by the lower edge, "0.9":
+                        (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out
+    by_match:           retrieved nodes by the tokens of the match that foretold them: as by_probability
     seconds_by_part:    of decoding; prefill_seconds and decode_seconds are wall-clock seconds
     peak_memory_bytes:  the device's, during the request
     """
@@ -27,6 +36,9 @@ class Stats:
     accepted_per_step: tuple[int, ...] = ()
     accepted_by_origin: Mapping[str, int] = field(default_factory=lambda: dict(draft=0, retrieved=0, both=0))
     stages: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    by_probability: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
+    by_match: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
@@ -60,6 +72,7 @@ class Stats:
             "tokens_per_step": self.tokens_per_step, "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds, "decode_tokens_per_second": self.decode_tokens_per_second,
             "accepted_by_origin": dict(self.accepted_by_origin), "stages": dict(self.stages),
+            "kinds": dict(self.kinds), "by_probability": dict(self.by_probability), "by_match": dict(self.by_match),
             "seconds_by_part": dict(self.seconds_by_part), "peak_memory_bytes": self.peak_memory_bytes}
 
 
@@ -71,6 +84,8 @@ class Tally:
         self._accepted: list[int] = []
         self._origins: Counter[str] = Counter(draft=0, retrieved=0, both=0)
         self._stages: Counter[str] = Counter()
+        self._kinds: Counter[str] = Counter()
+        self._by_probability, self._by_match = Bins(), Bins()
 
     def first(self) -> None:
         """The token that the prefill yields."""
@@ -89,11 +104,47 @@ class Tally:
         self._origins.update(_origin(origins[node]) for node in accepted)
         if tree.stage is not None:
             self._stages["none" if tree.stage == UNPRUNED else f"d{tree.stage}"] += 1
+        self._kinds["plain" if len(tree) == 1 else "memory" if tree.stage is None else "draft"] += 1
+        self._judge(tree, set(accepted))
+
+    def _judge(self, tree: ProposalTree, accepted: Set[int]) -> None:
+        """Estimates beside what came of them."""
+        match = [0] * len(tree) if tree.match is None else tree.match.tolist()
+        for node, score in enumerate(tree.scores.tolist()):
+            if node and score == score:
+                probability, right = math.exp(score), node in accepted
+                self._by_probability.add(f"0.{min(9, int(10 * probability))}", probability, right)
+                if match[node]:
+                    self._by_match.add(MATCHES[bisect_left(MATCH_ENDS, match[node])], probability, right)
 
     def stats(self, **figures: Any) -> Stats:
         """What was counted; figures: the fields of `Stats` that are no counts."""
         return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
-                     accepted_by_origin=dict(self._origins), stages=dict(self._stages), **figures)
+                     accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
+                     by_probability=self._by_probability.rows(), by_match=self._by_match.rows(), **figures)
+
+
+class Bins:
+    """(nodes, sum of their estimates, accepted nodes) by a name."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, name: str, estimate: float, accepted: bool) -> None:
+        """One more node."""
+        sums = self._sums.setdefault(name, [0, 0.0, 0])
+        sums[0] += 1
+        sums[1] += estimate
+        sums[2] += accepted
+
+    def rows(self) -> dict[str, tuple[int, float, int]]:
+        """By name, in their order."""
+        return {name: (int(n), estimates, int(accepted))
+                for name, (n, estimates, accepted) in sorted(self._sums.items(), key=lambda one: _leading(one[0]))}
+
+
+def _leading(name: str) -> float:
+    return float(name.rstrip("+").partition("-")[0])
 
 
 def _origin(bits: int) -> str:

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from longgraft.acceptance import Greedy
 from longgraft.clock import Clock
@@ -31,11 +33,14 @@ from longgraft.verifier import Verifier
 from longgraft.yarn_drafters.network import Eagle3Network
 
 PREFIXES = (512, 4096)      # tokens
-ROWS = (1, 16, 4, 8, 2)     # of a pass; those of the first two are never left out
+ROWS = (1, 16, 4, 8, 2, 17, 60)     # of a pass; those of the first two are never left out, and kernels may end at 16
 WIDTHS = (8, 2)         # nodes that a draft level feeds
 FED = (1, 16)           # observed tokens
 LEVELS = 2              # expansions of the draft that is timed
 SHARE = 0.05            # of the free memory, for caches of zeros
+
+# What was measured of a model serves all of its sessions.
+_MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
 
 Point = tuple[str, int, int]
 """(what, prefix, rows)"""
@@ -48,7 +53,7 @@ def key_of(target: Target, network: Eagle3Network | None) -> dict[str, str]:
         c = network.config
         drafter = f"{c.layout}, {c.layers} x {c.hidden_size:,}, vocabulary {c.draft_vocab_size:,}"
     key = {"model": Path(target.name).name, "drafter": drafter, "dtype": str(target.dtype)[6:],
-           "attention": target.attention}
+           "attention": target.attention, "kernels": "compiled" if target.kernels else "none"}
     if device.type == "cuda":
         return key | {"device": torch.cuda.get_device_name(device)}
     return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}
@@ -79,7 +84,11 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None) -
     ValueError where the file is another model's, drafter's or machine's.
     """
     if path is None:
-        return Live(measure(target, network))
+        measured = _MEASURED.setdefault(target.model, {})
+        key = tuple(key_of(target, network).items())
+        if key not in measured:
+            measured[key] = measure(target, network)
+        return Live(measured[key])
     costs = Costs.load(Path(path))
     advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
     if differs := costs.fits(key_of(target, network)):
@@ -99,7 +108,7 @@ class _Rig:
         room = max(1, min(*positions, room) - most)
         self.lengths = sorted({min(prefix, room) for prefix in prefixes}, reverse=True)
         longest = self.lengths[0]
-        memory = DrafterMemory(network) if network else None
+        memory = DrafterMemory(network, kernels=target.kernels) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
         self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock())
         # Buffers exist when they were written once; what they held before may be NaN, or numbers too small to be fast.

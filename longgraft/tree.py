@@ -19,10 +19,11 @@ class ProposalTree:
 
     tokens:  [n] int64; tokens[0] is the root: committed, and not yet in the target's cache
     parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens
-    scores:  [n] float32, log-probability of the path under the drafter; nan where retrieved, 0 at the root
+    scores:  [n] float32, log-probability of the path as its proposer estimates it; nan where it does not, 0 at the root
     origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED
     stage:   expansions after which a policy stopped drafting or gave slots away; UNPRUNED: it did neither; None:
              nothing was drafted in levels
+    match:   [n] int64, tokens of the match that a node was retrieved by, 0 without one; None: nothing matched contexts
     """
 
     tokens: Tensor
@@ -30,13 +31,14 @@ class ProposalTree:
     scores: Tensor
     origin: Tensor
     stage: int | None = None
+    match: Tensor | None = None
 
     @classmethod
     def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
-              stage: int | None = None) -> ProposalTree:
+              stage: int | None = None, match: list[int] | None = None) -> ProposalTree:
         """A tree from plain lists, root first."""
         return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
-                   torch.tensor(origin, dtype=torch.int8), stage)
+                   torch.tensor(origin, dtype=torch.int8), stage, None if match is None else torch.tensor(match))
 
     @classmethod
     def chain(cls, tokens: Tensor, origin: int = DRAFT) -> ProposalTree:
@@ -89,7 +91,8 @@ class ProposalTree:
         place = {node: i for i, node in enumerate(nodes)}
         index = torch.tensor(nodes)
         parents = torch.tensor([-1] + [place[p] for p in self.parents[index].tolist()[1:]])
-        return ProposalTree(self.tokens[index], parents, self.scores[index], self.origin[index], self.stage)
+        return ProposalTree(self.tokens[index], parents, self.scores[index], self.origin[index], self.stage,
+                            None if self.match is None else self.match[index])
 
     def top(self, budget: int) -> ProposalTree:
         """The best `budget` nodes, root included, by (score, shallower, earlier); nan scores rank last."""

@@ -41,10 +41,13 @@ class Verifier:
 
     def verify(self, tree: ProposalTree, wants: Wants) -> Observation:
         """The accepted path of `tree` is committed; what the target saw is returned."""
+        since = self.clock.now(wait=False)
         with self.clock.part("verify"):
             report, = self.target.run([Segment(tree, self.cache)], wants)
         with self.clock.part("accept"):
             positions = (self.cache.position + 1 + tree.depths).tolist()
             path, next_token = self.rule(tree, report.logits, positions)
             self.cache.keep(path)
-        return Observation(tree, path, next_token, report.topk, report.hidden, report.final)
+        # The walk has waited for the device: what was launched before is done.
+        return Observation(tree, path, next_token, report.topk, report.hidden, report.final,
+                           seconds=self.clock.now(wait=False) - since)

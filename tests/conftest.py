@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from longgraft.costs import Costs, Live
 from longgraft.engine import Engine
+from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import build, find
 from longgraft.needs import HEAD
 from longgraft.parts import Parts
@@ -94,18 +97,33 @@ def golden() -> Golden:
     return Golden()
 
 
-def toy_target(family: str = "llama", attention: str = "auto") -> Target:
-    return Target(toy_model(family), family, attention)
+@pytest.fixture(scope="session")
+def kernels() -> FewRows:
+    """The compiled ones; where no compiler is, there is nothing to test."""
+    if isinstance(built := few_rows(), NotBuilt):
+        pytest.skip(f"no compiled kernels: {built}")
+    return built
 
 
-def toy_parts(family: str = "llama", seed: int = 0, **more) -> Parts:
-    return Parts(toy_target(family), {HEAD.name: toy_network(seed)}, **more)
+# A machine where a few rows cost little more than one and drafting is cheap: a controller has all its choices.
+TOY_COSTS = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.02, 10: 0.03}}, {0: {1: 0.02, 64: 0.1}})
 
 
-def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17, **more) -> Session:
+def toy_target(family: str = "llama", attention: str = "auto", kernels: FewRows | None = None) -> Target:
+    return Target(toy_model(family), family, attention, kernels)
+
+
+def toy_parts(family: str = "llama", seed: int = 0, kernels: FewRows | None = None, **more) -> Parts:
+    more.setdefault("costs", Live(TOY_COSTS, frozen=True))
+    return Parts(toy_target(family, kernels=kernels), {HEAD.name: toy_network(seed)}, **more)
+
+
+def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
+                adaptive: bool = False, **more) -> Session:
+    """adaptive: the method chooses its budgets, where it can."""
     parts = toy_parts(family, **more)
-    engine = Engine(parts.target, build(method, parts), parts.clock, budget or find(method).budget, chunk)
-    return Session(engine, None)
+    proposer = build(method, parts, adaptive)
+    return Session(Engine(parts.target, proposer, parts.clock, budget or find(method).budget, chunk), None)
 
 
 def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=()) -> Generation:

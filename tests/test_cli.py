@@ -62,12 +62,12 @@ def test_json_prints_one_object_with_every_field(pair, capsys, monkeypatch):
     assert len(answer["token_ids"]) == 12 and answer["text"].startswith("w")
     assert set(answer["stats"]) == {
         "prompt_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step", "prefill_seconds",
-        "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "seconds_by_part",
-        "peak_memory_bytes"}
+        "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds",
+        "by_probability", "by_match", "seconds_by_part", "peak_memory_bytes"}
     stats = answer["stats"]
     assert stats["new_tokens"] == 1 + sum(stats["accepted_per_step"]) + stats["steps"] == 12
     assert sum(stats["accepted_by_origin"].values()) == sum(stats["accepted_per_step"])
-    assert sum(stats["stages"].values()) == stats["steps"]
+    assert sum(stats["kinds"].values()) == stats["steps"]
 
 
 def assert_before_loading(monkeypatch):
@@ -81,15 +81,19 @@ def assert_before_loading(monkeypatch):
 def test_an_answer_says_who_gave_it_and_with_what(pair, capsys, monkeypatch):
     _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1, "--seed", 5, "--budget", 8))
     answer = json.loads(out)
-    assert (answer["model"], answer["method"], answer["seed"]) == (str(pair / "target"), "graft", 5)
+    assert (answer["model"], answer["method"], answer["seed"]) == (str(pair / "target"), "graft-x", 5)
     assert answer["finish_reason"] == "length"
     settings = answer["settings"]
     assert (settings["budget"], settings["dtype"], settings["temperature"], settings["max_new_tokens"]) == (
         8, "float32", 1.0, 12)
     _, out, _ = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--prompt", "w1", "--json",
                     "--max-new-tokens", 2)
-    answer = json.loads(out)       # no head of this target is known, and a CPU takes a smaller budget
-    assert answer["method"] == answer["settings"]["method"] == "retrieval" and answer["settings"]["budget"] == 16
+    answer = json.loads(out)       # no head of this target is known, and what pays is spent
+    assert answer["method"] == answer["settings"]["method"] == "graft-x-text" and answer["settings"]["budget"] is None
+    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--budget", "paper"))
+    assert json.loads(out)["settings"]["budget"] == 60
+    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--method", "eagle3"))
+    assert json.loads(out)["settings"]["budget"] == 16      # a CPU takes a smaller one
 
 
 def test_a_prompt_comes_from_a_flag_a_file_or_standard_input(pair, capsys, monkeypatch):
@@ -242,7 +246,7 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
     code, out, err = run(capsys, monkeypatch, "calibrate", *common, "--prompts", prompts, "--rounds", 3,
                          "--max-new-tokens", 24, "--out", file)
     assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
-    code, out, err = run(capsys, monkeypatch, *ask(pair, "--calibration", file, "--compare"))
+    code, out, err = run(capsys, monkeypatch, *ask(pair, "--method", "graft", "--calibration", file, "--compare"))
     assert code == 0 and "identical ids" in err and "calibrated" in err
 
 

@@ -56,7 +56,7 @@ def test_help_needs_no_torch():
     (["generate"], "none was given"), (["generate", "--prompt", ""], "prompt is empty"),
     (["generate", "hello"], "with --prompt"), (["generate", "--prompt", "x", "--prompt-file", "y"], "--prompt and --"),
     (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt"), (["generat"], "No such command"),
-    (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be a whole number"),
+    (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be paper or a whole number"),
     (["generate", "--prompt", "x", "--budget"], "requires an argument"),
     (["generate", "--prompt", "x", "--draft-top-k", "5000"], "--draft-top-k is 5,000"),
     (["generate", "--prompt", "x", "--max-new-tokens", "400000000"], "--max-new-tokens is 400,000,000"),

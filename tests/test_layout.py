@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
     ["tree", "clock", "usage", "reading", "devices", "roles"], ["observation", "options"],
-    ["proposer", "stats", "settings", "costs"],
-    ["acceptance", "kv", "attention", "templates", "text"], ["sampling", "target"], ["verifier", "yarn_drafters"],
-    ["memories", "prefill"], ["drafters", "retrievers", "compose", "request"], ["timing"], ["engine"], ["session"],
+    ["proposer", "stats", "settings", "costs"], ["acceptance", "kv", "attention", "templates", "text"],
+    ["kernels", "odds"], ["sampling", "target"], ["verifier", "yarn_drafters"], ["memories", "prefill"],
+    ["drafters", "retrievers", "compose", "request", "ranking"], ["timing", "controller"], ["engine"], ["session"],
     ["calibration", "needs"], ["parts"], ["methods"], ["loading"],
     ["eval.levels", "eval.loops", "eval.scores", "eval.statistics"],
     ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"], ["cli", "__init__"]]

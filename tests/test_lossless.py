@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 
 import pytest
 import torch
-from conftest import FAMILIES, VOCAB, answered, toy_model, toy_prompt, toy_session
+from conftest import FAMILIES, TOY_COSTS, VOCAB, answered, toy_model, toy_prompt, toy_session
 from oracle import plain
 from test_docs import METHOD_FILE
 
+from longgraft.costs import Live
 from longgraft.eval.checks.losslessness import assert_lossless
 from longgraft.methods import METHODS
 from longgraft.sampling import Sampling
 from longgraft.session import Session
 
+CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 
@@ -27,6 +30,16 @@ def said(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GR
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_says_exactly_what_the_target_would(method, family, sampling):
     assert said(toy_session(method, family), sampling=sampling) == plain(family, 60, 24, sampling)
+
+
+@pytest.mark.parametrize("costs", [(1.0, 1.6), (1.0, 1.0), (1.0, 40.0)], ids=["usual", "free-rows", "dear-rows"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, WARPED], ids=["greedy", "sampled", "warped"])
+@pytest.mark.parametrize("method", CHOOSING)
+def test_what_a_method_chooses_to_spend_changes_nothing(method, family, sampling, costs):
+    one, sixty = costs
+    spent = Live(replace(TOY_COSTS, passes={0: {1: one, 60: sixty}}), frozen=True)
+    ours = toy_session(method, family, adaptive=True, costs=spent)
+    assert said(ours, sampling=sampling) == plain(family, 60, 24, sampling)
 
 
 def test_a_method_of_a_file_is_held_to_the_same(tmp_path):

@@ -9,6 +9,7 @@ from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 from longgraft.calibration import Calibration
 from longgraft.clock import Clock
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS
+from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.measure import Learned, Prefilled, Stock
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.memories.drafted import DrafterMemory
@@ -31,7 +32,8 @@ def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:
 def alone(name: str, sampling: Sampling, **parts) -> tuple[list[int], Stats]:
     """A session that prefills for itself."""
     variant = Variant.parse(name)
-    found = answered(toy_session(variant.method, budget=variant.budget(None), **parts), PROMPT, NEW, sampling)
+    ours = toy_session(variant.method, budget=variant.budget(None), adaptive=variant.adaptive(None), **parts)
+    found = answered(ours, PROMPT, NEW, sampling)
     return found.token_ids, found.stats
 
 
@@ -43,6 +45,24 @@ def test_every_method_decodes_as_it_does_alone(mode):
         expected, theirs = alone(name, sampling)
         assert tokens == expected and stats.accepted_per_step == theirs.accepted_per_step, name
         assert stats.stages == theirs.stages and stats.accepted_by_origin == theirs.accepted_by_origin, name
+
+
+def test_thresholds_that_follow_start_anew_in_every_decoding():
+    own = {"thresholds": dict.fromkeys((0, 1, 5), 0.03)}
+    state = prefilled(["graft", "graft+online=2"], own=own)
+    following, fixed = Variant.parse("graft+online=2"), Variant.parse("graft")
+    stages = [state.decode(variant, Sampling(replay=REPLAY * 2), 2 * NEW)[1].stages for variant in (
+        following, fixed, following)]
+    assert stages[0] == stages[2] != stages[1]
+    assert stages[0] == answered(toy_session("graft", online=2.0, **own), PROMPT, 2 * NEW,
+                                 Sampling(replay=REPLAY * 2)).stats.stages
+
+
+def test_a_margin_after_a_shared_prefill_is_that_of_the_whole_text():
+    state, target = prefilled(["ar"]), toy_parts().target
+    for tokens in ([], REPLAY[:7]):
+        whole = margin(target, target.cache(len(PROMPT) + 7), PROMPT + tokens)
+        assert state.margin(tokens) == pytest.approx(whole, rel=1e-4) and whole[0] > 0
 
 
 def test_heads_do_not_share_their_caches():

@@ -13,6 +13,7 @@ from longgraft.costs import Costs
 from longgraft.eval.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import compare, lines
+from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.plots import checked_suffix, draw
 from longgraft.eval.reports.projection import costs_of, costs_of_run, table
 from longgraft.eval.reports.report import summary, write
@@ -75,6 +76,23 @@ def test_answers_that_loop_can_be_left_out():
     assert "### lcc: MAT, without answers that loop" in summary(run(looping))
 
 
+def test_the_first_table_is_speed_against_plain_decoding_with_what_is_behind_it():
+    rows = [row(rate=10, prompt=p, repeat=n) for p in "abc" for n in range(3)]
+    rows += [row("graft", 10 * ratio, accepted, prompt=p, repeat=n, kinds=kinds, tokens_per_step=1 + sum(accepted) / 2)
+             for p, ratios, accepted, kinds in (("a", (0.5, 0.9, 9), (1, 1), {"plain": 2}),
+                                                ("b", (2, 1.25, 1), (3, 2), {"draft": 2}),
+                                                ("c", (3, 2.5, 1), (0, 0), {"memory": 1, "draft": 1}))
+             for n, ratio in enumerate(ratios)]
+    rows[-1] = replace(rows[-1], kinds={"draft": 2}, tokens_per_step=1.9)
+    text = summary(run([*rows, row(bucket=8192), row("graft", 20, bucket=8192)]))
+    first = text.split("### ")[1]
+    # Medians of three repeats: 0.9, 1.25 and 2.5.
+    assert first.startswith("Speed against plain decoding") and (
+        "| lcc | 4K | graft | 3 | 1.25 | 0.90 | 2.50 | 2.27 | 33% / 11% / 56% |" in first)
+    assert "| lcc | 8K | graft | 1 | 2.00 | 2.00 | 2.00 | 1.00 | - |" in first and "| ar |" not in first
+    assert "### Speed against plain decoding" not in summary(run([row("graft", 30, (2, 4))]))
+
+
 def test_a_divergence_is_counted_and_named():
     parted = [*ROWS[:2], row("graft", 30, (2, 4), lossless=Check(8, 3, 0.7))]
     assert cell(parted, "graft", 4096).checks == (Check(8, 3, 0.7),)
@@ -128,6 +146,18 @@ def test_what_was_asked_for_and_not_measured_is_named():
 
 def test_acceptance_by_depth_is_conditional():
     assert acceptance_by_depth([row(accepted=(0, 1, 2, 2))]) == pytest.approx([0.75, 2 / 3, 0.0])
+
+
+JUDGED = dict(by_probability={"0.1": (100, 15.0, 20), "0.9": (40, 38.0, 30)}, by_match={"2": (8, 2.0, 4)})
+
+
+def test_what_was_expected_of_nodes_stands_beside_what_was_accepted_in_one_repeat_of_each():
+    rows = [row("graft", 1, prompt=p, repeat=n, **JUDGED) for p in "ab" for n in range(2)]
+    rows.append(row("graft", 1, prompt="c", by_probability={"0.0": (1, 0.05, 0)}, by_match={"17+": (1200, 600, 900)}))
+    assert judged(rows, "probability") == {"0.0": (1, 0.05, 0), "0.1": (200, 30.0, 40), "0.9": (80, 76.0, 60)}
+    text = summary(run([*rows, row()]))
+    assert "| graft | - | 16: 0.25, 0.50 | - | - | - | 1,200: 0.50, 0.75 |" in text
+    assert "length of their match" not in summary(run(ROWS))
 
 
 def test_suites_are_shown_apart_and_together():
@@ -205,7 +235,8 @@ def test_a_near_tie_is_as_wide_as_a_step_of_half_precision_at_the_logits_size():
 def test_lossy_methods_are_kept_out_of_lossless_tables():
     typical = row("typical", 90, (9, 9), promise="lossy", token_ids=[3, 4], mode="sampled", lossless=Check(2, 0))
     text = summary(run([row(mode="sampled"), row("graft", 30, (2, 4), mode="sampled"), typical]))
-    lossless, lossy = text.split("### lcc: MAT, LOSSY methods: not what the target would say")
+    lossless, lossy = text.split("### Speed against plain decoding, LOSSY methods: not what the target would say")
+    assert "### lcc: MAT, LOSSY methods" in lossy and "### lcc: decoding speed, LOSSY methods" in lossy
     assert "| typical |" not in lossless and "| graft | 3.00; 3.00 |" in lossless
     assert "| typical | 9.00; 9.00 |" in lossy and "| typical | lossy: not compared |" in lossy
     assert "differs from token" not in text and cell([row(mode="sampled"), typical], "typical", 4096).checks == ()
@@ -295,21 +326,39 @@ def test_what_lies_beside_the_rows_must_have_its_shape(folder, name, text, said)
 
 
 def test_sixty_four_methods_can_be_told_apart():
-    from longgraft.eval.reports.plots import _style
+    from longgraft.eval.reports.panels import style_of
 
-    assert len({tuple(_style(index).items()) for index in range(64)}) == 64
+    assert len({tuple(style_of(index).items()) for index in range(64)}) == 64
 
 
 def test_the_legend_names_what_any_panel_shows_and_the_frontier_no_method_with_a_hole():
-    from longgraft.eval.reports.plots import _frontier, _pyplot
+    from longgraft.eval.reports.panels import pyplot
+    from longgraft.eval.reports.plots import _frontier
 
     rows = [*ROWS, row("pld", 20), row("pld", 40, bucket=8192), row(mode="greedy")]
     shown = {name: name for name in ("ar", "pld", "graft")}
-    figure = _frontier(_pyplot(), cells(rows), shown, ["replay", "greedy"])
+    figure = _frontier(pyplot(), cells(rows), shown, ["replay", "greedy"])
     replay, greedy = ([line.get_label() for line in axis.lines] for axis in figure.axes)
     assert (replay, greedy) == (["ar", "pld"], ["ar"])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ar", "pld"]
     assert figure.axes[0].lines[1].get_ydata() == pytest.approx([30])
+
+
+def test_the_calibration_plot_shows_the_bins_that_say_something_their_counts_and_the_diagonal(folder):
+    from longgraft.eval.reports.panels import pyplot
+    from longgraft.eval.reports.plots import _by_estimate
+
+    rows = [row("graft", 1, prompt=p, **JUDGED) for p in "ab"] + [row("graft", 1, prompt="c", by_probability={
+        "0.4": (29, 13.0, 29)}), row("pld", 1)]
+    figure = _by_estimate(pyplot(), rows, {"pld": "pld", "graft": "ours"}, ["replay"])
+    shares, counts = figure.axes
+    diagonal, ours = shares.lines
+    assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]] and ours.get_label() == "ours"
+    assert ours.get_xydata().flatten() == pytest.approx([0.15, 0.2, 0.95, 0.75])
+    assert counts.lines[0].get_xydata().flatten() == pytest.approx([0.15, 200, 13 / 29, 29, 0.95, 80])
+    with open(folder / "per_prompt.jsonl", "a") as file:
+        file.write(as_json(rows[-2]) + "\n")
+    assert "expected_and_accepted.svg" in {path.name for path in draw(Run.read(folder))}
 
 
 def test_two_runs_are_compared_row_by_row():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -30,9 +31,11 @@ def test_rows_of_before_are_read_and_those_of_now_come_back_as_they_were():
     assert isinstance(found, Row) and found.key == Key("lcc", 4096, "a", "greedy", "graft", 0)
     assert found.lossless == Check(4, 2, 0.01) and found.score == ("ROUGE-L", 0.25) and found.cut_tokens == 3
     assert (found.promise, found.limit, found.learned_from) == ("exact", None, None)
+    assert found.kinds == found.by_probability == found.by_match == {}
+    judged = replace(found, kinds={"plain": 3}, by_probability={"0.9": (4, 3.75, 3)}, by_match={"17+": (1, 0.5, 0)})
     failed = parse_row(json.dumps(FAILED), "here")
     assert failed == Failure(Key("lcc", 4096, "b", "greedy", "graft", 0), "x")
-    assert [parse_row(as_json(row), "here") for row in (found, failed)] == [found, failed]
+    assert [parse_row(as_json(row), "here") for row in (found, judged, failed)] == [found, judged, failed]
     assert set(OLD) < set(json.loads(as_json(found)))
 
 
@@ -44,7 +47,9 @@ def test_rows_of_before_are_read_and_those_of_now_come_back_as_they_were():
     ({"mat": float("nan")}, "mat must be a number; it is NaN"), ({"suite": 3}, "suite must be text"),
     ({"stages": [1]}, "stages must be"), ({"seconds_by_part": {"verify": None}}, "seconds_by_part must be"),
     ({"lossless": {"tokens": 4}}, "lossless must be"), ({"score": ["x"]}, "score must be"),
-    ({"loop": 1}, "loop must be")])
+    ({"loop": 1}, "loop must be"), ({"kinds": {"plain": 0.5}}, "kinds must be"),
+    ({"by_probability": {"0.9": [1, 2]}}, "by_probability must be an object of nodes, their estimates' sum and"),
+    ({"by_match": {"1": [1, None, 1]}}, "by_match must be"), ({"by_match": {"1": [1.5, 1, 1]}}, "by_match must be")])
 def test_a_value_of_the_wrong_kind_is_named_with_file_and_line(tmp_path, change, said):
     write(tmp_path, OLD | {"prompt_id": "z"}, OLD | change)
     with pytest.raises(ValueError, match=r"per_prompt\.jsonl, line 2: ") as error:

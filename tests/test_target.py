@@ -196,11 +196,12 @@ def test_two_threads_on_one_model_do_not_meet():
 def test_a_model_that_is_called_elsewhere_while_it_decodes_says_so():
     target, model = toy_target("llama"), toy_model("llama")
     said: list[BaseException | None] = []
+    ids = torch.tensor([[1, 2, 3]])
 
     def call(*_: object) -> None:
         handle.remove()
         with ThreadPoolExecutor(1) as thread:
-            said.append(thread.submit(model, torch.tensor([[1, 2, 3]])).exception())
+            said.append(thread.submit(model, ids).exception())
 
     handle = target.layers[0].register_forward_pre_hook(call)
     disturbed = read(target, Segment(ProposalTree.chain(torch.tensor([1, 2])), target.cache(64), "last"))

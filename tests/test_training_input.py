@@ -137,7 +137,7 @@ def fifo(path):
 
 @pytest.mark.parametrize("name, content, said", [
     ("a.jsonl", b'{"text": "x"}\n\xff', "cannot be read beyond line"), ("a.jsonl.gz", b"plain", "beyond line 0"),
-    ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99)[:-9], "cannot be read beyond line"),
+    ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99, mtime=0)[:-9], "cannot be read beyond line"),
     ("a.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "cannot be read beyond line 0"),
     ("a.json", b"5", "holds a int; a list of rows"), ("a.json", b'{"text": "x"}', "holds a dict; a list of rows"),
     ("a.json", b"[5]", "a.json, item 1 is a int"), ("a.json", b"[" * 10 ** 5, "nested too deeply"),

@@ -41,7 +41,7 @@ def held(method: str, tokens: int, chunk: int) -> tuple[int, int]:
 def test_a_request_takes_its_caches_and_one_chunk_s_activations(method):
     wants = Wants(layers=(1, 2, 3), topk=8) if method == "graft" else Wants()
     most, caches = held(method, 400, 128)
-    assert most == pytest.approx(caches + chunk_bytes(toy_target().config, torch.float32, 128, wants), rel=0.1)
+    assert most == pytest.approx(caches + chunk_bytes(toy_target().config, torch.float32, 128, wants), rel=0.12)
 
 
 @pytest.mark.parametrize("method", ["retrieval", "graft"])

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, silu
 
 from longgraft.yarn_drafters.rope import Rope, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B, nh, n, d], k [B, nkv, n, d], v [B, nkv, n, d]) -> [B, nh, n, d]"""
+
+Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+"""(x [.., in], weight [out, in], bias [out] or None) -> [.., out]: F.linear, or what equals it"""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class HeadConfig:
     layout: str = "eagle3"
 
 
+def through(module: nn.Linear, x: Tensor, product: Product) -> Tensor:
+    """The module's output, computed by `product`."""
+    return product(x, module.weight, module.bias)
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in float32."""
 
@@ -73,12 +82,13 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend,
+                product: Product) -> Tensor:
         shape = (*x.shape[:2], -1, self.config.head_dim)
-        q = rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), *cos_sin)
-        k = rotate(self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2), *cos_sin)
-        v = self.v_proj(x).view(shape).transpose(1, 2)
-        return self.o_proj(attend(layer, q, k, v).transpose(1, 2).flatten(2))
+        q = rotate(self.q_norm(through(self.q_proj, x, product).view(shape)).transpose(1, 2), *cos_sin)
+        k = rotate(self.k_norm(through(self.k_proj, x, product).view(shape)).transpose(1, 2), *cos_sin)
+        v = through(self.v_proj, x, product).view(shape).transpose(1, 2)
+        return through(self.o_proj, attend(layer, q, k, v).transpose(1, 2).flatten(2), product)
 
 
 class MLP(nn.Module):
@@ -90,8 +100,9 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, product: Product) -> Tensor:
+        gated = silu(through(self.gate_proj, x, product)) * through(self.up_proj, x, product)
+        return through(self.down_proj, gated, product)
 
 
 class FirstLayer(nn.Module):
@@ -106,12 +117,13 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.mlp = MLP(config)
 
-    def forward(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend,
+                product: Product) -> Tensor:
         normed = self.hidden_norm(hidden)
         residual = normed if self.config.norm_before_residual else hidden
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
-        hidden = residual + self.self_attn(both, cos_sin, 0, attend)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = residual + self.self_attn(both, cos_sin, 0, attend, product)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden), product)
 
 
 class PlainLayer(nn.Module):
@@ -125,9 +137,9 @@ class PlainLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos_sin, self.index, attend)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+    def forward(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend, product: Product) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos_sin, self.index, attend, product)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden), product)
 
 
 class Eagle3Network(nn.Module):
@@ -172,21 +184,22 @@ class Eagle3Network(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(self.input_norm(features))
 
-    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Attend,
+                product: Product = linear) -> Tensor:
         """hidden [B, n, H] (fused features or own states), tokens and positions [B, n] -> states [B, n, H].
 
         The returned states are what the next drafted level is fed, and what `logits` reads.
         """
         cos, sin = self.config.rope.cos_sin(positions, self.config.head_dim)
         cos_sin = cos[:, None], sin[:, None]
-        hidden = self.midlayer(self.embed(tokens), hidden, cos_sin, attend)
+        hidden = self.midlayer(self.embed(tokens), hidden, cos_sin, attend, product)
         for layer in self.layers:
-            hidden = layer(hidden, cos_sin, attend)
+            hidden = layer(hidden, cos_sin, attend, product)
         return self.norm(hidden) if self.config.norm_output else hidden
 
-    def logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor, product: Product = linear) -> Tensor:
         """[..., H] -> [..., D] over the draft vocabulary."""
-        return self.lm_head(states if self.config.norm_output else self.norm(states))
+        return through(self.lm_head, states if self.config.norm_output else self.norm(states), product)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft vocabulary ids -> target vocabulary ids."""

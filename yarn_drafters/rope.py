@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 import torch
@@ -36,8 +37,9 @@ class Rope:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor:g} and high_freq_factor "
                              f"{self.high_freq_factor:g}; the latter must be more.")
 
+    @lru_cache(maxsize=16)      # noqa: B019 - a value, and few of them
     def inverse_frequencies(self, dim: int) -> Tensor:
-        """[dim / 2] float32."""
+        """[dim / 2] float32, on the host; not to be written to."""
         powers = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         plain = 1.0 / (self.base ** powers)
         if self.kind == "default":

@@ -29,6 +29,7 @@ from longgraft.parts import Parts
 from longgraft.proposer import Ask, Level, Verdict, together
 from longgraft.sampling import Sampling
 from longgraft.session import Session, answer
+from longgraft.settings import Budget
 from longgraft.target.model import Segment
 from longgraft.tree import UNPRUNED, ProposalTree
 from longgraft.verifier import Verifier
@@ -105,7 +106,7 @@ def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = No
 
 
 def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float, out: Path | None,
-              *, budget: int | None = None, draft_cost: float | None = None, keep: bool = False) -> Path:
+              *, budget: Budget = None, draft_cost: float | None = None, keep: bool = False) -> Path:
     """Run the prompts, choose thresholds on half of them, report the other half, write the file.
 
     budget:     nodes per verification; None: what a session would take
@@ -117,7 +118,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
     # Rows outlive each answer: they are what the warm-up is for.
     warmup = _Warmup(replace(loaded.parts, persist=True, snapshot=None, kept={}))
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(budget)
-    budget = session.engine.budget
+    nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     looping = 0
     for index, (ids, said) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
@@ -136,11 +137,11 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
                          "themselves, the others ended at once. Give other prompts, or --temperature 1.")
-    costs = _costs(loaded, warmup, budget) if draft_cost is None else (draft_cost, 1.0)
+    costs = _costs(loaded, warmup, nodes) if draft_cost is None else (draft_cost, 1.0)
     thresholds, gain = choose(chosen, costs, keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted_split[k] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
-             **made_for(budget, loaded.parts.levels, loaded.parts.top_k, loaded.parts.window),
+             **made_for(nodes, loaded.parts.levels, loaded.parts.top_k, loaded.parts.window),
              "temperature": f"{temperature:g}", "date": time.strftime("%Y-%m-%d"),
              "draft_cost": f"{costs[0] / costs[1]:.3f}",
              "gain_on_chosen_half": f"{gain:.3f}",

@@ -15,6 +15,7 @@ from longgraft.clock import Clock
 from longgraft.compose import Plain
 from longgraft.engine import Engine
 from longgraft.eval.levels import EPSILON, Check, first_divergence, level
+from longgraft.kv import KVCache
 from longgraft.loading import assemble
 from longgraft.methods import Method
 from longgraft.needs import AUTO
@@ -23,7 +24,7 @@ from longgraft.proposer import Proposer
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session, answer
 from longgraft.settings import Settings
-from longgraft.target.model import Segment
+from longgraft.target.model import Segment, Target
 from longgraft.tree import ProposalTree
 
 # Of `assert_lossless`: a prompt of 75 tokens is read in three chunks.
@@ -59,7 +60,8 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
         ours, theirs = (answer(one.open(list(ids), max_new_tokens, sampling)).token_ids for one in (session, plain))
         at = first_divergence(ours, theirs)
         near = at is not None and sampling.temperature == 0     # of draws a margin says nothing
-        gap, largest = margin(session, [*ids, *theirs[:at]]) if near else (None, None)
+        text, target = [*ids, *theirs[:at]], session.target
+        gap, largest = margin(target, target.cache(len(text)), text) if near else (None, None)
         rows.append({"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at, "margin": gap,
                      "at": largest})
     dtype = str(session.target.dtype)[6:]
@@ -92,11 +94,10 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
     return accepted
 
 
-def margin(session: Session, ids: Sequence[int]) -> tuple[float, float]:
-    """(difference of the two largest logits, the larger) after `ids`, in the model's own precision."""
-    target = session.target
-    segment = Segment(ProposalTree.chain(torch.tensor(ids)), target.cache(len(ids)), "last")
-    report, = target.run([segment], Wants())
+def margin(target: Target, cache: KVCache, ids: Sequence[int]) -> tuple[float, float]:
+    """(difference of the two largest logits, the larger) after what the cache holds and `ids`, in the model's own
+    precision."""
+    report, = target.run([Segment(ProposalTree.chain(torch.tensor(ids)), cache, "last")], Wants())
     best = report.logits[0].float().topk(2).values
     return float(best[0] - best[1]), float(best[0])
 

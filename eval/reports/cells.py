@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -28,7 +28,8 @@ class Cell:
     prompts: measured; loops: of them; failures: decodings.  mat, speedup: means over prompts, speedup paired with plain
     decoding on the same prompt and repeat.  mat_pooled: over all steps, so that long answers count for more.  rate:
     tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt; none of a lossy
-    method, which promises nothing.
+    method, which promises nothing.  speedups: of each prompt, ascending.  tokens_per_step, and kinds, steps by
+    what was spent on them: over all repeats, which differ where costs are measured as they come.
     """
 
     mode: str
@@ -45,6 +46,9 @@ class Cell:
     speedup: Mean | None
     prefill_seconds: float | None
     checks: tuple[Check, ...]
+    speedups: tuple[float, ...] = ()
+    tokens_per_step: float | None = None
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 def measured(rows: Iterable[Result]) -> list[Row]:
@@ -90,13 +94,23 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
     found = tuple(check for check in checks if check is not None)
     if not kept:
         return Cell(*about, promise, 0, len(looping), failures, None, None, None, None, None, found)
-    firsts = first_repeats(row for mine in kept for row in mine)
-    speedups = [ratio for mine in kept if (ratio := _speedup(mine, plain)) is not None]
+    every = [row for mine in kept for row in mine]
+    firsts = first_repeats(every)
+    speedups = sorted(ratio for mine in kept if (ratio := _speedup(mine, plain)) is not None)
     rates = [median(row.decode_tokens_per_second for row in mine) for mine in kept]
     q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
     return Cell(*about, promise, len(kept), len(looping), failures, Mean.of([row.mat for row in firsts]),
                 pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
-                median(row.prefill_seconds for row in firsts), found)
+                median(row.prefill_seconds for row in firsts), found, tuple(speedups),
+                sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every))
+
+
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Several counts in one, by name, in the order in which names come first."""
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
 
 
 def pooled(rows: Sequence[Row]) -> float:

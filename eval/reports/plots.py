@@ -10,6 +10,8 @@ from typing import Any
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import ALL, LOSSY, Cell, acceptance_by_depth, cells, first_repeats, measured
+from longgraft.eval.reports.estimates import FEWEST, judged
+from longgraft.eval.reports.panels import COLOURS, HATCHES, legend, pyplot, side_by_side, style_of
 from longgraft.eval.reports.report import PARTS
 from longgraft.eval.reports.tables import length_name
 from longgraft.eval.runs.folder import Run
@@ -18,10 +20,6 @@ from longgraft.eval.statistics import Mean
 from longgraft.roles import PLAIN
 
 SUFFIXES = (".svg", ".png", ".pdf")
-# Okabe and Ito's palette: told apart by colour-blind readers and in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKERS = "osD^vPX*"
-HATCHES = ("", "///", "...", "xxx")
 
 
 def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg") -> list[Path]:
@@ -32,7 +30,7 @@ def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg"
     suffix = checked_suffix(suffix)
     good = measured(run.rows)
     shown = _shown(run.rows, good, labels)
-    plt = _pyplot()
+    plt = pyplot()
     modes = list(dict.fromkeys(row.key.mode for row in good))
     every = cells(run.rows)
     pooled = len({row.key.suite for row in good}) > 1
@@ -47,6 +45,8 @@ def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg"
         "frontier": _frontier(plt, found, shown, modes),
         "time_by_part": _time_by_part(plt, good, shown),
         "acceptance_by_depth": _by_depth(plt, good, shown, modes)}
+    if any(row.by_probability for row in good if row.key.method in shown):
+        figures["expected_and_accepted"] = _by_estimate(plt, good, shown, modes)
     paths = []
     for name, figure in figures.items():
         suites = name.endswith("_by_suite")
@@ -98,44 +98,17 @@ def _caption(run: Run, found: Sequence[Cell], each: str) -> str:
     return f"{e['target']}, {e['dtype']}, {e['device']}; {count} prompt{'s' * (counts != [1])} a {each}"
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("Plots need matplotlib. Install it: pip install 'longgraft[plot]'.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "axes.spines.top": False,
-                     "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4,
-                     "legend.frameon": False}
-    return plt
-
-
-def _panels(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
-    figure, axes = plt.subplots(1, len(titles), figsize=(width * len(titles), height), sharey=True, squeeze=False)
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title)
-    return figure, list(axes[0])
-
-
-def _style(index: int) -> dict[str, Any]:
-    """64 combinations: every eight methods the markers move on by one."""
-    marker = (index + index // len(COLOURS)) % len(MARKERS)
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker], "markersize": 5}
-
-
 def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
                label: str) -> Any:
     """Mean over prompts and its 95 % interval against prompt length, one panel per mode."""
-    figure, panels = _panels(plt, modes)
+    figure, panels = side_by_side(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
         for index, (variant, name) in enumerate(shown.items()):
             points = {c.bucket: getattr(c, what) for c in found
                       if c.mode == mode and c.method == variant and getattr(c, what)}
             if variant == PLAIN or not points:
                 continue
-            style = _style(index)
+            style = style_of(index)
             panel.plot(list(points), [mean.value for mean in points.values()], label=name, **style)
             ends = [mean.interval or (mean.value, mean.value) for mean in points.values()]
             panel.fill_between(list(points), [low for low, _ in ends], [high for _, high in ends],
@@ -154,13 +127,13 @@ def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
     """Mean over prompts and its 95 % interval for prompts as they are: a group of bars per suite, a panel per mode."""
     suites = list(dict.fromkeys(cell.suite for cell in found))
     others = [(index, variant, name) for index, (variant, name) in enumerate(shown.items()) if variant != PLAIN]
-    figure, panels = _panels(plt, modes, width=2.6 + 0.26 * len(suites) * (len(others) + 1))
+    figure, panels = side_by_side(plt, modes, width=2.6 + 0.26 * len(suites) * (len(others) + 1))
     for panel, mode in zip(panels, modes, strict=True):
         for place, (index, variant, name) in enumerate(others):
             points = {suites.index(c.suite) + (place - (len(others) - 1) / 2) / (len(others) + 1): getattr(c, what)
                       for c in found if c.mode == mode and c.method == variant and getattr(c, what)}
             panel.bar(list(points), [mean.value for mean in points.values()], 0.9 / (len(others) + 1),
-                      yerr=_errors(list(points.values())), color=_style(index)["color"], label=name,
+                      yerr=_errors(list(points.values())), color=style_of(index)["color"], label=name,
                       hatch=HATCHES[index // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0,
                       error_kw={"linewidth": 0.8, "capsize": 2})
         panel.set_axisbelow(True)
@@ -181,7 +154,7 @@ def _finish(panels: Sequence[Any], what: str, label: str) -> None:
             panel.axhline(1.0, color="#000000", linewidth=0.8, linestyle=":")
     panels[0].set_ylabel(label)
     panels[0].set_ylim(bottom=0)
-    _legend(panels)
+    legend(panels)
 
 
 def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
@@ -189,7 +162,7 @@ def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
 
     Over the lengths that plain decoding has: a method that lacks one of them is left out.
     """
-    figure, panels = _panels(plt, modes)
+    figure, panels = side_by_side(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
         here = [c for c in found if c.mode == mode and c.mat and c.rate]
         wanted = {c.bucket for c in here if c.method == PLAIN} or {c.bucket for c in here}
@@ -198,17 +171,17 @@ def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
             if len(mine) == len(wanted):
                 mats, rates = [c.mat.value for c in mine if c.mat], [c.rate[1] for c in mine if c.rate]
                 panel.plot(sum(mats) / len(mats), sum(rates) / len(rates), linestyle="none", label=name,
-                           **(_style(index) | {"markersize": 8}))
+                           **(style_of(index) | {"markersize": 8}))
         panel.set_xlabel("MAT: accepted tokens per step")
     panels[0].set_ylabel("tokens per second")
     panels[0].set_ylim(0, 1.1 * max((c.rate[1] for c in found if c.rate), default=1.0))
-    _legend(panels)
+    legend(panels)
     return figure
 
 
 def _time_by_part(plt: Any, rows: Sequence[Row], shown: Mapping[str, str]) -> Any:
     """Milliseconds of a step by what they were spent on, stacked, one bar per method, over all rows."""
-    figure, (panel,) = _panels(plt, ["time of a step"], height=0.5 * len(shown) + 1.6)
+    figure, (panel,) = side_by_side(plt, ["time of a step"], height=0.5 * len(shown) + 1.6)
     bottoms = dict.fromkeys(shown, 0.0)
     for index, part in enumerate(PARTS):
         widths = []
@@ -227,7 +200,7 @@ def _time_by_part(plt: Any, rows: Sequence[Row], shown: Mapping[str, str]) -> An
 
 def _by_depth(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
     """Share of the steps that reached a depth and accepted there."""
-    figure, panels = _panels(plt, modes)
+    figure, panels = side_by_side(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
         for index, (variant, name) in enumerate(shown.items()):
             mine = [row for row in first_repeats(rows) if (row.key.mode, row.key.method) == (mode, variant)]
@@ -236,20 +209,31 @@ def _by_depth(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Se
             # Below thirty steps a share says little.
             shares = [s for d, s in enumerate(shares) if sum(n for a, n in counts.items() if a >= d) >= 30]
             if shares:
-                panel.plot(range(1, len(shares) + 1), shares, label=name, **_style(index))
+                panel.plot(range(1, len(shares) + 1), shares, label=name, **style_of(index))
         panel.set_xlabel("depth in the tree")
     panels[0].set_ylabel("accepted, of those that came so far")
     panels[0].set_ylim(0, 1)
-    _legend(panels)
+    legend(panels)
     return figure
 
 
-def _legend(panels: Sequence[Any]) -> None:
-    """One for all panels, below them: eleven methods beside them would leave no room."""
-    named: dict[str, Any] = {}
-    for panel in panels:
-        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
-            named.setdefault(name, handle)
-    if named:
-        panels[0].figure.legend(named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0),
-                                ncols=min(len(named), 3 if len(panels) == 1 else 5))
+def _by_estimate(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
+    """Accepted share against mean estimate of the nodes in each tenth of it, and how many nodes there are below."""
+    figure, axes = plt.subplots(2, len(modes), figsize=(5.2 * len(modes), 5.4), sharex=True, sharey="row",
+                                squeeze=False, height_ratios=(3, 1))
+    for (panel, below), mode in zip(axes.T, modes, strict=True):
+        panel.plot([0, 1], [0, 1], color="#000000", linewidth=0.8, linestyle=":")
+        for index, (variant, name) in enumerate(shown.items()):
+            found = judged([row for row in rows if (row.key.mode, row.key.method) == (mode, variant)], "probability")
+            means = [(expected / nodes, accepted / nodes, nodes) for nodes, expected, accepted in found.values()]
+            if means:
+                below.plot([mean for mean, _, _ in means], [nodes for _, _, nodes in means], **style_of(index))
+            if enough := [(mean, share) for mean, share, nodes in means if nodes >= FEWEST]:
+                panel.plot(*zip(*enough, strict=True), label=name, **style_of(index))
+        panel.set_title(mode)
+        below.set_yscale("log")
+        below.set_xlabel("estimated probability of the path")
+    axes[0, 0].set_ylabel("accepted share of nodes")
+    axes[1, 0].set_ylabel("nodes")
+    legend(list(axes[0]))
+    return figure

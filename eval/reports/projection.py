@@ -19,7 +19,7 @@ from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.eval.statistics import Mean
 from longgraft.methods import find
 from longgraft.needs import HEAD
-from longgraft.roles import DEFAULT, DENSE, PLAIN
+from longgraft.roles import DENSE, PAPERS, PLAIN
 
 LEVELS, TOP_K = 9, 10       # of a draft, where a run does not say
 
@@ -84,7 +84,7 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
     key = {"model": Path(environment["target"]).name} | {
         name: str(environment[name]) for name in ("dtype", "attention", "device", "threads")
         if name != "threads" or environment["device"].startswith("CPU")}
-    speaking = _variants(good, DEFAULT) or _variants(good, DENSE)
+    speaking = _variants(good, PAPERS) or _variants(good, DENSE)
     host = _per_step([row for row in good if row.key.method in speaking])
     return Costs(key, f"a sweep's rows, torch {environment['torch']}", passes, drafts, drafts,
                  sum(spent for part, spent in host.items() if part not in ("verify", "accept", "draft")))

@@ -15,7 +15,9 @@ from typing import Any
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
-from longgraft.eval.reports.tables import length_name, lossless_level, lossless_table, tables
+from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
+from longgraft.eval.reports.estimates import lines_of, match_table
+from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, lossless_table, tables
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
@@ -24,7 +26,8 @@ PARTS = ("draft", "retrieve", "merge", "verify", "accept", "update", "host")
 ORIGINS = ("draft", "retrieved", "both")
 COLUMNS = ("mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high",
            "mat_pooled", "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low",
-           "speedup_high", "prefill_seconds", "promise", "lossless")
+           "speedup_high", "prefill_seconds", "promise", "lossless", "speedup_median", "speedup_worst", "speedup_best",
+           "tokens_per_step", *(f"{kind}_steps" for kind in KINDS))
 STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS),
                 *(f"accepted_{origin}" for origin in ORIGINS), "acceptance_by_depth", "stages", "first_token_seconds",
                 "peak_memory_mib")
@@ -32,6 +35,10 @@ SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts
 LISTED = 20     # divergences, and failures
 
 DEFINITIONS = """
+Speed against plain decoding: each prompt's tokens per second over plain decoding's of the same repeat, decoding alone,
+the median over repeats; of these the median, the worst and the best prompt. Steps: plain ones propose nothing, those
+from memory draft nothing.
+
 MAT: accepted draft tokens per verification step, without the bonus token; tokens per step = MAT + 1. It is given twice:
 the mean over prompts (with a 95 % bootstrap interval from five prompts on), and after the semicolon pooled over all
 steps, where long answers count for more. Decoding speed: of plain decoding (`ar`) the median tokens per second, of the
@@ -41,8 +48,9 @@ whose tokens are plain decoding's, and how many tokens were compared at the leas
 out.
 
 Beside this file: summary.csv (all of it, and tokens per second with quartiles, time to the first token), steps.csv
-(milliseconds of a step by part, accepted tokens by origin, acceptance by depth, stages, memory), scores.csv
-(LongBench's scores, where answers were drawn)."""
+(milliseconds of a step by part, accepted tokens by origin, acceptance by depth, stages, memory), estimates.csv (what
+proposers expected of their nodes and what was accepted, where they say what they expect), scores.csv (LongBench's
+scores, where answers were drawn)."""
 
 TURNS = """
 Each turn of a conversation counts as a prompt, measured from a prefill of its own; it follows plain decoding's answers
@@ -62,6 +70,8 @@ def write(folder: Path) -> None:
     (folder / "summary.md").write_text(summary(run), encoding="utf-8")
     _csv(folder / "summary.csv", COLUMNS, (_line(cell, run.environment["dtype"]) for cell in found))
     _csv(folder / "steps.csv", STEP_COLUMNS, _steps(good, run.environment["device"].startswith("CPU")))
+    if estimates := list(lines_of(good)):
+        _csv(folder / "estimates.csv", ESTIMATE_COLUMNS, estimates)
     if any(row.score for row in good):
         _csv(folder / "scores.csv", SCORE_COLUMNS, _scores(good))
 
@@ -91,7 +101,7 @@ def summary(run: Run) -> str:
         out += tables(found)
         if any(cell.loops for cell in found):
             out += tables(cells(own, with_loops=False), ", without answers that loop")[-2:]
-        out += [lossless_table(found, dtype), *_divergences(own)]
+        out += [*match_table(measured(own)), lossless_table(found, dtype), *_divergences(own)]
     if failed := [row for row in rows if isinstance(row, Failure)]:
         out.append("\n## Failures\n")
         out += _listed([f"{_named(row.key)}: {row.error}" for row in failed])
@@ -152,7 +162,9 @@ def _line(cell: Cell, dtype: str) -> list[Any]:
     """Of summary.csv."""
     return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
             cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds, cell.promise,
-            lossless_level(cell.checks, dtype, cell.promise)]
+            lossless_level(cell.checks, dtype, cell.promise),
+            *((median(cell.speedups), cell.speedups[0], cell.speedups[-1]) if cell.speedups else (None,) * 3),
+            cell.tokens_per_step, *(cell.kinds.get(kind) for kind in KINDS)]
 
 
 def _ends(mean: Mean | None) -> tuple[float | None, ...]:

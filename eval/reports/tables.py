@@ -6,6 +6,7 @@ Knows cells and rows; knows no file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 from longgraft.eval.levels import EPSILON, Check, level
 from longgraft.eval.prompts.buckets import WHOLE
@@ -14,6 +15,7 @@ from longgraft.eval.reports.cells import ALL, LOSSY, Cell
 from longgraft.roles import PLAIN
 
 Columns = Mapping[str, Sequence[Cell]]
+KINDS = ("plain", "memory", "draft")
 
 
 def length_name(length: int) -> str:
@@ -22,17 +24,35 @@ def length_name(length: int) -> str:
 
 
 def tables(found: Sequence[Cell], which: str = "") -> list[str]:
-    """Of one mode: MAT by length and speed by length for every suite (the paper's Table 3); of prompts as they are,
-    suites across (Table 1).  Lossy methods have tables of their own.  which: added to the titles."""
+    """Of one mode: speed against plain decoding and what is behind it; MAT by length and speed by length for every
+    suite (the paper's Table 3); of prompts as they are, suites across (Table 1).  Lossy methods have tables of their
+    own.  which: added to the titles."""
     out = []
     for lossy in (False, True):
         here = [cell for cell in found if (cell.promise == LOSSY) == lossy]
         beside = ", LOSSY methods: not what the target would say" if lossy else ""
+        out += _against_plain(here, which + beside)
         for name, columns in _columns(here).items():
             if any(cell.mat for column in columns.values() for cell in column):
                 out.append(_table(f"{name}: MAT{which}{beside}", columns, _mat, but=PLAIN))
                 out.append(_table(f"{name}: decoding speed{which}{beside}", columns, _speed, mean=True))
     return out
+
+
+def _against_plain(found: Sequence[Cell], which: str) -> list[str]:
+    """A line for each suite, length and method that plain decoding is paired with."""
+    lines = [f"\n### Speed against plain decoding{which}\n",
+             "| suite | length | method | prompts | median | worst prompt | best prompt | tokens per step | steps: "
+             f"{' / '.join(KINDS)} |", "|---" * 9 + "|"]
+    paired = [cell for cell in found if cell.speedups and cell.method != PLAIN and cell.suite != ALL]
+    for cell in sorted(paired, key=lambda cell: (cell.suite, cell.bucket)):
+        worst, best = cell.speedups[0], cell.speedups[-1]
+        steps = sum(cell.kinds.values())
+        kinds = " / ".join(f"{cell.kinds.get(kind, 0) / steps:.0%}" for kind in KINDS) if steps else "-"
+        lines.append(f"| {suite_name(cell.suite)} | {length_name(cell.bucket)} | {cell.method} | {len(cell.speedups)} "
+                     f"| {median(cell.speedups):.2f} | {worst:.2f} | {best:.2f} | {cell.tokens_per_step:.2f} "
+                     f"| {kinds} |")
+    return ["\n".join(lines)] if paired else []
 
 
 def _columns(found: Sequence[Cell]) -> dict[str, Columns]:

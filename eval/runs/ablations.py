@@ -19,7 +19,7 @@ from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.methods import find
-from longgraft.roles import DEFAULT, GROUPS
+from longgraft.roles import GROUPS, PAPERS
 
 ROUNDS = (1, 3, 5, 10, 25, 50)
 
@@ -39,7 +39,7 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
         check_plan(config)      # what is wrong with its suites is said before a model is loaded
         prompts = _warmup_prompts(warmup) if name == "warmup" else ()
         made = calibrated(config, Bench.open(config), out, prompts)
-        methods += tuple(f"{DEFAULT}+{setting}={key}" for key in made)
+        methods += tuple(f"{PAPERS}+{setting}={key}" for key in made)
     return replace(config, methods=tuple(dict.fromkeys((*methods, *config.methods))),
                    calibrations=config.calibrations | made)
 
@@ -81,7 +81,7 @@ def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Sequence[Example]
 
 
 def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], out: Path, name: str) -> str:
-    budget = config.budget or find(DEFAULT).budget
+    budget = find(PAPERS).usual_budget(config.budget)
     path = out / f"{name}-budget-{budget}.safetensors"
     if not path.exists():
         calibrate(bench.loaded, prompts, config.max_new_tokens, config.temperature, path, budget=budget)

@@ -32,6 +32,7 @@ from longgraft.roles import DEFAULT, PLAIN, RETRIEVAL
 from longgraft.sampling import Sampling
 from longgraft.session import Session
 from longgraft.settings import HeadOverrides, Settings
+from longgraft.timing import costs_for
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
 
@@ -64,11 +65,14 @@ class Bench:
             # Thresholds are of the head that they were calibrated with; the matrix's rows are the target's.
             heads[name] = replace(parts, given=own | {HEAD.name: network}, thresholds=DEFAULT_THRESHOLDS,
                                   split=Parts.split)
+        if any(variant.adaptive(config.budget) for variant in config.variants):
+            heads = {name: replace(one, costs=costs_for(target, one.head, config.costs)) for name, one in heads.items()}
         stock = Stock(heads, {name: Calibration.load(Path(path), loaded.identity, target.device)
                               for name, path in config.calibrations.items()})
         for variant in config.variants:
             if variant.ours:
-                build(variant.method, stock.parts(variant))     # what it lacks is said before anything runs
+                # What it lacks is said before anything runs.
+                build(variant.method, stock.parts(variant), variant.adaptive(config.budget))
         return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock)
 
 

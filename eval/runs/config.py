@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.options import check, like, made, option, read_table
 from longgraft.roles import COMPARED, PLAIN
-from longgraft.settings import POSITIONS, Draw, Ends, Pair, Settings
+from longgraft.settings import POSITIONS, Budget, Draw, Ends, Pair, Settings
 
 if TYPE_CHECKING:
     from longgraft.sampling import Sampling
@@ -58,8 +58,8 @@ class SweepConfig:
     calibrations: dict[str, str] = option({}, "File of `longgraft calibrate`, for method+thresholds=NAME and "
                                               "+warm=NAME; repeatable", flag="--calibrated", many=True,
                                           metavar="NAME=PATH")
+    budget: Budget = like(Settings, "budget", none="what pays, where the method can choose; else its own, mostly 60")
     costs: str | None = like(Settings, "costs")
-    budget: int | None = like(Settings, "budget", none="each method's own, mostly 60")
     draft_levels: int = like(Settings, "draft_levels")
     draft_top_k: int = like(Settings, "draft_top_k")
     device: str | None = like(Settings, "device")

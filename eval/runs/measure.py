@@ -15,6 +15,7 @@ import torch
 from longgraft.acceptance import Greedy
 from longgraft.calibration import Calibration
 from longgraft.clock import Clock
+from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.methods import build
 from longgraft.observation import Wants
@@ -23,9 +24,9 @@ from longgraft.prefill.chunked import read_prompt
 from longgraft.proposer import Memory, Proposer, together
 from longgraft.request import Decoder, Goal
 from longgraft.sampling import Sampling
+from longgraft.settings import Budget
 from longgraft.stats import Stats
-from longgraft.target.model import Segment, Target
-from longgraft.tree import ProposalTree
+from longgraft.target.model import Target
 from longgraft.usage import peak_memory, reset_peak_memory
 from longgraft.verifier import Verifier
 
@@ -91,7 +92,7 @@ class Prefilled:
     """
 
     def __init__(self, target: Target, stock: Stock, variants: Sequence[Variant], ids: Sequence[int], limit: int, *,
-                 budget: int | None = None, profile: bool = False, learned: Learned | None = None,
+                 budget: Budget = None, profile: bool = False, learned: Learned | None = None,
                  runs: Sequence[str] = ()) -> None:
         """limit: tokens that may follow; budget: nodes per verification (None: each method's own); profile: `Clock`'s;
         learned, runs: where lasting memories go on from, and the runs in which they do."""
@@ -115,10 +116,11 @@ class Prefilled:
         made = {}
         for variant in variants:
             parts = replace(stock.parts(variant), clock=self._clock, kept=kept)
-            proposer = made[variant.name, ""] = build(variant.method, parts)
+            make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
+            proposer = made[variant.name, ""] = make(parts)
             for run in runs if any(memory.lasting for memory in proposer.memories) else ():
                 shared = {key: memory for key, memory in kept.items() if not memory.lasting}
-                own = made[variant.name, run] = build(variant.method, replace(parts, kept=shared))
+                own = made[variant.name, run] = make(replace(parts, kept=shared))
                 if own is proposer:
                     raise ValueError(f"{variant.name} is one object whose memory lasts, and every run needs one of its "
                                      "own. Give a longgraft.methods.Method whose build makes it.")
@@ -183,10 +185,7 @@ class Prefilled:
     def margin(self, tokens: Sequence[int]) -> tuple[float, float]:
         """(difference of the target's two largest logits, the larger) after the prompt and these tokens."""
         self.cache.crop(len(self.ids) - 1)
-        chain = ProposalTree.chain(torch.tensor([self.ids[-1], *tokens]))
-        report, = self.target.run([Segment(chain, self.cache, "last")], Wants())
-        best = report.logits[0].float().topk(2).values
-        return float(best[0] - best[1]), float(best[0])
+        return margin(self.target, self.cache, [self.ids[-1], *tokens])
 
     def _transformers(self, limit: int, eos: Sequence[int]) -> tuple[list[int], Stats]:
         """Greedy decoding by the model's own `generate` from a copy of the cache.

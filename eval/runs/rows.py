@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -30,6 +30,9 @@ class Key(NamedTuple):
     mode: str
     method: str
     repeat: int
+
+
+Judged = tuple[int, float, int]     # proposed nodes, the sum of their estimated probabilities, accepted nodes
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ class Row:
     token_ids: list[int]
     loop: bool
     lossless: Check | None = None
+    kinds: dict[str, int] = field(default_factory=dict)
+    by_probability: dict[str, Judged] = field(default_factory=dict)
+    by_match: dict[str, Judged] = field(default_factory=dict)
     promise: str = "exact"
     score: tuple[str, float] | None = None
     limit: int | None = None
@@ -106,7 +112,8 @@ def parse_row(text: str | bytes, where: str) -> Result:
 
 def _values(kind: Any, given: dict[str, Any], where: str) -> dict[str, Any]:
     """The fields of a type, checked."""
-    needed = Key._fields if kind is Key else [f.name for f in fields(kind) if f.name != "key" and f.default is MISSING]
+    needed = Key._fields if kind is Key else [
+        f.name for f in fields(kind) if f.name != "key" and f.default is f.default_factory is MISSING]
     if missing := [name for name in needed if name not in given]:
         raise ValueError(f"{where}: no row of a sweep: {', '.join(missing)} is missing. Found: "
                          f"{', '.join(given) or 'nothing'}.")
@@ -127,6 +134,10 @@ def _number(value: Any) -> bool:
 
 def _mapped(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _judged(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and whole(value[0]) and _number(value[1]) and whole(value[2])
 
 
 def _check(value: Any) -> bool:
@@ -151,6 +162,8 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     list[int]: ("a list of whole numbers", lambda v: isinstance(v, list) and all(map(whole, v)), _same),
     dict[str, int]: ("an object of whole numbers", _mapped(whole), _same),
     dict[str, float]: ("an object of numbers", _mapped(_number), _same),
+    dict[str, Judged]: ("an object of nodes, their estimates' sum and those accepted", _mapped(_judged),
+                        lambda v: {name: tuple(three) for name, three in v.items()}),
     Check | None: ("an object of tokens, first_divergence and margin", _check, lambda v: v and Check(**v)),
     tuple[str, float] | None: ("a name and a number", lambda v: v is None or (
         isinstance(v, list) and len(v) == 2 and isinstance(v[0], str) and _number(v[1])), lambda v: v and tuple(v)),

@@ -124,7 +124,8 @@ def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str
         out.append(f"  {suite}: prompts by length {counts}")
     fitted = [turn for by_length in plans.values() for prompts in by_length.values() for prompt in prompts
               for turn in turns_of(config, prompt)]
-    longest = max(len(f.ids) + f.example.turn * config.max_new_tokens for f in fitted) + (config.budget or 60)
+    longest = max(len(f.ids) + f.example.turn * config.max_new_tokens for f in fitted) + max(
+        variant.budget(config.budget) for variant in config.variants if variant.ours)
     size = longest * session.target.cache_bytes_per_token() / 2 ** 20
     decodings = len(config.variants) * len(config.modes) * config.repeats
     prompt_rate, new_rate = _rates(config, bench, max(fitted, key=lambda f: len(f.ids)))

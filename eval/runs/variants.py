@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from longgraft.options import options
 from longgraft.roles import PLAIN
-from longgraft.settings import OfMethod
+from longgraft.settings import Budget, OfMethod
 
 PLACE = re.compile(r"(.*\.py:|[\w.]+:)?")     # of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +
 COLD = "none"                   # for +warm and +thresholds: no calibration
@@ -28,7 +29,7 @@ class Variant:
     name: str
     method: str
     head: str = ""
-    numbers: Mapping[str, int] = field(default_factory=dict, hash=False)
+    numbers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     calibrations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
@@ -68,11 +69,17 @@ class Variant:
         """Whether it is decoded by a method of ours."""
         return self.method != TRANSFORMERS
 
-    def budget(self, wanted: int | None) -> int:
+    def budget(self, wanted: Budget) -> int:
         """Nodes per verification: its setting, the wanted, the method's own, or one where nothing is proposed."""
         from longgraft.methods import find
 
         return find(self.method).usual_budget(self.numbers.get("budget", wanted))
+
+    def adaptive(self, wanted: Budget) -> bool:
+        """Whether the method chooses its budgets: it can, and none is given."""
+        from longgraft.methods import find
+
+        return self.ours and find(self.method).chooses(self.numbers.get("budget", wanted))
 
 
 def _taken(bare: str) -> frozenset[str]:

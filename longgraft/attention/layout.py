@@ -48,6 +48,16 @@ class Layout:
         assert window is not None
         return max(0, self.prefix - window + 1), min(self.prefix, max(0, self.prefix + self.deepest - window + 1))
 
+    def ranges(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """(the first prefix column that each row sees [n] int64, `own` [n, m] as contiguous bool)."""
+        key = ("lowest", window)
+        if key not in self._cache:
+            lowest = torch.zeros_like(self.depths)
+            if window is not None and self.slides(window):
+                lowest = (self.prefix + self.depths - window + 1).clamp(0, self.prefix)
+            self._cache[key], self._cache["seen", window] = lowest, self.own(window).contiguous()
+        return self._cache[key], self._cache["seen", window]
+
     def dense(self, window: int | None) -> Tensor:
         """[n, P + m] bool."""
         key = ("dense", window)

@@ -65,8 +65,8 @@ class Asking:
         from longgraft.eval.checks.losslessness import compare_with_plain
 
         target = self.session.target
-        resolved = replace(self.settings, budget=self.session.engine.budget, device=str(target.device),
-                           dtype=str(target.dtype)[6:], attention=target.attention)
+        resolved = replace(self.settings, device=str(target.device), dtype=str(target.dtype)[6:],
+                           attention=target.attention)
         drawn = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
         found = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
                  "method": self.settings.method, "seed": self.sampling.seed, "finish_reason": answer.finish_reason,
@@ -117,7 +117,9 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     if recording is not None:
         sampling = Sampling(replay=recording)
-    asking = Asking(session, replace(settings, method=loaded.method.name), sampling, ends, shown.compare)
+    budget = None if loaded.method.chooses(settings.budget) else session.engine.budget
+    settings = replace(settings, method=loaded.method.name, budget=budget)
+    asking = Asking(session, settings, sampling, ends, shown.compare)
     if given.prompts:
         return _answer_all(asking, asked, out)
     ids = encode(session, asked[0])

@@ -40,7 +40,7 @@ class Eagle3Drafter:
         self.clock, self.device = clock or Clock(), memory.device
         memory.room(self.levels * self.top_k)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
@@ -93,7 +93,7 @@ class Eagle3Drafter:
 
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """states [1, b, H] -> the k best next tokens, target ids [b, k] and log-probabilities [b, k] float32."""
-        gains, ids = self.network.logits(states[0]).float().log_softmax(-1).topk(self.top_k)
+        gains, ids = self.network.logits(states[0], self.memory.product).float().log_softmax(-1).topk(self.top_k)
         return self.network.target_ids(ids), gains
 
     def _select(self, ask: Ask, slots: int | None, stage: int, pool: list[Tensor]) -> ProposalTree:

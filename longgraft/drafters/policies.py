@@ -74,3 +74,20 @@ class Split:
 
     def __call__(self, level: Level) -> Verdict:
         return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1)
+
+
+@dataclass(frozen=True)
+class Mass:
+    """Another level only while the beam that would be fed holds at least `least` of the probability.
+
+    All slots stay with drafted candidates.  0.15 with a beam of 10: docs/choices.md, one ranking.
+    """
+
+    least: float = 0.15
+    beam: int = 10
+
+    def __call__(self, level: Level) -> Verdict:
+        if level.last:
+            return Verdict()
+        best = level.scores.topk(min(self.beam, level.scores.numel())).values
+        return Verdict(expand=float(best.exp().sum()) >= self.least)

@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from longgraft.attention.backends import BACKENDS, choose
 from longgraft.attention.layout import Layout
 from longgraft.clock import Clock
+from longgraft.kernels.few_rows import FewRows
 from longgraft.kv import KVCache
 from longgraft.observation import Observation, Wants
 from longgraft.proposer import Memory
 from longgraft.yarn_drafters.network import Eagle3Network
 
+JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
 MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
 
 
@@ -34,17 +37,27 @@ class DrafterMemory(Memory):
 
     name = "drafter"
 
-    def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
+                 kernels: FewRows | None = None) -> None:
         self.network, self.clock = network, clock or Clock()
         self.window = window or network.config.window
         self.wants = Wants(layers=tuple(sorted(set(network.config.feature_layers))))
         self.positions = None if self.window else network.config.max_positions
         weight = network.fc.weight
-        self.device, self._backend = weight.device, BACKENDS[choose("auto", weight.device, weight.dtype)]
+        self.device = weight.device
+        # Both leave to torch what they are not made for: many rows, another device or dtype.
+        self.product = kernels.product if kernels else linear
+        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self.cache = KVCache(network.config.layers, 0)
         self._scratch = 0
         self._newest: Tensor | None = None
         self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
+        self._fed: tuple[tuple[Tensor, Tensor], ...] = ()      # states [n, H] and tokens [n] of the last feedings
+
+    @property
+    def waiting(self) -> int:
+        """Observed tokens that are not in the cache yet."""
+        return sum(len(tokens) for _, tokens in self._waiting)
 
     def room(self, rows: int) -> None:
         """A drafter needs this many scratch rows behind the committed ones."""
@@ -53,12 +66,12 @@ class DrafterMemory(Memory):
     def reset(self, capacity: int) -> None:
         self.cache.clear()
         self.cache.reserve(capacity + self._scratch)
-        self._newest, self._waiting = None, ()
+        self._newest, self._waiting, self._fed = None, (), ()
 
     def observe(self, seen: Observation) -> None:
         """The kept tokens' pairs with the target's own features; a drafter's own guesses were never kept."""
         self._waiting += ((seen.features(self.network.config.feature_layers), seen.following),)
-        if seen.prompt or sum(len(tokens) for _, tokens in self._waiting) > MOST_WAITING:
+        if seen.prompt or self.waiting > MOST_WAITING:
             self._feed()
 
     def newest(self) -> Tensor:
@@ -67,7 +80,7 @@ class DrafterMemory(Memory):
         assert self._newest is not None, "the drafter has observed nothing"
         return self._newest
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _feed(self) -> None:
         if not self._waiting:
             return
@@ -79,6 +92,9 @@ class DrafterMemory(Memory):
             self.cache.length += n
             # A copy: a view would hold a prompt chunk's states.
             self._newest = states[:, -1:].clone()
+            self._fed += ((states[0, -JUDGED:].clone(), tokens[-JUDGED:]),)
+            while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
+                self._fed = self._fed[1:]
 
     def _fused(self) -> tuple[Tensor, Tensor]:
         """What waited, hidden [1, n, H] and tokens [n]; its features, several times as wide, are gone before the
@@ -86,6 +102,14 @@ class DrafterMemory(Memory):
         features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
         self._waiting = ()
         return self.network.fuse(features[None].to(self.device, self.network.fc.weight.dtype)), tokens
+
+    @torch.no_grad()
+    def foretold(self) -> tuple[int, int]:
+        """(tokens whose best guess came true, tokens) of the newest fed ones, each guessed from the target's own
+        features: what the network would be worth here, known without a draft."""
+        states, tokens = (torch.cat(column) for column in zip(*self._fed, strict=True))
+        best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
+        return int((best == tokens[1:].to(best.device)).sum()), len(best)
 
     def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H]; keys and values are written behind the
@@ -96,24 +120,24 @@ class DrafterMemory(Memory):
             keys, values = self.cache.update(k, v, layer)
             return self._backend(q, keys, values, layout, scale, self.window)
 
-        return self.network(hidden, tokens[None], positions[None].to(self.device), attend)
+        return self.network(hidden, tokens[None], positions[None].to(self.device), attend, self.product)
 
     def mark(self) -> Any:
-        return self.cache.length, self._newest, self._waiting
+        return self.cache.length, self._newest, self._waiting, self._fed
 
     def rewind(self, mark: Any) -> None:
-        length, self._newest, self._waiting = mark
+        length, self._newest, self._waiting, self._fed = mark
         self.cache.crop(length)
 
     def state(self) -> Any:
         self._feed()
-        return self.cache.state(), self._newest
+        return self.cache.state(), self._newest, self._fed
 
     def restore(self, state: Any) -> None:
-        rows, self._newest = state
+        rows, self._newest, self._fed = state
         self._waiting = ()
         self.cache.restore(rows)
 
     def release(self) -> None:
         self.cache.release()
-        self._newest, self._waiting = None, ()
+        self._newest, self._waiting, self._fed = None, (), ()

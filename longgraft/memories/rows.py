@@ -13,6 +13,8 @@ from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.observation import Observation, Wants
 from longgraft.proposer import Memory
 
+MOST_WAITING = 64       # observations that may wait
+
 
 class RowsMemory(Memory):
     """snapshot: warm rows [V + 1, K] that each request starts from; None: empty ones.
@@ -26,33 +28,52 @@ class RowsMemory(Memory):
 
     def __init__(self, matrix: AdjacencyMatrix, *, snapshot: Tensor | None = None, lasting: bool = False,
                  seeded: bool = True, in_order: bool = False, clock: Clock | None = None) -> None:
-        self.matrix, self.snapshot = matrix, snapshot
+        self._matrix, self.snapshot = matrix, snapshot
         self.lasting, self.seeded, self.in_order = lasting, seeded, in_order
         self.clock = clock or Clock()
         self.wants = Wants(topk=matrix.width)
-        self.matrix.restore(snapshot)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        matrix.restore(snapshot)
+
+    @property
+    def matrix(self) -> AdjacencyMatrix:
+        """With all that was observed."""
+        self._write()
+        return self._matrix
 
     def reset(self, capacity: int) -> None:
         if not self.lasting:
-            self.matrix.restore(self.snapshot)
+            self._waiting = []
+            self._matrix.restore(self.snapshot)
 
     def observe(self, seen: Observation) -> None:
         if seen.prompt and not self.seeded:
             return
         assert seen.topk is not None
+        # The pass reports the widest top-k that any of its listeners wants.
+        tokens, topk = seen.tree.tokens, seen.topk[:, :self._matrix.width]
+        if not (seen.prompt or self.in_order):
+            order = _worst_first(seen)
+            tokens, topk = tokens[order], topk[order.to(topk.device)]
+        self._waiting.append((tokens, topk))
+        if seen.prompt or len(self._waiting) > MOST_WAITING:
+            self._write()
+
+    def _write(self) -> None:
+        """Rows are written when they are read: decoding steps that read none pay for none."""
+        if not self._waiting:
+            return
         with self.clock.part("update"):
-            # The pass reports the widest top-k that any of its listeners wants.
-            tokens, topk = seen.tree.tokens, seen.topk[:, :self.matrix.width]
-            if not (seen.prompt or self.in_order):
-                order = _worst_first(seen)
-                tokens, topk = tokens[order], topk[order.to(topk.device)]
-            self.matrix.update(tokens, topk)
+            tokens, topk = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            self._waiting = []
+            self._matrix.update(tokens, topk)
 
     def state(self) -> Tensor:
         return self.matrix.snapshot()
 
     def restore(self, state: Tensor) -> None:
-        self.matrix.restore(state)
+        self._waiting = []
+        self._matrix.restore(state)
 
 
 def _worst_first(seen: Observation) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from longgraft.clock import Clock
+from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.rows import RowsMemory
 from longgraft.proposer import Ask
 from longgraft.templates import Template, envelope
@@ -20,7 +21,11 @@ class MatrixRetriever:
     def __init__(self, rows: RowsMemory, shape: Callable[[int], Template] = envelope,
                  clock: Clock | None = None) -> None:
         self.memories = (rows,)
-        self.matrix, self.shape, self.clock = rows.matrix, shape, clock or Clock()
+        self._rows, self.shape, self.clock = rows, shape, clock or Clock()
+
+    @property
+    def matrix(self) -> AdjacencyMatrix:
+        return self._rows.matrix
 
     def propose(self, ask: Ask) -> ProposalTree:
         tree = self.candidates(ask.root, ask.budget - 1)
@@ -32,7 +37,8 @@ class MatrixRetriever:
             return ProposalTree.root_only(root)
         with self.clock.part("retrieve"):
             template = self.shape(slots)
-            tokens = self.matrix.fill(template.levels(self.matrix.rows.device), root)
+            matrix = self.matrix
+            tokens = matrix.fill(template.levels(matrix.rows.device), root)
             return _live(tokens.tolist(), template.parents)
 
 

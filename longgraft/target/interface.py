@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from longgraft.attention.backends import BACKENDS, dense
+from longgraft.attention.backends import Backend, dense
 from longgraft.attention.layout import Layout
 
 NAME = "longgraft"
@@ -33,7 +33,7 @@ class Run:
     """What attention needs to know of the running forward."""
 
     layout: Layout
-    backend: str
+    backend: Backend
     calls: int = 0
 
 
@@ -111,6 +111,6 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         # No fused kernel caps logits and returns what `split` needs; the reference does it, at any device.
         out = dense(query, key, value, run.layout, scale, window, softcap)
     else:
-        out = BACKENDS[run.backend](query, key, value, run.layout, scale, window)
+        out = run.backend(query, key, value, run.layout, scale, window)
     # Contiguous as transformers' own: some models view it, and all others would copy it next.
     return out.transpose(1, 2).contiguous(), None

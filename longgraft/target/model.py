@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
-from longgraft.attention.backends import choose
+from longgraft.attention.backends import BACKENDS, choose
 from longgraft.attention.layout import Layout
+from longgraft.kernels.few_rows import MOST, Engaged, FewRows
 from longgraft.kv import KVCache
 from longgraft.observation import Wants
 from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of, mask
@@ -41,7 +43,7 @@ class Segment:
 @dataclass(frozen=True, eq=False)
 class Report:
     """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [n, K] int32, hidden (layer ->
-    [n, H]) and final [n, H]."""
+    [n, H]) and final [n, H].  Made in inference mode: to be read, and copied before they are written to."""
 
     logits: Tensor
     topk: Tensor | None
@@ -51,11 +53,13 @@ class Report:
 
 @dataclass
 class Target:
-    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once."""
+    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once; kernels: compiled
+    ones, for passes of few rows on a CPU."""
 
     model: Any
     name: str = "target"
     attention: str = "auto"
+    kernels: FewRows | None = None
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,8 +75,10 @@ class Target:
         self.attention = choose(self.attention, self.device, self.dtype)
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
+        self._backend = BACKENDS[self.attention]
+        self._few = None if self.kernels is None else Engaged(self.model, self.kernels)
 
-    @property
+    @cached_property
     def config(self) -> PretrainedConfig:
         return self.model.config.get_text_config(decoder=True)
 
@@ -93,7 +99,7 @@ class Target:
     def vocab_size(self) -> int:
         return self.head.weight.shape[0]
 
-    @property
+    @cached_property
     def layers(self) -> nn.ModuleList:
         """The decoder layers."""
         lists = [m for m in self.model.get_decoder().modules()
@@ -121,7 +127,7 @@ class Target:
         """One report per segment; today each is a pass of its own, so that a single one costs one pass."""
         return [self._pass(segment, wants) for segment in segments]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _pass(self, segment: Segment, wants: Wants) -> Report:
         """A chain needs no mask, whatever is returned of it.
 
@@ -131,11 +137,15 @@ class Target:
         tree, cache = segment.tree, segment.cache
         n = len(tree)
         depths = torch.arange(n) if tree.is_chain else tree.depths
-        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), self.attention)
+        few = self._few if n <= MOST else None
+        backend = few.kernels.attention if few else self._backend
+        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend)
         kept = {"all": torch.arange(n), "last": torch.tensor([n - 1]), "none": torch.arange(0)}[segment.logits]
         by_block = wants.topk > 0 and segment.logits != "all"
         with ExitStack() as stack:
             stack.enter_context(self._engaged(run))
+            if few:
+                stack.enter_context(few())
             hidden = stack.enter_context(self.inputs_of(wants.layers))
             last = stack.enter_context(self._last_hidden()) if by_block or wants.final else {}
             out = self.model(

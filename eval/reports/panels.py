@@ -1,0 +1,51 @@
+"""Panels, colours and legends that a run's figures share.  Needs matplotlib (the extra `plot`); knows no row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# Okabe and Ito's palette: told apart by colour-blind readers and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKERS = "osD^vPX*"
+HATCHES = ("", "///", "...", "xxx")
+
+
+def pyplot() -> Any:
+    """matplotlib, without a screen; ImportError names the extra."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib. Install it: pip install 'longgraft[plot]'.") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "axes.spines.top": False,
+                     "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4,
+                     "legend.frameon": False}
+    return plt
+
+
+def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
+    """A figure and its panels, which share a vertical axis.  height, width: inches, of each."""
+    figure, axes = plt.subplots(1, len(titles), figsize=(width * len(titles), height), sharey=True, squeeze=False)
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title)
+    return figure, list(axes[0])
+
+
+def style_of(index: int) -> dict[str, Any]:
+    """64 combinations: every eight methods the markers move on by one."""
+    marker = (index + index // len(COLOURS)) % len(MARKERS)
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker], "markersize": 5}
+
+
+def legend(panels: Sequence[Any]) -> None:
+    """One for all panels, below them: eleven methods beside them would leave no room."""
+    named: dict[str, Any] = {}
+    for panel in panels:
+        for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+    if named:
+        panels[0].figure.legend(named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0),
+                                ncols=min(len(named), 3 if len(panels) == 1 else 5))

@@ -1,0 +1,146 @@
+"""What each step should spend: nothing, nodes that memory foretells, or a draft of so many levels and a tree of so many
+nodes.
+
+One currency, tokens: what costs c seconds more must be expected to bring more than c times the present rate of tokens
+per second.  Knows a ranking, costs, and what came of earlier steps; knows no model.  What is answered never depends on
+what it chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from longgraft.clock import Clock
+from longgraft.costs import Live
+from longgraft.memories.drafted import JUDGED
+from longgraft.memories.experience import Experience, Plan
+from longgraft.proposer import Ask, Level, Verdict
+from longgraft.ranking import Ranked
+from longgraft.tree import UNPRUNED, ProposalTree
+
+PROBED = 0.02           # share of the time that may go into looking at a source that is expected to lose
+WAITED = 32             # tokens after which a look may tell something new
+LEAST = 0.05            # tokens that must be expected beyond the price: estimates are no more exact than that
+STEPS = 16              # for which prices in seconds are kept
+
+
+class Paying:
+    """Another level only while it is expected to bring more than it costs.
+
+    beam: nodes that a level feeds; chance: of the best guess below any of them; price: of a level, in tokens
+    """
+
+    def __init__(self, beam: int) -> None:
+        self.beam, self.chance, self.price = beam, 1.0, 0.0
+
+    def __call__(self, level: Level) -> Verdict:
+        if level.last:
+            return Verdict()
+        best = level.scores.topk(min(self.beam, level.scores.numel())).values
+        return Verdict(expand=self.chance * float(best.exp().sum()) > self.price)
+
+
+class Prices:
+    """What trees of 1 to `most` nodes cost beyond a plain step at one prefix: in seconds, and in tokens at a rate."""
+
+    def __init__(self, costs: Live, prefix: int, most: int) -> None:
+        self.plain = costs.verify(1, prefix)
+        self.seconds = [costs.verify(rows, prefix) - self.plain for rows in range(1, most + 1)]
+        # The least that any larger tree costs per further node.
+        self._least = [min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
+                       for n in range(most - 1)]
+        self.rate = 1.0 / self.plain
+
+    def too_dear(self, nodes: int, probability: float) -> bool:
+        """Whether no tree of more nodes can pay where the next one has this probability."""
+        return nodes > len(self._least) or probability <= self.rate * self._least[nodes - 1]
+
+    def best(self, probabilities: Sequence[float]) -> int:
+        """How many of these nodes, the root first, gain most tokens beyond their price."""
+        gains = [gained - 1.0 - self.rate * seconds - LEAST * (nodes > 0)
+                 for nodes, (gained, seconds) in enumerate(zip(accumulate(probabilities), self.seconds, strict=False))]
+        return max(range(len(gains)), key=gains.__getitem__) + 1
+
+    def of(self, nodes: int) -> float:
+        """In tokens."""
+        return self.rate * self.seconds[min(nodes, len(self.seconds)) - 1]
+
+
+class Controller:
+    """Proposes what pays, of a ranking.
+
+    ranked:  by the estimates of `experience`; its drafter, if there is one, stops by `policy`
+    levels:  draft forwards of a step at most
+    probing: whether a drafter that is expected to lose is looked at now and then
+    """
+
+    def __init__(self, ranked: Ranked, experience: Experience, policy: Paying | None = None, *, levels: int = 0,
+                 probing: bool = True, clock: Clock | None = None) -> None:
+        self.ranked, self.experience, self.policy, self.levels = ranked, experience, policy, levels
+        self.costs, self.probing, self.clock = experience.costs, probing, clock or Clock()
+        self.memories = (*ranked.memories, experience)
+        self._prices: tuple[int, Prices] | None = None
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        if ask.budget < 2:
+            return ProposalTree.root_only(ask.root)
+        with self.clock.part("control"):
+            prices = self._priced(ask)
+            tree = self.ranked.rank(ask, None, prices)
+            chances = tree.scores.exp().tolist()
+            plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(chances) - 1.0)
+            if self.policy is not None and self.experience.drafted is not None:
+                first = chances[1] if len(chances) > 1 else 0.0
+                if self._drafting_pays(ask, prices, first):
+                    tree, plan = self._draft(ask, prices, plan, first)
+                elif self.probing:
+                    self._look(ask)
+            self.experience.plan = plan
+            return tree
+
+    def _priced(self, ask: Ask) -> Prices:
+        """At this prefix and the present rate."""
+        if self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS:
+            self._prices = ask.position, Prices(self.costs, ask.position, ask.budget)
+        prices = self._prices[1]
+        prices.rate = self.experience.rate(prices.plain)
+        return prices
+
+    def _drafting_pays(self, ask: Ask, prices: Prices, first: float) -> bool:
+        """Whether any number of levels is expected to gain more than it costs.  first: how probably memory has the next
+        token right, and no draft is needed."""
+        level, feed = self._costs_of_draft(ask)
+        missed = (1.0 - first) * self.experience.trust
+        return any(missed * gain > LEAST + prices.rate * (feed + n * level) + prices.of(2 + n)
+                   for n, gain in enumerate(self._gains()))
+
+    def _gains(self) -> list[float]:
+        """Tokens that 0, 1, ... expansions are expected to bring: each node is right as often as guesses have been."""
+        chance = self.experience.foretells
+        return list(accumulate(chance ** depth for depth in range(1, self.levels + 1)))
+
+    def _costs_of_draft(self, ask: Ask) -> tuple[float, float]:
+        """Seconds of a level, and of what comes before the first."""
+        assert self.policy is not None and self.experience.drafted is not None
+        waiting = max(1, self.experience.drafted.waiting)
+        return self.costs.level(self.policy.beam, ask.position), self.costs.feed(waiting, ask.position)
+
+    def _draft(self, ask: Ask, prices: Prices, plan: Plan, first: float) -> tuple[ProposalTree, Plan]:
+        assert self.policy is not None
+        level, feed = self._costs_of_draft(ask)
+        self.policy.chance = self.experience.foretells * self.experience.trust
+        self.policy.price = prices.rate * level
+        drafted = self.ranked.draft(ask)
+        tree = self.ranked.rank(ask, drafted, prices)
+        expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
+        seconds = prices.plain + prices.seconds[len(tree) - 1] + feed + expansions * level
+        return tree, replace(plan, rows=len(tree), seconds=seconds, drafted=(1.0 - first) * self._gains()[expansions])
+
+    def _look(self, ask: Ask) -> None:
+        """At the drafter, where that may tell something new and looking has not cost too much."""
+        assert self.experience.drafted is not None
+        waiting = self.experience.drafted.waiting
+        if waiting >= WAITED:
+            self.experience.look_within(PROBED, self.costs.feed(waiting + JUDGED, ask.position))

@@ -1,0 +1,1 @@
+"""Compiled kernels for passes of few rows on a CPU: optional, built where a compiler is at hand."""

@@ -1,0 +1,72 @@
+"""Our C++ as a shared library, compiled for this machine once and kept.  Knows compilers and folders; knows no tensor.
+
+Plain C functions, called through ctypes: nothing of Python's or torch's is compiled in, so a build takes seconds and
+outlives their upgrades.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("few_rows.cpp")
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
+BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # what a compiler may lack
+PATIENCE = 60       # seconds
+
+
+class NotBuilt(Exception):
+    """Why there is no library, in one clause."""
+
+
+def library() -> Path:
+    """The library's path, built where it is not there yet.  NotBuilt where this machine cannot."""
+    source = SOURCE.read_bytes()
+    compiler = _compiler()
+    said = hashlib.sha256(b"\0".join([source, compiler.encode(), _machine().encode(), repr(FLAGS).encode()]))
+    path = Path.home() / ".cache" / "longgraft" / f"few_rows-{said.hexdigest()[:16]}.so"
+    if not path.exists():
+        _compile(compiler, path)
+    return path
+
+
+def _compiler() -> str:
+    names = ("c++", "g++", "clang++")
+    found = next((found for name in names if (found := shutil.which(name))), None)
+    if found is None:
+        raise NotBuilt(f"no C++ compiler was found ({', '.join(names)})")
+    return found
+
+
+def _machine() -> str:
+    """What `-march=native` depends on: the processor and what it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return "\n".join([platform.machine(), platform.processor(),
+                      *sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})])
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Whole or not at all, also where two processes build at once."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    reason = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for flags in BEST_FIRST:
+            done = subprocess.run([compiler, *FLAGS, *flags, str(SOURCE), "-o", str(part)], capture_output=True,
+                                  text=True, timeout=PATIENCE)
+            if done.returncode == 0:
+                part.replace(path)
+                return
+            reason = (done.stderr.strip() or "no reason given").splitlines()[0]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    finally:
+        part.unlink(missing_ok=True)
+    raise NotBuilt(f"{Path(compiler).name} could not build them ({reason})")

@@ -1,0 +1,273 @@
+// Products and attention of a few rows, float32: what is large, weights or keys and values, is read once.
+//
+// The rows are the lanes of a vector: a weight, a key or a value is one number for all of them, so no layout is
+// needed but torch's own, nothing is summed across lanes, and a softmax is the same few operations for every row.
+// Compiled for the machine it runs on; the compiler splits vectors wider than the machine's.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+namespace {
+
+constexpr int64_t TILE = 8;         // independent sums: enough to keep two multiply-adds a cycle under way
+constexpr int64_t BLOCK = 32;       // columns whose scores exist at once
+constexpr int64_t LINE = 16;         // floats of a cache line
+constexpr float HIDDEN = -1e30f;    // the score of a column that a row does not see; any real one wipes it out
+constexpr float LOG2_E = 1.44269504088896341f;
+
+template <int L> struct Of {
+    typedef float Vector __attribute__((vector_size(4 * L)));
+    typedef float Loose __attribute__((vector_size(4 * L), aligned(4), may_alias));
+    typedef int32_t Whole __attribute__((vector_size(4 * L)));
+};
+
+struct Free { void operator()(void* p) const { std::free(p); } };
+
+// Room for that many floats, 64 bytes aligned, kept by the thread that asks: a pass asks hundreds of times.
+float* scratch(int64_t floats) {
+    thread_local std::unique_ptr<float, Free> kept;
+    thread_local int64_t room = 0;
+    if (floats > room) {
+        room = (floats + 4095) / 4096 * 4096;
+        kept.reset(static_cast<float*>(std::aligned_alloc(64, room * sizeof(float))));
+        if (!kept) std::abort();
+    }
+    return kept.get();
+}
+
+// 2^x for x <= 0, within 2e-7 of it; 0 below 2^-126.  The polynomial is Cephes' exp2f.
+template <int L> inline typename Of<L>::Vector power_of_two(typename Of<L>::Vector x) {
+    typedef typename Of<L>::Vector Vector;
+    typedef typename Of<L>::Whole Whole;
+    const Whole vanishes = x < -126.0f;
+    x = vanishes ? x * 0.0f : x;
+    const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
+    const Vector rest = x - __builtin_convertvector(whole, Vector);
+    Vector y = rest * 1.535336188319500e-4f + 1.339887440266574e-3f;
+    y = y * rest + 9.618437357674640e-3f;
+    y = y * rest + 5.550332471162809e-2f;
+    y = y * rest + 2.402264791363012e-1f;
+    y = y * rest + 6.931472028550421e-1f;
+    y = y * rest + 1.0f;
+    const Whole bits = (whole + 127) << 23;
+    Vector scale;
+    __builtin_memcpy(&scale, &bits, sizeof scale);
+    return vanishes ? Vector{} : y * scale;
+}
+
+// n <= L rows as lanes; bias may be null.
+template <int L>
+void product(const float* x, const float* weight, const float* bias, float* y, int64_t n, int64_t in, int64_t out,
+             int threads) {
+    typedef typename Of<L>::Vector Vector;
+    float* const turned = scratch(in * L);      // [in, L]
+    for (int64_t i = 0; i < in; ++i)
+        for (int64_t r = 0; r < L; ++r) turned[i * L + r] = r < n ? x[r * in + i] : 0.0f;
+    const Vector* const lanes = reinterpret_cast<const Vector*>(turned);
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < out; first += TILE) {
+        const int64_t outs = std::min(TILE, out - first);
+        const float* row[TILE];
+        for (int64_t t = 0; t < TILE; ++t) row[t] = weight + (first + std::min(t, outs - 1)) * in;
+        Vector even[TILE] = {}, odd[TILE] = {};     // two sums each: half the rounding, and none waits for itself
+        for (int64_t begin = 0; begin < in; begin += LINE) {
+            // Rows are too short a run for the machine to guess what comes next: it is told.
+            for (int64_t t = 0; t < TILE; ++t) __builtin_prefetch(row[t] + TILE * in + begin);
+            const int64_t stop = std::min(in, begin + LINE), pairs = stop & ~int64_t{1};
+            for (int64_t i = begin; i < pairs; i += 2) {
+                for (int64_t t = 0; t < TILE; ++t) even[t] += row[t][i] * lanes[i];
+                for (int64_t t = 0; t < TILE; ++t) odd[t] += row[t][i + 1] * lanes[i + 1];
+            }
+            if (pairs < stop)
+                for (int64_t t = 0; t < TILE; ++t) even[t] += row[t][pairs] * lanes[pairs];
+        }
+        // Written once more: sums that an index could reach would not be kept in registers.
+        alignas(64) float sums[TILE][L];
+        for (int64_t t = 0; t < TILE; ++t) *reinterpret_cast<Vector*>(sums[t]) = even[t] + odd[t];
+        for (int64_t r = 0; r < n; ++r)
+            for (int64_t t = 0; t < outs; ++t) y[r * out + first + t] = sums[t][r] + (bias ? bias[first + t] : 0.0f);
+    }
+}
+
+// Rows of one pass, what they see and where it lies.
+struct Attention {
+    const float *q, *k, *v;
+    float* out;                 // [n, H, D]
+    const int64_t* lowest;      // [n] the first column that a row sees
+    const uint8_t* seen;        // [n, m] of the last m columns, those that it sees
+    int64_t heads, group, rows, size, prefix, own;
+    int64_t q_head, q_row, k_head, k_row, v_head, v_row;        // strides
+    float scale;
+};
+
+// What columns said to L packed rows of one key head: a softmax that can still be merged with another.
+template <int L> struct Said {
+    typename Of<L>::Vector most, total;         // the largest score, the sum of weights
+    typename Of<L>::Vector mix[];               // [D] the weighted values
+    static int64_t floats(int64_t size) { return (2 + size) * L; }
+
+    void merge(const Said& other, int64_t size) {
+        typedef typename Of<L>::Vector Vector;
+        const Vector both = most > other.most ? most : other.most;
+        const Vector mine = power_of_two<L>(most - both), theirs = power_of_two<L>(other.most - both);
+        most = both;
+        total = total * mine + other.total * theirs;
+        for (int64_t d = 0; d < size; ++d) mix[d] = mix[d] * mine + other.mix[d] * theirs;
+    }
+};
+
+// N times L packed rows of one key head.
+template <int L, int N> struct Packed {
+    typedef typename Of<L>::Vector Vector;
+    typedef typename Of<L>::Whole Whole;
+    const Attention& a;
+    const float *keys, *values;
+    Vector* const query;        // [D, N], scaled
+    Whole* const sees;          // [m, N]
+    Whole lowest[N];
+    int64_t all = 0;            // the first column from which every row sees
+
+    static int64_t floats(const Attention& a) { return (a.size + a.own) * L * N; }
+
+    Packed(const Attention& a, int64_t head, int64_t first, float* room)
+        : a(a), keys(a.k + head * a.k_head), values(a.v + head * a.v_head),
+          query(reinterpret_cast<Vector*>(room)), sees(reinterpret_cast<Whole*>(room + a.size * L * N)) {
+        for (int64_t r = 0; r < L * N; ++r) {
+            const int64_t packed = std::min(first + r, a.group * a.rows - 1), i = packed % a.rows;
+            const float* q = a.q + (head * a.group + packed / a.rows) * a.q_head + i * a.q_row;
+            for (int64_t d = 0; d < a.size; ++d) query[d * N + r / L][r % L] = q[d] * (a.scale * LOG2_E);
+            for (int64_t j = 0; j < a.own; ++j) sees[j * N + r / L][r % L] = a.seen[i * a.own + j] ? -1 : 0;
+            lowest[r / L][r % L] = static_cast<int32_t>(a.lowest[i]);
+            all = std::max(all, a.lowest[i]);
+        }
+    }
+
+    // Columns [first, first + columns), at most BLOCK.
+    void read(int64_t first, int64_t columns, Said<L>* const* said) const {
+        Vector weight[BLOCK][N];
+        for (int64_t c = 0; c < BLOCK; c += TILE) {
+            const float* key[TILE];
+            for (int64_t t = 0; t < TILE; ++t) {
+                const int64_t column = first + std::min(c + t, columns - 1);
+                key[t] = keys + column * a.k_row;
+                for (int64_t d = 0; d < a.size; d += 16) __builtin_prefetch(values + column * a.v_row + d);
+            }
+            Vector score[TILE][N] = {};
+            for (int64_t d = 0; d < a.size; ++d)
+                for (int64_t t = 0; t < TILE; ++t)
+                    for (int64_t s = 0; s < N; ++s) score[t][s] += key[t][d] * query[d * N + s];
+            for (int64_t t = 0; t < TILE; ++t)
+                for (int64_t s = 0; s < N; ++s) weight[c + t][s] = score[t][s];
+        }
+        if (columns < BLOCK || first < all || first + columns > a.prefix) hide(first, columns, weight);
+        Vector fade[N];
+        for (int64_t s = 0; s < N; ++s) {
+            Vector most = said[s]->most, total = {};
+            for (int64_t c = 0; c < BLOCK; ++c) most = weight[c][s] > most ? weight[c][s] : most;
+            for (int64_t c = 0; c < BLOCK; ++c) total += weight[c][s] = power_of_two<L>(weight[c][s] - most);
+            fade[s] = power_of_two<L>(said[s]->most - most);
+            said[s]->most = most;
+            said[s]->total = said[s]->total * fade[s] + total;
+        }
+        for (int64_t d = 0; d < a.size; d += TILE) {
+            Vector mixed[TILE][N] = {};
+            for (int64_t c = 0; c < columns; ++c) {
+                const float* value = values + (first + c) * a.v_row + d;
+                if (d % 16 == 0) __builtin_prefetch(keys + (first + BLOCK + c) * a.k_row + d);
+                for (int64_t t = 0; t < TILE; ++t)
+                    for (int64_t s = 0; s < N; ++s) mixed[t][s] += value[t] * weight[c][s];
+            }
+            for (int64_t t = 0; t < TILE; ++t)
+                for (int64_t s = 0; s < N; ++s) said[s]->mix[d + t] = said[s]->mix[d + t] * fade[s] + mixed[t][s];
+        }
+    }
+
+    void hide(int64_t first, int64_t columns, Vector (*weight)[N]) const {
+        for (int64_t c = 0; c < BLOCK; ++c)
+            for (int64_t s = 0; s < N; ++s) {
+                const int64_t column = first + c;
+                Whole seen = Whole{} - (c < columns);
+                if (column < all) seen &= lowest[s] <= static_cast<int32_t>(column);
+                if (c < columns && column >= a.prefix) seen &= sees[(column - a.prefix) * N + s];
+                weight[c][s] = seen ? weight[c][s] : Vector{} + HIDDEN;
+            }
+    }
+};
+
+template <int L, int N> void attend(const Attention& a, int threads) {
+    typedef typename Of<L>::Vector Vector;
+    const int64_t packs = (a.group * a.rows + L * N - 1) / (L * N), end = a.prefix + a.own;
+    const int64_t first = *std::min_element(a.lowest, a.lowest + a.rows);
+    const int64_t blocks = (end - first + BLOCK - 1) / BLOCK, parts = std::min<int64_t>(threads, blocks);
+    const int64_t floats = Said<L>::floats(a.size), room = Packed<L, N>::floats(a);
+    float* const heard = scratch(a.heads * packs * parts * (N * floats + room));
+    const auto said = [&](int64_t task, int64_t s) { return reinterpret_cast<Said<L>*>(heard + (task * N + s) * floats); };
+    float* const rooms = heard + a.heads * packs * parts * N * floats;
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t task = 0; task < a.heads * packs * parts; ++task) {
+        const int64_t part = task % parts, pack = task / parts % packs, head = task / parts / packs;
+        Said<L>* mine[N];
+        for (int64_t s = 0; s < N; ++s) {
+            mine[s] = said(task, s);
+            mine[s]->most = Vector{} + HIDDEN;
+            mine[s]->total = Vector{};
+            std::fill_n(mine[s]->mix, a.size, Vector{});
+        }
+        const Packed<L, N> rows(a, head, pack * L * N, rooms + task * room);
+        for (int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
+            rows.read(first + b * BLOCK, std::min(BLOCK, end - first - b * BLOCK), mine);
+    }
+    for (int64_t which = 0; which < a.heads * packs * N; ++which) {
+        const int64_t head = which / N / packs, begin = which % (packs * N) * L, s = which % N;
+        Said<L>& whole = *said(which / N * parts, s);
+        for (int64_t part = 1; part < parts; ++part) whole.merge(*said(which / N * parts + part, s), a.size);
+        const Vector share = 1.0f / whole.total;
+        for (int64_t r = 0; r < std::min<int64_t>(L, a.group * a.rows - begin); ++r) {
+            const int64_t query_head = head * a.group + (begin + r) / a.rows;
+            float* out = a.out + ((begin + r) % a.rows * a.heads * a.group + query_head) * a.size;
+            for (int64_t d = 0; d < a.size; ++d) out[d] = whole.mix[d][r] * share[r];
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// y [n, out] = x [n, in] weight [out, in]^T + bias; n <= 16; bias may be null; all contiguous.
+void few_rows_product(const float* x, const float* weight, const float* bias, float* y, int64_t n, int64_t in,
+                      int64_t out, int threads) {
+    (n <= 4 ? product<4> : n <= 8 ? product<8> : product<16>)(x, weight, bias, y, n, in, out, threads);
+}
+
+// y [n, size] = weight [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.
+void few_rows_norm(const float* x, const float* weight, float* y, int64_t n, int64_t size, float epsilon) {
+    constexpr int64_t WIDE = 16;
+    for (int64_t r = 0; r < n; ++r, x += size, y += size) {
+        Of<WIDE>::Vector part = {};
+        const int64_t whole = size / WIDE * WIDE;
+        for (int64_t i = 0; i < whole; i += WIDE) {
+            const Of<WIDE>::Vector xi = *reinterpret_cast<const Of<WIDE>::Loose*>(x + i);
+            part += xi * xi;
+        }
+        float squares = 0.0f;
+        for (int64_t t = 0; t < WIDE; ++t) squares += part[t];
+        for (int64_t i = whole; i < size; ++i) squares += x[i] * x[i];
+        const float share = 1.0f / std::sqrt(squares / static_cast<float>(size) + epsilon);
+        for (int64_t i = 0; i < size; ++i) y[i] = weight[i] * (x[i] * share);
+    }
+}
+
+// sizes: heads, group, rows, size, prefix, own, then six strides.
+void few_rows_attention(const float* q, const float* k, const float* v, float* out, const int64_t* lowest,
+                        const uint8_t* seen, const int64_t* sizes, float scale, int threads) {
+    const Attention a{q, k, v, out, lowest, seen, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
+                      sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], scale};
+    const int64_t packed = a.group * a.rows;
+    (packed <= 4 ? attend<4, 1> : packed <= 8 ? attend<8, 1> : packed <= 16 ? attend<16, 1> : attend<16, 2>)(a, threads);
+}
+
+}

@@ -1,0 +1,152 @@
+"""What a request's steps taught about its sources: how often matches foretell, how good a drafter is, what time bought.
+
+Knows the committed text, a drafter's keys and values, and costs; decides nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from longgraft.costs import Live
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.successors import Successors
+from longgraft.observation import Observation
+from longgraft.odds import Odds
+from longgraft.proposer import Memory
+
+LOOKED_BACK = 1024      # tokens of a prompt's chunk from which it is learnt how often a match foretells
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)        # of matches, by the last of each bin; longer ones are one bin
+TRUSTED = 6.0           # tokens that the constants of `Odds` count for, in each bin
+FADING = 0.98           # of what was counted in a bin, with each of its tokens
+RECENT = 0.95           # of what earlier steps brought and took, with each step
+PLAIN = 10.0            # plain steps that the running rate begins with
+DRAFTS = 2.0            # tokens of drafts that came true as expected, with which judging drafts begins
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step was expected to take and to bring.
+
+    seconds: of the step; remembered, drafted: tokens; drafted is None where nothing was drafted
+    """
+
+    rows: int
+    prefix: int
+    seconds: float
+    remembered: float = 0.0
+    drafted: float | None = None
+
+
+@dataclass
+class _Learnt:
+    """hits: per bin of match lengths [foretold tokens, tokens], fading; foretells: share of tokens that the drafter's
+    best guess has right; drafts: [tokens that came of drafts, tokens expected], fading; rate: [tokens, seconds] of
+    recent steps; spent, probing: seconds of all steps, and of looking at a source that was expected to lose."""
+
+    hits: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(LENGTHS) + 1)])
+    foretells: float = 0.0
+    drafts: list[float] = field(default_factory=lambda: [DRAFTS, DRAFTS])
+    rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    spent: float = 0.0
+    probing: float = 0.0
+
+
+class Experience(Memory):
+    """A function of what was observed and of the costs: with costs from a file, the same again.
+
+    plan: of the step that is under way, as whoever proposed it says
+    It also tells `costs` what each pass took.
+    """
+
+    name = "experience"
+
+    def __init__(self, text: Successors, costs: Live, odds: Odds, drafted: DrafterMemory | None = None) -> None:
+        self.text, self.costs, self.odds, self.drafted = text, costs, odds, drafted
+        self.reset(0)
+
+    def reset(self, capacity: int) -> None:
+        self.learnt = _Learnt()
+        self.plan: Plan | None = None
+
+    def look(self) -> None:
+        """At what the drafter foretells now, which feeds it all that waits."""
+        if self.drafted is None:
+            return
+        self.drafted.newest()
+        right, tokens = self.drafted.foretold()
+        self.learnt.foretells = (right + 1) / (tokens + 4)
+        self.learnt.drafts = [sum(pair) / 2 for pair in zip(self.learnt.drafts, (DRAFTS, DRAFTS), strict=True)]
+
+    def look_within(self, share: float, seconds: float) -> None:
+        """Look, if looking, which takes so long, has taken no more than this share of the time."""
+        if self.learnt.probing + seconds <= share * self.learnt.spent:
+            self.learnt.probing += seconds
+            self.look()
+
+    def observe(self, seen: Observation) -> None:
+        """The text alone says how often matches foretell, and what the drafter was fed of a prompt how often its best
+        guess would have."""
+        tokens, learnt = len(seen.path), self.learnt
+        self._count(min(tokens, LOOKED_BACK))
+        if seen.prompt:
+            self.look()
+        if (plan := self.plan) is None:
+            return
+        self.plan = None
+        self.costs.timed(plan.rows, plan.prefix, seen.seconds)
+        learnt.rate = [RECENT * learnt.rate[0] + tokens, RECENT * learnt.rate[1] + plan.seconds]
+        learnt.spent += plan.seconds
+        if plan.drafted is not None:
+            came = tokens - 1 - plan.remembered
+            learnt.drafts = [FADING * learnt.drafts[0] + came, FADING * learnt.drafts[1] + plan.drafted]
+
+    def _count(self, tokens: int) -> None:
+        """The newest tokens of the text: had the longest match foretold them?"""
+        for match, right in self.text.hits(tokens):
+            if match:
+                counted = self.learnt.hits[bisect_left(LENGTHS, match)]
+                counted[0] = FADING * counted[0] + right
+                counted[1] = FADING * counted[1] + 1.0
+
+    def on_its_own(self, match: int) -> float:
+        """Probability that a match of this many tokens foretells the next one."""
+        right, tokens = self.learnt.hits[bisect_left(LENGTHS, match)]
+        return (right + TRUSTED * self.odds.on_its_own(match)) / (tokens + TRUSTED)
+
+    def beside(self, match: int) -> float:
+        """What it adds to a drafter's probability of its successor."""
+        return self.odds.beside(match)
+
+    def by_rank(self) -> tuple[float, ...]:
+        """What each entry of the matrix's row adds."""
+        return self.odds.by_rank()
+
+    @property
+    def foretells(self) -> float:
+        """Share of tokens that the drafter's best guess has right."""
+        return self.learnt.foretells
+
+    @property
+    def trust(self) -> float:
+        """What came of drafts, over what was expected of them."""
+        came, expected = self.learnt.drafts
+        return min(2.0, max(0.0, came / expected))
+
+    def rate(self, plain: float) -> float:
+        """Tokens per second of late, and at least those of plain decoding, where a step takes `plain` seconds."""
+        tokens, seconds = self.learnt.rate
+        return max(1.0 / plain, (tokens + PLAIN) / (seconds + PLAIN * plain))
+
+    def mark(self) -> tuple[_Learnt, Plan | None]:
+        return copy.deepcopy(self.learnt), self.plan
+
+    def rewind(self, mark: tuple[_Learnt, Plan | None]) -> None:
+        self.learnt, self.plan = copy.deepcopy(mark[0]), mark[1]
+
+    def state(self) -> tuple[_Learnt, Plan | None]:
+        return self.mark()
+
+    def restore(self, state: tuple[_Learnt, Plan | None]) -> None:
+        self.rewind(state)

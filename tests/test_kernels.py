@@ -1,0 +1,182 @@
+"""Compiled kernels say what torch says, only where a pass of ours asks, and are missed by nobody where they are not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import FAMILIES, answered, toy_model, toy_prompt, toy_session, toy_target
+from test_target import random_tree, read
+from torch import nn
+
+import longgraft
+from longgraft.attention.backends import dense
+from longgraft.attention.layout import Layout
+from longgraft.kernels import build
+from longgraft.kernels.few_rows import MOST, Engaged, FewRows, epsilon_of, few_rows
+from longgraft.sampling import Sampling
+from longgraft.target.model import Segment
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def called(kernels, monkeypatch) -> list[str]:
+    """The compiled functions that were called, by name: what falls back to torch proves nothing."""
+    names: list[str] = []
+
+    def noted(name: str, compiled: Callable) -> Callable:
+        return lambda *args: (names.append(name), compiled(*args))
+
+    for name in ("_product", "_attention", "_norm"):
+        monkeypatch.setattr(kernels, name, noted(name, getattr(kernels, name)))
+    return names
+
+
+@pytest.mark.parametrize("window", [None, 5, 40, 1000])
+@pytest.mark.parametrize("prefix", [0, 3, 700])
+@pytest.mark.parametrize("heads, size", [((4, 4), 16), ((8, 2), 64), ((24, 2), 24)])
+@pytest.mark.parametrize("kind, rows", [("tree", 16), ("tree", 3), ("chain", 2), ("chain", 9), ("appended", 5)])
+def test_attention_equals_the_reference(kind, rows, heads, size, prefix, window, threads, kernels, called):
+    torch.manual_seed(prefix)
+    tree = random_tree(16 if kind == "appended" else rows, 3)
+    columns, mask, depths, column_depths = len(tree), tree.mask, tree.depths, None
+    if kind == "chain":
+        depths, mask = torch.arange(rows), None
+    if kind == "appended":      # rows that see some of those appended before them
+        depths, mask, column_depths = tree.depths[-rows:], tree.mask[-rows:], tree.depths
+    q = torch.randn(1, rows, heads[0], size).transpose(1, 2)
+    k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, size).unbind(0)     # rows beyond are scratch
+    layout = Layout(prefix, depths, mask, q.device, column_depths)
+    out = kernels.attention(q, k, v, layout, 0.25, window)
+    torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), atol=2e-6, rtol=1e-5)
+    assert called == ["_attention"]
+
+
+@pytest.mark.parametrize("rows", [4, 5, 8, 11, 16])
+@pytest.mark.parametrize("size, out", [(1, 1), (33, 7), (256, 96), (515, 20)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_equal_torchs(rows, size, out, bias, threads, kernels, called):
+    torch.manual_seed(size)
+    x, layer = torch.randn(1, rows, size), nn.Linear(size, out, bias)
+    with torch.no_grad():
+        torch.testing.assert_close(kernels.product(x, layer.weight, layer.bias), layer(x), atol=2e-6, rtol=1e-5)
+    assert called == ["_product"]
+
+
+@pytest.mark.parametrize("size", [1, 8, 33, 256])
+def test_norms_equal_torchs(size, kernels, called):
+    torch.manual_seed(size)
+    x, weight = torch.randn(3, 5, size) * 3, torch.randn(size)
+    with torch.no_grad():
+        torch.testing.assert_close(kernels.norm(x, weight, 1e-3), F.rms_norm(x, (size,), weight, 1e-3))
+    assert called == ["_norm"]
+
+
+def test_a_norm_that_says_something_else_is_left_alone():
+    """Gemma's weight counts from one; another could name its numbers alike."""
+    models = {family: toy_model(family).get_decoder() for family in ("llama", "qwen3", "gemma2")}
+    assert {family: epsilon_of(model.norm) for family, model in models.items()} == {
+        "llama": 1e-6, "qwen3": 1e-6, "gemma2": None}
+    other = type("OtherRMSNorm", (type(models["llama"].norm),), {
+        "forward": lambda self, x: (1 + self.weight) * x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()})(32)
+    assert epsilon_of(other) is None
+
+
+@pytest.mark.parametrize("x, weight", [
+    (torch.zeros(1, 8), torch.zeros(4, 8)), (torch.zeros(MOST + 1, 8), torch.zeros(4, 8)),
+    (torch.zeros(8, 8).T, torch.zeros(4, 8)), (torch.zeros(8, 8), torch.zeros(8, 4).T),
+    (torch.zeros(8, 8, dtype=torch.float64), torch.zeros(4, 8, dtype=torch.float64))])
+def test_what_does_not_fit_is_torchs(x, weight, kernels, called):
+    with torch.no_grad():
+        assert torch.equal(kernels.product(x, weight), F.linear(x, weight))
+    assert not called
+
+
+def test_where_gradients_are_wanted_the_product_is_torchs(kernels, called):
+    weight = torch.ones(4, 8, requires_grad=True)
+    kernels.product(torch.ones(5, 8), weight).sum().backward()
+    assert weight.grad is not None and not called
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_p=0.95, seed=3)])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", ["graft", "eagle3", "retrieval"])
+def test_answers_are_the_same_with_and_without(method, family, sampling, kernels, called):
+    ids = toy_prompt(60)
+    said = [answered(toy_session(method, family, budget=12, kernels=each), ids, 30, sampling).token_ids
+            for each in (kernels, None)]
+    assert said[0] == said[1] and "_product" in called
+    # A soft cap is nothing that they compute; a drafter has none.
+    assert "_attention" in called or (method, family) == ("retrieval", "gemma2")
+
+
+def test_nothing_is_left_on_the_model_also_after_an_exception(kernels, called):
+    target, model = toy_target("llama", kernels=kernels), toy_model("llama")
+    before = [dict(module.__dict__) for module in model.modules()]
+    tree = random_tree(9, 1)
+    read(target, Segment(tree, target.cache(64)))
+    assert called
+    handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            read(target, Segment(tree, target.cache(64)))
+    finally:
+        handle.remove()
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert [module.__dict__.keys() for module in model.modules()] == [each.keys() for each in before]
+
+
+def test_another_thread_gets_torchs_products_meanwhile(kernels, called):
+    layer, x = nn.Linear(16, 8), torch.randn(5, 16)
+    with torch.no_grad(), Engaged(layer, kernels)():
+        layer(x)
+        assert called == ["_product"]
+        with ThreadPoolExecutor(1) as thread:
+            torch.testing.assert_close(thread.submit(layer, x).result(), F.linear(x, layer.weight, layer.bias))
+        assert called == ["_product"]
+
+
+def test_a_module_with_a_forward_of_its_own_keeps_it(kernels, called):
+    layer, x = nn.Linear(16, 8), torch.randn(5, 16)
+    layer.forward = own = lambda x: x + 1
+    with torch.no_grad(), Engaged(layer, kernels)():
+        assert torch.equal(layer(x), x + 1)
+    assert layer.forward is own and not called
+
+
+def test_without_a_compiler_a_session_decodes_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    few_rows.cache_clear()
+    try:
+        session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval")
+    finally:
+        few_rows.cache_clear()
+    assert session.target.kernels is None
+    assert any("no C++ compiler was found" in line for line in session.about)
+    assert session.engine.open(toy_prompt(20), Sampling(), longgraft.request.Goal(4)).step() is not None
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatch):
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'no such standard' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(build.NotBuilt, match="no such standard"):
+        FewRows()
+    assert not list((tmp_path / ".cache" / "longgraft").iterdir())
+
+
+def test_kernels_can_be_left_out():
+    session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval", kernels="none")
+    assert session.target.kernels is None and not any("kernels" in line for line in session.about)

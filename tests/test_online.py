@@ -1,0 +1,182 @@
+"""Thresholds that follow the last steps: they close where drafting is wrong, open where it is right, and forget."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from conftest import answered, toy_parts, toy_prompt, toy_session
+from oracle import plain
+
+from longgraft.drafters.online import EVERY, FALL, FEWEST, KEPT, LOWEST, PRIOR, STEP, FollowedThresholds
+from longgraft.drafters.policies import Gates
+from longgraft.eval.runs.variants import Variant
+from longgraft.methods import build
+from longgraft.observation import Observation
+from longgraft.proposer import Level
+from longgraft.sampling import Sampling
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
+
+START = {0: 0.14, 1: 0.14, 5: 0.49}
+LEVELS, COST = 9, 0.1
+
+
+def memory(cost: float = COST, start=START) -> FollowedThresholds:
+    made = FollowedThresholds(start, LEVELS, cost)
+    made.reset(1000)
+    return made
+
+
+def step(taus, sure: float, right: bool, retrieved: int = 0) -> Observation:
+    """What a drafter of chains, `sure` of every next token, makes of these thresholds, and whether it was right."""
+    scores = torch.tensor([sure]).log() * torch.arange(1, LEVELS + 1)
+    gates = Gates(taus)
+    stage = next((d for d in range(LEVELS) if not gates(Level(d, scores[d:d + 1], d == LEVELS - 1, 60)).expand), None)
+    n = LEVELS if stage is None else stage + 1
+    tree = ProposalTree.build([1, *range(10, 10 + n), *range(50, 50 + retrieved)],
+                              [-1, *range(n), *range(n, n + retrieved)],
+                              [0.0, *scores[:n].tolist(), *[float("nan")] * retrieved],
+                              [ROOT] + [DRAFT] * n + [RETRIEVED] * retrieved, UNPRUNED if stage is None else stage)
+    return Observation(tree, torch.arange(len(tree) if right else 1), 2)
+
+
+def stream(into: FollowedThresholds, right: bool, steps: int, seed: int = 0) -> list[int | None]:
+    """Stages of so many steps of a drafter that is always right, or always wrong, however sure it is."""
+    draw, stages = random.Random(seed), []
+    for _ in range(steps):
+        seen = step(into.thresholds, draw.uniform(0.7, 0.98), right)
+        stages.append(seen.tree.stage)
+        into.observe(seen)
+    return stages
+
+
+def test_gates_close_where_the_drafter_is_always_wrong_and_open_again_when_it_is_right():
+    ours = memory()
+    assert set(stream(ours, right=False, steps=100)[:FEWEST]) <= {5, UNPRUNED}
+    assert set(stream(ours, right=False, steps=20)) == {0}
+    opened = stream(ours, right=True, steps=150)
+    assert set(opened[:EVERY]) == {0} and sum(stage in (5, UNPRUNED) for stage in opened[-20:]) >= 15
+
+
+def test_gates_open_where_drafting_costs_nothing_and_close_where_it_costs_all():
+    free, dear = memory(0.0, dict.fromkeys(START, 0.9)), memory(100.0)
+    assert stream(free, True, 250)[-20:].count(UNPRUNED) >= 15 and set(stream(dear, True, 250)[-20:]) == {0}
+
+
+def test_thresholds_stay_probabilities_and_move_by_one_small_step_at_a_time():
+    ours, before = memory(), dict(START)
+    for right in (False, True):
+        for n in range(150):
+            stream(ours, right, 1, seed=n)
+            for gate, tau in ours.thresholds.items():
+                assert LOWEST <= tau <= 1 and STEP - 1e-9 <= tau / before[gate] <= 1 / STEP + 1e-9
+            before = dict(ours.thresholds)
+
+
+def test_they_begin_with_the_calibrated_ones_and_wait_for_something_to_go_by():
+    ours = memory()
+    assert ours.thresholds == START
+    stream(ours, right=False, steps=FEWEST - 1)
+    assert ours.thresholds == START
+    stream(ours, right=False, steps=EVERY)
+    assert ours.thresholds != START
+
+
+def test_a_threshold_that_pays_as_well_as_another_stays():
+    """All are as sure and as right as before: nothing is to be gained."""
+    ours = memory(start={0: 0.2})
+    for _ in range(100):
+        ours.observe(step(ours.thresholds, 0.9, right=True))
+    assert ours.thresholds == {0: 0.2}
+
+
+def test_equal_observations_give_equal_thresholds():
+    first, second = memory(), memory()
+    for n in range(100):
+        seen = step(first.thresholds, random.Random(n).random(), right=n % 3 > 0)
+        first.observe(seen)
+        second.observe(seen)
+    assert first.thresholds == second.thresholds != START
+
+
+def test_a_rewound_memory_has_its_thresholds_and_its_window_again():
+    ours = memory()
+    gates = Gates(ours.thresholds)      # made once, when the method is built
+    stream(ours, right=False, steps=21)
+    mark, before = ours.mark(), dict(ours.thresholds)
+    went = []
+    for _ in range(2):
+        went.append((stream(ours, right=True, steps=50), dict(ours.thresholds)))
+        assert ours.thresholds != before
+        ours.rewind(mark)
+        assert ours.thresholds == before == gates.thresholds
+    assert went[0] == went[1]
+    ours.reset(1000)
+    assert ours.thresholds == START and ours.state() == memory().state()
+
+
+def test_prompts_and_steps_without_a_draft_teach_nothing():
+    ours = memory()
+    chain = ProposalTree.chain(torch.arange(9), RETRIEVED)
+    for _ in range(99):
+        ours.observe(Observation(chain, torch.arange(9), 2, prompt=True))
+        ours.observe(Observation(chain, torch.arange(9), 2))
+        ours.observe(Observation(ProposalTree.root_only(3), torch.arange(1), 2))
+    assert ours.state() == memory().state()
+
+
+def test_what_each_outcome_is_expected_to_yield():
+    """By hand: of four steps half as sure at every level, two went through all gates and two were cut at the first."""
+    ours = memory()
+    for right in (True, False):
+        ours.observe(step(dict.fromkeys(START, 0.0), 0.5, right))
+        ours.observe(step({0: 1.0}, 0.5, right, retrieved=3))
+    found = ours._values(ours._paths())
+    # Levels 1, 2, 3 to 6, 7 to 9: what was accepted there over what the best paths promised, and what that was trusted.
+    kept, promised = [], [0.5, 0.25, sum(0.5 ** n for n in range(3, 7)), sum(0.5 ** n for n in range(7, 10))]
+    for steps, levels, sums in zip((4, 2, 2, 2), (1, 1, 4, 3), promised, strict=True):
+        trusted = kept[-1] if kept else KEPT
+        kept.append((steps / 2 * levels + trusted * PRIOR) / (steps * sums + PRIOR))
+    yields = [1 + sum(k * p for k, p in zip(kept[:n], promised, strict=False)) for n in range(1, 5)]
+    retrieved = (3 + 0) / 2
+    assert found[0].tolist() == pytest.approx([y + retrieved for y in yields[:3]] + yields[3:])
+    assert found[0].tolist() == found[2].tolist() and ours._costs.tolist() == pytest.approx([1.1, 1.2, 1.6, 1.9])
+
+
+def test_levels_that_were_not_drafted_are_expected_to_fall_as_the_others_do():
+    ours = memory()
+    ours.observe(step(dict.fromkeys(START, 0.0), 0.5, True))
+    ours.observe(step({0: 1.0}, 0.8, True))
+    through, cut = ours._paths().tolist()
+    fall = (sum(0.5 ** n for n in range(2, 10)) + FALL) / (sum(0.5 ** n for n in range(1, 9)) + 1)
+    assert through == pytest.approx([0.5 ** n for n in range(1, 10)])
+    assert cut == pytest.approx([0.8 * fall ** n for n in range(9)])
+
+
+def test_a_gate_beyond_the_last_level_stops_there():
+    shallow = FollowedThresholds(START, 3, COST)
+    shallow.reset(100)
+    assert shallow._costs.tolist() == pytest.approx([1.1, 1.2, 1.3, 1.3])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", ["graft", "graft-no-retrieval", "graft-filled"])
+def test_methods_whose_thresholds_follow_say_what_the_target_would(method, sampling):
+    ours = toy_session(method, online=2.0, thresholds=(start := dict.fromkeys(START, 0.03)))
+    assert answered(ours, toy_prompt(60), 60, sampling).token_ids == plain("llama", 60, 60, sampling)
+    following = next(m for m in ours.engine.proposer.memories if isinstance(m, FollowedThresholds))
+    assert following.thresholds != start
+
+
+def test_only_what_has_gates_may_follow_and_variants_with_other_costs_do_not_share_a_memory():
+    assert Variant.parse("graft+online=0.1+levels=5").numbers == {"online": 0.1, "levels": 5}
+    with pytest.raises(ValueError, match="eagle3 has nothing that online could set"):
+        Variant.parse("eagle3+online=0.1")
+    with pytest.raises(ValueError, match="online is -1"):
+        Variant.parse("graft+online=-1")
+    parts, kept = toy_parts(), {}
+    made = [build("graft", toy_parts(online=cost, kept=kept)).memories for cost in (0.1, 0.1, 0.2)]
+    found = [next(m for m in memories if isinstance(m, FollowedThresholds)) for memories in made]
+    assert found[0] is found[1] is not found[2]
+    assert not any(isinstance(m, FollowedThresholds) for m in build("graft", parts).memories)
