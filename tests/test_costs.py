@@ -32,7 +32,8 @@ def test_costs_are_linear_between_rows_and_prefixes_and_go_on_beyond_them():
 
 @pytest.mark.parametrize("grid", [
     {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
-    {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}}])
+    {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}},
+    {3000: {4: 0.001, 16: 0.009}, 4000: {4: 0.010, 16: 0.030}}])
 def test_more_rows_and_longer_prefixes_never_cost_less_whatever_noise_was_measured(grid):
     costs = replace(COSTS, passes=grid)
     live = Live(costs)
