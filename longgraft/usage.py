@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from contextlib import suppress
 
 import torch
@@ -35,12 +36,19 @@ def peak_memory(device: torch.device) -> int:
     try:
         return _account("/proc/self/status", "VmHWM")
     except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return _ever()
 
 
 def resident() -> int:
-    """What this process holds of a CPU's memory now."""
-    return _account("/proc/self/status", "VmRSS")
+    """What this process holds of a CPU's memory now; where a system does not tell, the most that it ever held."""
+    try:
+        return _account("/proc/self/status", "VmRSS")
+    except (OSError, StopIteration):
+        return _ever()
+
+
+def _ever() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _account(file: str, name: str) -> int:

@@ -68,9 +68,7 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     rows = min(context, largest_chunk(text, dtype, device, wants))
     beside = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
               f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
-    told, enough = memory(shares, beside, context, free_bytes(device))
-    if device.type == "cpu":
-        told.append(f"memory: a process of {resident() / 2**20:,.1f} MiB comes to it, which is that of this one")
+    told, enough = memory(shares, beside, context, free_bytes(device), resident() if device.type == "cpu" else 0)
     return Report([*lines, *told], fits and enough)
 
 
@@ -89,16 +87,21 @@ def machine(device: torch.device) -> list[str]:
     return [*lines, *(f"attention {name}: {reason or 'available'}" for name, reason in available().items())]
 
 
-def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left: int) -> tuple[list[str], bool]:
+def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left: int,
+           process: int = 0) -> tuple[list[str], bool]:
     """Arithmetic of what a prompt of `context` tokens takes at the most, in words, and whether `left` bytes hold it.
 
-    beside: bytes of what does not grow with the prompt.
+    beside: bytes of what does not grow with the prompt; process: of the programs, which a CPU's memory holds too and
+    has given already; a GPU's peak is told without them
     """
     parts = {f"{who} {what}": size for who, share in shares.items()
              for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | beside
     total = sum(parts.values())
     shown = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in parts.items())
     lines = [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown})"]
+    if process:
+        lines.append(f"peak of the process: {(total + process) / 2**20:,.1f} MiB, {process / 2**20:,.1f} of them its "
+                     "programs")
     if total <= TIGHT * left:
         return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: fits"], True
     if total <= left:
