@@ -6,6 +6,7 @@ Knows rows and lengths; knows no tree, no attention kernel and no method.  Passe
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,11 +28,9 @@ class _Layer(CacheLayerMixin):
         self.owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows = self.owner.capacity
         # A buffer made under inference mode could not be written under plain no_grad (generate's mode).
         with torch.inference_mode(False):
-            self.keys = key_states.new_empty(*key_states.shape[:2], rows, key_states.shape[3])
-            self.values = value_states.new_empty(*value_states.shape[:2], rows, value_states.shape[3])
+            self.keys, self.values = self.owner.buffer(key_states), self.owner.buffer(value_states)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -89,7 +88,29 @@ class KVCache(Cache):
     def __init__(self, layers: int, capacity: int) -> None:
         self.length = self.skipped = 0
         self.capacity = _rounded(capacity)
+        self._block: Tensor | None = None
         super().__init__(layers=[_Layer(self) for _ in range(layers)])
+
+    def buffer(self, like: Tensor) -> Tensor:
+        """[1, Hkv, capacity, D] for rows like [1, Hkv, n, D].
+
+        On a CPU all are cut from one block: allocated one by one, between a chunk's activations, they would leave the
+        heap in pieces that no later chunk can use.
+        """
+        shape = (*like.shape[:2], self.capacity, like.shape[3])
+        if like.device.type != "cpu":
+            return like.new_empty(shape)
+        size = math.prod(shape)
+        if self._block is None or self._block.dtype != like.dtype or len(self._block) < size:
+            self._block = like.new_empty(2 * len(self.layers) * size)
+        taken, self._block = self._block.split([size, len(self._block) - size])
+        return taken.view(shape)
+
+    def _drop(self) -> None:
+        """Give all buffers back."""
+        self._block = None
+        for layer in self.layers:
+            layer.drop()
 
     @property
     def position(self) -> int:
@@ -122,8 +143,7 @@ class KVCache(Cache):
             return
         kept = self.state()
         self.capacity = _rounded(capacity)
-        for layer in self.layers:
-            layer.drop()
+        self._drop()
         self._fill(kept)
 
     def clear(self) -> None:
@@ -134,8 +154,7 @@ class KVCache(Cache):
         """Forget everything and give the buffers back."""
         self.clear()
         self.capacity = 0
-        for layer in self.layers:
-            layer.drop()
+        self._drop()
 
     def state(self) -> KVState:
         """Copies of what is committed."""

@@ -53,7 +53,7 @@ def key_of(target: Target, network: Eagle3Network | None) -> dict[str, str]:
         c = network.config
         drafter = f"{c.layout}, {c.layers} x {c.hidden_size:,}, vocabulary {c.draft_vocab_size:,}"
     key = {"model": Path(target.name).name, "drafter": drafter, "dtype": str(target.dtype)[6:],
-           "attention": target.attention}
+           "attention": target.attention, "kernels": "compiled" if target.kernels else "none"}
     if device.type == "cuda":
         return key | {"device": torch.cuda.get_device_name(device)}
     return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}
@@ -108,7 +108,7 @@ class _Rig:
         room = max(1, min(*positions, room) - most)
         self.lengths = sorted({min(prefix, room) for prefix in prefixes}, reverse=True)
         longest = self.lengths[0]
-        memory = DrafterMemory(network) if network else None
+        memory = DrafterMemory(network, kernels=target.kernels) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
         self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock())
         # Buffers exist when they were written once; what they held before may be NaN, or numbers too small to be fast.

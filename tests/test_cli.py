@@ -286,7 +286,7 @@ def test_doctor_reads_no_weights_and_gives_a_verdict(pair, capsys, monkeypatch, 
     (tmp_path / "head/model.safetensors").write_bytes(zeros + b"\xff" * (len(whole) - len(zeros)))     # all NaN
     common = ["doctor", "--model", tmp_path / "target", "--drafter", tmp_path / "head"]
     code, out, _ = run(capsys, monkeypatch, *common, "--context", 300)
-    assert code == 0 and out.count(": fits") == 2
+    assert code == 0 and out.count(": fits") == 2 and ", a chunk of 300 0." in out and "peak of the process: " in out
     code, out, _ = run(capsys, monkeypatch, *common, "--context", 600)
     assert code == 1 and "512 positions are allowed" in out
     monkeypatch.setattr("longgraft.eval.checks.doctor.free_bytes", lambda device: 1000)
@@ -299,10 +299,11 @@ def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
     from longgraft.eval.checks.doctor import Share, memory
 
     shares = {"target": Share(1000, 10), "drafter": Share(100, 1)}
-    lines, fits = memory(shares, 50, 20, 2 ** 30)
-    assert fits and "0.0 MiB" in lines[0]
+    lines, fits = memory(shares, {"matrix": 50}, 20, 2 ** 30)
+    assert fits and "0.0 MiB" in lines[0] and len(lines) == 2
+    assert "peak of the process: 3.0 MiB, 3.0 of them" in memory(shares, {}, 20, 2 ** 30, 3 * 2 ** 20)[0][1]
     used = 1000 + 100 + 50 + 20 * 11
-    assert [memory(shares, 50, 20, left)[0][1].split(": ")[2].split(";")[0] for left in (
+    assert [memory(shares, {"matrix": 50}, 20, left)[0][1].split(": ")[2].split(";")[0] for left in (
         used - 1, used, int(used / 0.9) + 1)] == ["does not fit", "tight", "fits"]
 
 

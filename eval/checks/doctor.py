@@ -14,16 +14,19 @@ from typing import Any
 import torch
 
 from longgraft.attention.backends import available
+from longgraft.memories.adjacency import WIDTH
 from longgraft.needs import EMBEDDED, embedded, head_path
+from longgraft.observation import Wants
+from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.settings import HeadOverrides, Pair
 from longgraft.target.weights import read_config
-from longgraft.usage import free_bytes
+from longgraft.usage import free_bytes, resident
 from longgraft.yarn_drafters import files
 from longgraft.yarn_drafters.layouts import TargetShape, head_config, our_name, plain_name
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
-TIGHT = 0.9         # of the memory that is free: activations and the allocator's own want the rest
+TIGHT = 0.9         # of the memory that is free: what an allocator keeps between its blocks wants the rest
 GIB = 2 ** 30
 
 
@@ -61,8 +64,11 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     fits = context <= positions
     if not fits:
         lines.append(f"context {context:,}: too long, {positions:,} positions are allowed")
-    matrix = (shape.vocab + 1) * 8 * 4 + shape.vocab * 8
-    told, enough = memory(shares, matrix, context, free_bytes(device))
+    wants = Wants(layers=head[0].feature_layers if head else (), topk=WIDTH)
+    rows = min(context, largest_chunk(text, dtype, device, wants))
+    beside = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
+              f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
+    told, enough = memory(shares, beside, context, free_bytes(device), resident() if device.type == "cpu" else 0)
     return Report([*lines, *told], fits and enough)
 
 
@@ -81,13 +87,21 @@ def machine(device: torch.device) -> list[str]:
     return [*lines, *(f"attention {name}: {reason or 'available'}" for name, reason in available().items())]
 
 
-def memory(shares: dict[str, Share], matrix: int, context: int, left: int) -> tuple[list[str], bool]:
-    """Arithmetic of what a prompt of `context` tokens keeps, in words, and whether `left` bytes hold it."""
+def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left: int,
+           process: int = 0) -> tuple[list[str], bool]:
+    """Arithmetic of what a prompt of `context` tokens takes at the most, in words, and whether `left` bytes hold it.
+
+    beside: bytes of what does not grow with the prompt; process: of the programs, which a CPU's memory holds too and
+    has given already; a GPU's peak is told without them
+    """
     parts = {f"{who} {what}": size for who, share in shares.items()
-             for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | {"matrix": matrix}
+             for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | beside
     total = sum(parts.values())
     shown = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in parts.items())
-    lines = [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown}), and the activations of one chunk"]
+    lines = [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown})"]
+    if process:
+        lines.append(f"peak of the process: {(total + process) / 2**20:,.1f} MiB, {process / 2**20:,.1f} of them its "
+                     "programs")
     if total <= TIGHT * left:
         return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: fits"], True
     if total <= left:

@@ -187,7 +187,7 @@ def _steps(rows: Sequence[Row], on_cpu: bool) -> Iterator[list[Any]]:
         for row in once:
             origins.update(row.accepted_by_origin)
             stages.update(row.stages)
-        # On a CPU it is the highest that the process ever had: the same for all methods.
+        # On a CPU it is the whole process's, which holds what all methods need: it tells nothing of one.
         peak = None if on_cpu else round(max(row.peak_memory_bytes for row in mine) / 2 ** 20)
         yield [*about, *(round(1e3 * seconds[part] / steps, 4) for part in PARTS),
                *(origins[origin] for origin in ORIGINS),

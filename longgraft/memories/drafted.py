@@ -85,16 +85,23 @@ class DrafterMemory(Memory):
         if not self._waiting:
             return
         with self.clock.part("draft"):
-            features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            hidden, tokens = self._fused()
             n = len(tokens)
-            hidden = self.network.fuse(features[None].to(self.device, self.network.fc.weight.dtype))
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             states = self.forward(hidden, tokens.to(self.device), self.cache.length + torch.arange(n), layout)
             self.cache.length += n
-            self._newest, self._waiting = states[:, -1:], ()
+            # A copy: a view would hold a prompt chunk's states.
+            self._newest = states[:, -1:].clone()
             self._fed += ((states[0, -JUDGED:].clone(), tokens[-JUDGED:]),)
             while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
                 self._fed = self._fed[1:]
+
+    def _fused(self) -> tuple[Tensor, Tensor]:
+        """What waited, hidden [1, n, H] and tokens [n]; its features, several times as wide, are gone before the
+        forward."""
+        features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+        self._waiting = ()
+        return self.network.fuse(features[None].to(self.device, self.network.fc.weight.dtype)), tokens
 
     @torch.no_grad()
     def foretold(self) -> tuple[int, int]:

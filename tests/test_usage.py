@@ -1,0 +1,120 @@
+"""Bytes: a request takes its caches and the activations of one chunk, and its peak is its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import toy_network, toy_parts, toy_prompt, toy_session, toy_target
+from torch.profiler import ProfilerActivity, profile
+
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.policies import Dense
+from longgraft.kv import KVCache
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.observation import Observation, Wants
+from longgraft.prefill.chunked import LARGEST, ON_CPU, chunk_bytes, chunk_size, largest_chunk
+from longgraft.tree import ProposalTree
+from longgraft.usage import peak_memory, reset_peak_memory, resident
+
+CPU = torch.device("cpu")
+MIB = 2 ** 20
+
+
+def held(method: str, tokens: int, chunk: int) -> tuple[int, int]:
+    """(bytes of tensors that a request held at its most, of its caches then)."""
+    session, caches = toy_session(method, budget=8, chunk=chunk), 0
+    for _ in session.open(toy_prompt(40), 2):       # what is made once
+        pass
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        for _ in session.open(toy_prompt(tokens), 4):
+            memories = [m for m in session.engine.proposer.memories if isinstance(m, DrafterMemory)]
+            caches = max(caches, session.engine.cache.bytes() + sum(memory.cache.bytes() for memory in memories))
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most, caches
+
+
+@pytest.mark.parametrize("method", ["ar", "graft"])
+def test_a_request_takes_its_caches_and_one_chunk_s_activations(method):
+    wants = Wants(layers=(1, 2, 3), topk=8) if method == "graft" else Wants()
+    most, caches = held(method, 400, 128)
+    assert most == pytest.approx(caches + chunk_bytes(toy_target().config, torch.float32, 128, wants), rel=0.12)
+
+
+@pytest.mark.parametrize("method", ["retrieval", "graft"])
+def test_a_longer_prompt_takes_longer_caches_and_nothing_else(method):
+    (short, its_caches), (long, their_caches) = held(method, 180, 32), held(method, 440, 32)
+    assert their_caches > 1.5 * its_caches
+    # torch's kernel works on blocks of 32 rows by what is read, up to 512 columns; one feature row is 3 x 32 numbers.
+    assert 0 <= long - short - (their_caches - its_caches) < 4 * (32 + 3) * (440 - 180)
+
+
+def test_a_chunk_is_as_large_as_pays_and_fits(monkeypatch):
+    target, wants = toy_target(), Wants(topk=8)
+    assert chunk_size(target, wants) == ON_CPU == LARGEST // 2
+    for rows in (64, 16):
+        room = 4 * chunk_bytes(target.config, torch.float32, rows, wants)
+        monkeypatch.setattr("longgraft.prefill.chunked.free_bytes", lambda device, room=room: room)
+        assert largest_chunk(target.config, torch.float32, CPU, wants) == rows
+    monkeypatch.setattr("longgraft.prefill.chunked.free_bytes", lambda device: 0)
+    assert chunk_size(target, wants) == 16
+    # A large vocabulary's product is taken by block, however many rows a chunk has.
+    assert chunk_bytes(target.config, torch.bfloat16, 4096, wants) < 2 * chunk_bytes(
+        target.config, torch.bfloat16, 2048, wants) + 1
+
+
+def test_a_drafter_lets_go_of_a_prompt_s_features_before_its_forward(monkeypatch):
+    memory, waiting, forward = toy_parts().drafted(), [], DrafterMemory.forward
+    Eagle3Drafter(memory, Dense())
+    memory.reset(64)
+
+    def seen(self, *arguments):
+        waiting.append(self._waiting)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(DrafterMemory, "forward", seen)
+    memory.observe(Observation(ProposalTree.chain(torch.arange(40)), torch.arange(40), 1,
+                               hidden={layer: torch.randn(40, 32) for layer in (1, 2, 3)}, prompt=True))
+    assert waiting == [()]
+    assert memory.newest().untyped_storage().nbytes() == 4 * toy_network().config.hidden_size
+
+
+def test_the_layers_of_a_cache_on_a_cpu_lie_in_one_block_however_they_grow():
+    cache, row = KVCache(3, 300), torch.ones(1, 2, 5, 8)
+
+    def blocks():
+        return {rows.untyped_storage().data_ptr() for layer in cache.layers for rows in (layer.keys, layer.values)}
+
+    for layer in range(3):
+        cache.update(row * layer, row * -layer, layer)
+    cache.length = 5
+    assert len(blocks()) == 1 and cache.bytes() == 6 * 2 * 512 * 8 * 4
+    cache.reserve(600)
+    assert len(blocks()) == 1 and cache.bytes() == 6 * 2 * 768 * 8 * 4
+    assert all(bool((layer.keys[:, :, :5] == n).all()) for n, layer in enumerate(cache.layers))
+    cache.release()
+    assert cache.bytes() == 0 and cache._block is None
+
+
+def test_layers_of_another_shape_have_room_of_their_own():
+    cache = KVCache(2, 256)
+    for layer, heads in enumerate((2, 9)):
+        keys, values = cache.update(torch.ones(1, heads, 5, 8), torch.ones(1, heads, 5, 8), layer)
+        assert keys.shape == values.shape == (1, heads, 256, 8) and keys.is_contiguous()
+        keys.fill_(layer)
+        values.fill_(-layer)
+    assert bool((cache.layers[0].keys == 0).all()) and bool((cache.layers[1].keys == 1).all())
+
+
+def test_on_a_cpu_the_peak_is_since_the_reset_and_not_since_the_start():
+    torch.ones(64 * MIB // 4)
+    reset_peak_memory(CPU)
+    quiet = peak_memory(CPU)
+    assert resident() <= quiet < resident() + 16 * MIB
+    torch.ones(64 * MIB // 4)
+    assert quiet + 48 * MIB < peak_memory(CPU)
+    reset_peak_memory(CPU)
+    assert peak_memory(CPU) < quiet + 16 * MIB
