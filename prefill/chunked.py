@@ -18,7 +18,7 @@ from longgraft.usage import free_bytes
 from longgraft.verifier import Verifier
 
 LARGEST = 1024      # SpecPV's chunk; larger ones gained nothing where it was measured
-# Half the activations, and half of what the C library keeps of them between layers, for 2 to 4 % of a prefill's time.
+# Half the activations, and half of what the C library keeps of them between layers, for 5 % of a prefill's time.
 ON_CPU = 512
 
 
