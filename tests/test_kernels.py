@@ -182,6 +182,12 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     assert not list((tmp_path / ".cache" / "longgraft").iterdir())
 
 
+def test_a_backend_that_was_asked_for_by_name_is_what_attends(kernels, called):
+    target = toy_target(attention="sdpa", kernels=kernels)
+    read(target, Segment(random_tree(9, 1), target.cache(64)))
+    assert set(called) == {"_product", "_norm"}
+
+
 def test_kernels_can_be_left_out():
     session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval", kernels="none")
     assert session.target.kernels is None and not any("kernels" in line for line in session.about)

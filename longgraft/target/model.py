@@ -138,7 +138,8 @@ class Target:
         n = len(tree)
         depths = torch.arange(n) if tree.is_chain else tree.depths
         few = self._few if n <= MOST else None
-        backend = few.kernels.attention if few else self._backend
+        # Another backend than what the kernels fall back to was asked for by name.
+        backend = few.kernels.attention if few and self.attention == "split" else self._backend
         run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend)
         kept = {"all": torch.arange(n), "last": torch.tensor([n - 1]), "none": torch.arange(0)}[segment.logits]
         by_block = wants.topk > 0 and segment.logits != "all"
