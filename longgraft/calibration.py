@@ -1,4 +1,4 @@
-"""What a warm-up leaves behind: thresholds, the best fixed split, and warm rows of the matrix, in one file.
+"""What a warm-up leaves behind: thresholds, the best fixed split, odds, and warm rows of the matrix, in one file.
 
 Knows files and identities; how the numbers are chosen is `longgraft.eval.checks.calibrate`'s affair.
 """
@@ -6,9 +6,10 @@ Knows files and identities; how the numbers are chosen is `longgraft.eval.checks
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from longgraft.drafters.policies import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import WIDTH, load_rows, read_metadata, save_rows
+from longgraft.odds import Odds
 
 VERSION = "1"
 NODES = 60      # of the tree that `split` divides
@@ -23,13 +25,15 @@ NODES = 60      # of the tree that `split` divides
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """thresholds: tau per checkpoint; split: nodes kept of 60 when nothing is pruned; snapshot: [V + 1, K] int32."""
+    """thresholds: tau per checkpoint; split: nodes kept of 60 when nothing is pruned; snapshot: [V + 1, K] int32; odds:
+    of graft-x."""
 
     thresholds: Mapping[int, float] = field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
     split: int = 40
     snapshot: Tensor | None = None
     source: str = "default thresholds (Qwen3-8B's, Graft Table 11)"
     about: Mapping[str, str] = field(default_factory=dict)
+    odds: Odds = field(default_factory=Odds)
 
     def describe(self) -> str:
         """One clause for people."""
@@ -54,7 +58,7 @@ class Calibration:
         save_rows(part, self.snapshot, {
             "version": VERSION, "identity": json.dumps(dict(identity)), "split": str(self.split),
             "thresholds": json.dumps({str(d): tau for d, tau in self.thresholds.items()}),
-            "about": json.dumps(dict(self.about))})
+            "about": json.dumps(dict(self.about)), "odds": json.dumps(asdict(self.odds))})
         part.replace(path)
 
     @classmethod
@@ -75,7 +79,8 @@ class Calibration:
             snapshot, _ = load_rows(path, vocab, device)
             if snapshot.shape[1] != min(WIDTH, vocab):
                 raise ValueError(f"its rows hold {snapshot.shape[1]} tokens; {min(WIDTH, vocab)} are needed")
-            return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta))
+            return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta),
+                       _odds(meta))
         except Exception as error:      # likewise
             raise _unreadable(path, error) from error
 
@@ -105,6 +110,14 @@ def _split(meta: Mapping[str, str]) -> int:
     if not 1 <= split <= NODES:
         raise ValueError(f"split is {split}; 1 to {NODES} are needed")
     return split
+
+
+def _odds(meta: Mapping[str, str]) -> Odds:
+    """A file from before graft-x has none."""
+    odds = Odds(**{str(name): float(value) for name, value in json.loads(meta.get("odds", "{}")).items()})
+    if not all(0 <= value < math.inf for value in astuple(odds)):
+        raise ValueError(f"odds are {odds}; numbers of at least 0 are needed")
+    return odds
 
 
 def _about(meta: Mapping[str, str]) -> dict[str, str]:

@@ -117,7 +117,7 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
     parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
                   opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist,
-                  opts.online)
+                  opts.online, calibration.odds)
     return Loaded(target, tokenizer, method, parts, calibration, notes, opts.costs)
 
 

@@ -13,7 +13,8 @@ from test_memories import Run
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.eval.checks import calibrate
-from longgraft.eval.checks.calibrate import _accepted, _costs, _gain, _replay, _Step, _Warmup, choose, stage_of
+from longgraft.eval.checks.calibrate import _costs, _gain, _replay, _Step, _Warmup, choose, stage_of
+from longgraft.eval.checks.odds import accepted
 from longgraft.methods import as_method, build
 from longgraft.proposer import Ask
 from longgraft.target.model import Target
@@ -69,11 +70,11 @@ def test_a_gate_stops_a_step_whose_confidence_is_at_most_its_threshold():
 def test_a_tree_is_replayed_from_the_token_after_its_root():
     tree = ProposalTree.build([7, 8, 9, 7], [-1, 0, 1, 0], [0.0] * 4, [1, 2, 2, 2])
     text = [5, 7, 8, 9, 7, 7, 3]
-    for root, accepted in ((1, 2), (4, 1), (5, 0)):
+    for root, count in ((1, 2), (4, 1), (5, 0)):
         step = _Step(root, [], {UNPRUNED: tree}, {40: tree})
         _replay([step], text)
-        assert step.accepted == {UNPRUNED: accepted} and step.accepted_split == {40: accepted}
-    assert _accepted(tree, [8]) == 1 and _accepted(tree, []) == 0
+        assert step.accepted == {UNPRUNED: count} and step.accepted_split == {40: count}
+    assert accepted(tree, [8]) == 1 and accepted(tree, []) == 0
 
 
 def test_the_warm_up_s_replay_counts_what_its_decoding_accepted():

@@ -20,6 +20,7 @@ from longgraft.calibration import Calibration, default_path, made_for
 from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import KEPT_OF_60, kept_nodes
+from longgraft.eval.checks.odds import accepted, estimate
 from longgraft.eval.loops import loops
 from longgraft.eval.prompts.suites import Example
 from longgraft.loading import Loaded
@@ -120,6 +121,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(budget)
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
+    answers: list[Prompt] = []
     looping = 0
     for index, (ids, said) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
@@ -133,6 +135,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
         looping += looped
         if not looped:
             halves[index % 2].extend(warmup.steps)
+            answers.append((ids, said_now))
     chosen, unseen = halves if all(halves) else (halves[0] + halves[1],) * 2
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
@@ -147,7 +150,9 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
              "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
              "acceptance_on_other_half": f"{_gain(unseen, thresholds, (0.0, 1.0)):.3f}"}
-    result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about)
+    found = estimate(loaded, answers, nodes)
+    about |= {"odds_gain_on_chosen_half": f"{found.gain:.3f}", "odds_gain_on_other_half": f"{found.gain_on_others:.3f}"}
+    result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about, found.odds)
     path = out or default_path(loaded.identity)
     result.save(path, loaded.identity)
     print(f"longgraft: {result.describe()}, split {split}; " + ", ".join(f"{k} {v}" for k, v in about.items()),
@@ -195,17 +200,9 @@ def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:
     """How much of each tree the whole text, prompt and answer, would have accepted: it does not depend on the tree."""
     for step in steps:
         rest = text[step.position + 1:]
-        step.accepted = {stage: _accepted(tree, rest) for stage, tree in step.stages.items()}
-        step.accepted_split = {kept: _accepted(tree, rest) for kept, tree in step.splits.items()}
+        step.accepted = {stage: accepted(tree, rest) for stage, tree in step.stages.items()}
+        step.accepted_split = {kept: accepted(tree, rest) for kept, tree in step.splits.items()}
         step.stages, step.splits = {}, {}
-
-
-def _accepted(tree: ProposalTree, rest: Sequence[int]) -> int:
-    """Tokens of `rest` that lie on a path of the tree from its root."""
-    node, depth = 0, 0
-    while depth < len(rest) and (node, rest[depth]) in tree.children:
-        node, depth = tree.children[node, rest[depth]], depth + 1
-    return depth
 
 
 def _costs(loaded: Loaded, warmup: _Warmup, budget: int) -> tuple[float, float]:
