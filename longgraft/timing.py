@@ -32,8 +32,9 @@ from longgraft.usage import free_bytes
 from longgraft.verifier import Verifier
 from longgraft.yarn_drafters.network import Eagle3Network
 
-PREFIXES = (512, 4096)      # tokens
-ROWS = (1, 16, 4, 8, 2, 17, 60)     # of a pass; those of the first two are never left out, and kernels may end at 16
+PREFIXES = (256, 2048)      # tokens
+# Of a pass; those of the first two are never left out.  Kernels take a step up behind 8 rows, and end behind 16.
+ROWS = (1, 16, 2, 8, 9, 17, 60)
 WIDTHS = (8, 2)         # nodes that a draft level feeds
 FED = (1, 16)           # observed tokens
 LEVELS = 2              # expansions of the draft that is timed

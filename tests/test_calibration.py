@@ -94,9 +94,9 @@ def test_what_it_was_made_for_is_compared_and_what_it_does_not_say_is_not():
 
 
 def test_a_session_says_how_it_differs_from_what_its_thresholds_were_made_for():
-    at = longgraft.load(tell=False, budget=60).about[-1]
+    at = longgraft.load(tell=False, method="graft", budget=60).about[-1]
     assert "calibrated (calibration.safetensors) at temperature" in at and "made for" not in at
-    assert longgraft.load(tell=False, budget=16).about[-1].endswith("(made for budget 60, now 16)")
+    assert longgraft.load(tell=False, method="graft", budget=16).about[-1].endswith("(made for budget 60, now 16)")
 
 
 def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_say():

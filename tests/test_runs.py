@@ -127,10 +127,10 @@ def test_answers_are_checked_beside_plain_decodings_rows_which_is_decoded_no_sec
 def test_what_differs_between_two_runs_is_named_and_what_was_added_is_not():
     saved = asdict(SweepConfig(heads={"a": "x"}, lengths=(1024,)))
     more = asdict(SweepConfig(heads={"a": "x", "b": "y"}, prompts=9, repeats=4, modes=("replay", "sampled"),
-                              lengths=(512, 1024), methods=("graft", "ar", "eagle3", "pld")))
+                              lengths=(512, 1024), methods=("graft", "graft-x", "ar", "eagle3", "pld")))
     assert same_run(saved, saved) == [] == same_run(json.loads(json.dumps(saved)), json.loads(json.dumps(more)))
     assert set(same_run(more, saved)) == {
-        "methods had pld, and now ar, eagle3, graft", "lengths had 512, and now 1024",
+        "methods had pld, and now ar, eagle3, graft, graft-x", "lengths had 512, and now 1024",
         "modes had sampled, and now replay", "prompts was 9 and is 5", "repeats was 4 and is 3",
         "heads had b=y, and now a=x"}
     assert same_run(saved, saved | {"seed": 1}) == ["seed was 0 and is 1"]
