@@ -101,6 +101,8 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            adaptive=lambda p: p.controlled(drafts=False)),
     Method("graft-x-no-text", "graft-x without the text: drafted nodes and the matrix", OURS,
            lambda p: p.ranked(Mass(), order=0), (HEAD,), takes=RANKED, adaptive=lambda p: p.controlled(order=0)),
+    Method("graft-x-no-probing", "graft-x that leaves a drafter which loses for the rest of an answer", OURS,
+           lambda p: p.ranked(Mass()), (HEAD,), takes=RANKED, adaptive=lambda p: p.controlled(probing=False)),
     Method("graft-x-no-rows", "graft-x without the matrix", OURS, lambda p: p.ranked(Mass(), rows=False), (HEAD,),
            takes=DRAFTS),
     Method("graft-x-dense", "graft-x that never stops drafting", OURS, lambda p: p.ranked(Dense()), (HEAD,),

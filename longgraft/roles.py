@@ -15,6 +15,12 @@ COMPARED = (PLAIN, DENSE, PAPERS, DEFAULT)      # what a sweep measures where no
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # What pruning and retrieval each contribute: Figure 5.
     "components": ("eagle3", "graft-no-retrieval", "graft-filled", "graft-no-prune", "graft"),
+    # What drafts, text and matrix each bring to one ranking, at one budget.
+    "ranking": ("eagle3", "graft",
+                *(f"graft-x{part}+budget=60" for part in ("", "-dense", "-no-rows", "-no-text", "-text"))),
+    # What spending by costs brings, and what of it is the drafter's, the text's, and of looking at what loses.
+    "spending": ("graft-x", "graft-x-text", "graft-x-no-text", "graft-x-no-probing",
+                 *(f"graft-x+budget={n}" for n in (8, 16, 60))),
     # Where retrieved tokens go under one budget: Figure 2.
     "placement": ("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft"),
     # Depth and width of the retrieved tree: Figure 6.

@@ -81,14 +81,14 @@ def bench(config: SweepConfig, running: Running) -> None:
 @command(measuring, "ablate", "longgraft ablate components --suites lcc --data rows --buckets 4k,16k --out run", PANEL,
          {"methods": (PLAIN,)}, saved=saved)
 def ablate(
-    name: Annotated[str, typer.Argument(metavar="WHICH", help="components, placement, template, budget, warmup or "
-                                                              "thresholds.")],
+    name: Annotated[str, typer.Argument(metavar="WHICH", help="components, ranking, spending, placement, template, "
+                                                              "budget, warmup or thresholds.")],
     config: SweepConfig, running: Running,
     warmup_prompts: Annotated[Optional[Path], typer.Option(  # noqa: UP045
         help="Of the ablation warmup: JSONL of conversations that are in none of the suites.")] = None,
 ) -> None:
-    """Measure what each part of graft is worth: components (Figure 5), placement (Figure 2), template (Figure 6),
-    budget, warmup (Table 4), thresholds (Tables 11, 12).  --methods are measured beside the ablation's own."""
+    """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement (Figure 2),
+    template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12).  --methods are measured beside them."""
     from longgraft.eval.runs.ablations import prepare
 
     _measure(prepare(name, config, running.folder, warmup_prompts, running.dry_run), running)
