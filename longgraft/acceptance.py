@@ -77,7 +77,16 @@ class Sampled:
     seed: int = 0           # in [0, 2^63)
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: list[int]) -> tuple[Tensor, int]:
-        return walk(tree, self.draw(logits, positions))
+        if logits.device.type != "cpu":
+            return walk(tree, self.draw(logits, positions))
+        # Noise is the dear part, and only the walked nodes' is needed; a GPU would wait at each of them.
+        path = [0]
+        while True:
+            node = path[-1]
+            token, = self.draw(logits[node:node + 1], positions[node:node + 1])
+            if (child := tree.children.get((node, token))) is None:
+                return torch.tensor(path), token
+            path.append(child)
 
     def draw(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """logits [n, V] -> the n tokens drawn for these positions."""

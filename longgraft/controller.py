@@ -22,9 +22,10 @@ from longgraft.tree import UNPRUNED, ProposalTree
 
 PROBED = 0.02           # share of the time that may go into looking at a source that is expected to lose
 WAITED = 32             # tokens after which a look may tell something new
-LEAST = 0.05            # tokens that must be expected beyond the price: estimates are no more exact than that,
+LEAST = 0.08            # tokens that must be expected beyond the price: estimates are no more exact than that,
 LEAST_DRAFTED = 0.2     # and those of a draft, made before anything is drafted, less so
 STEPS = 16              # for which prices in seconds are kept
+FED = (1, 64)           # tokens between which and beyond which feeding is a line
 
 
 class Paying:
@@ -44,15 +45,20 @@ class Paying:
 
 
 class Prices:
-    """What trees of 1 to `most` nodes cost beyond a plain step at one prefix: in seconds, and in tokens at a rate."""
+    """What trees of 1 to `most` nodes cost beyond a plain step at one prefix: in seconds, and in tokens at a rate.
 
-    def __init__(self, costs: Live, prefix: int, most: int) -> None:
+    level: seconds of a draft level that feeds `beam` nodes; beam: 0 without a drafter
+    """
+
+    def __init__(self, costs: Live, prefix: int, most: int, beam: int = 0) -> None:
         self.plain = costs.verify(1, prefix)
         self.seconds = [costs.verify(rows, prefix) - self.plain for rows in range(1, most + 1)]
         # The least that any larger tree costs per further node.
         self._least = [min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
                        for n in range(most - 1)]
         self.rate = 1.0 / self.plain
+        self.level = costs.level(beam, prefix) if beam else 0.0
+        self._feeds = [costs.feed(rows, prefix) for rows in FED] if beam else [0.0, 0.0]
 
     def too_dear(self, nodes: int, probability: float) -> bool:
         """Whether no tree of more nodes can pay where the next one has this probability."""
@@ -63,6 +69,11 @@ class Prices:
         gains = [gained - 1.0 - self.rate * seconds - LEAST * (nodes > 0)
                  for nodes, (gained, seconds) in enumerate(zip(accumulate(probabilities), self.seconds, strict=False))]
         return max(range(len(gains)), key=gains.__getitem__) + 1
+
+    def feed(self, rows: int) -> float:
+        """Seconds of the drafter's cache taking so many observed tokens."""
+        low, high = self._feeds
+        return low + (high - low) * (rows - FED[0]) / (FED[1] - FED[0])
 
     def of(self, nodes: int) -> float:
         """In tokens."""
@@ -93,28 +104,28 @@ class Controller:
             chances = tree.scores.exp().tolist()
             plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(chances) - 1.0)
             if self.policy is not None and self.experience.drafted is not None:
-                first = chances[1] if len(chances) > 1 else 0.0
-                if self._drafting_pays(ask, prices, first):
+                first, waiting = chances[1] if len(chances) > 1 else 0.0, self.experience.drafted.waiting
+                if self._drafting_pays(prices, first, waiting):
                     tree, plan = self._draft(ask, prices, plan, first)
-                elif self.probing:
-                    self._look(ask)
+                elif self.probing and waiting >= WAITED:
+                    self.experience.look_within(PROBED, prices.feed(waiting + JUDGED))
             self.experience.plan = plan
             return tree
 
     def _priced(self, ask: Ask) -> Prices:
         """At this prefix and the present rate."""
         if self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS:
-            self._prices = ask.position, Prices(self.costs, ask.position, ask.budget)
+            beam = 0 if self.policy is None else self.policy.beam
+            self._prices = ask.position, Prices(self.costs, ask.position, ask.budget, beam)
         prices = self._prices[1]
         prices.rate = self.experience.rate(prices.plain)
         return prices
 
-    def _drafting_pays(self, ask: Ask, prices: Prices, first: float) -> bool:
+    def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
         """Whether any number of levels is expected to gain more than it costs.  first: how probably memory has the next
-        token right, and no draft is needed."""
-        level, feed = self._costs_of_draft(ask)
-        missed = (1.0 - first) * self.experience.trust
-        return any(missed * gain > LEAST_DRAFTED + prices.rate * (feed + n * level) + prices.of(2 + n)
+        token right, and no draft is needed; waiting: tokens that must be fed before."""
+        missed, feed = (1.0 - first) * self.experience.trust, prices.feed(max(1, waiting))
+        return any(missed * gain > LEAST_DRAFTED + prices.rate * (feed + n * prices.level) + prices.of(2 + n)
                    for n, gain in enumerate(self._gains()))
 
     def _gains(self) -> list[float]:
@@ -122,26 +133,13 @@ class Controller:
         chance = self.experience.foretells
         return list(accumulate(chance ** depth for depth in range(1, self.levels + 1)))
 
-    def _costs_of_draft(self, ask: Ask) -> tuple[float, float]:
-        """Seconds of a level, and of what comes before the first."""
-        assert self.policy is not None and self.experience.drafted is not None
-        waiting = max(1, self.experience.drafted.waiting)
-        return self.costs.level(self.policy.beam, ask.position), self.costs.feed(waiting, ask.position)
-
     def _draft(self, ask: Ask, prices: Prices, plan: Plan, first: float) -> tuple[ProposalTree, Plan]:
-        assert self.policy is not None
-        level, feed = self._costs_of_draft(ask)
+        assert self.policy is not None and self.experience.drafted is not None
+        feed = prices.feed(max(1, self.experience.drafted.waiting))
         self.policy.chance = self.experience.foretells * self.experience.trust
-        self.policy.price = prices.rate * level
+        self.policy.price = prices.rate * prices.level
         drafted = self.ranked.draft(ask)
         tree = self.ranked.rank(ask, drafted, prices)
         expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
-        seconds = prices.plain + prices.seconds[len(tree) - 1] + feed + expansions * level
+        seconds = prices.plain + prices.seconds[len(tree) - 1] + feed + expansions * prices.level
         return tree, replace(plan, rows=len(tree), seconds=seconds, drafted=(1.0 - first) * self._gains()[expansions])
-
-    def _look(self, ask: Ask) -> None:
-        """At the drafter, where that may tell something new and looking has not cost too much."""
-        assert self.experience.drafted is not None
-        waiting = self.experience.drafted.waiting
-        if waiting >= WAITED:
-            self.experience.look_within(PROBED, self.costs.feed(waiting + JUDGED, ask.position))

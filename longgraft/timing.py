@@ -157,7 +157,8 @@ class _Rig:
         drafter.propose(Ask(0, max(ROWS), length + fed))
 
     def times(self, seconds: float) -> dict[Point, float]:
-        """Least seconds of each action, in turn until the time is over; the needed ones in any case.
+        """Least seconds of each action: once in turn, then whichever had least time, until it is over; the needed ones
+        in any case.
 
         On a GPU twice: at its first launch a kernel is loaded.
         """
@@ -171,10 +172,10 @@ class _Rig:
 
         for point in self.needed * (2 if device.type == "cuda" else 1):
             take(point)
-        while time.perf_counter() + min(spent.values()) < end:
-            for point in self.actions:
-                if time.perf_counter() + spent.get(point, 0.0) < end:
-                    take(point)
+        had = {point: spent.get(point, 0.0) for point in self.actions}
+        while (point := min(had, key=had.__getitem__)) and time.perf_counter() + spent.get(point, 0.0) < end:
+            take(point)
+            had[point] += spent[point]
         return spent
 
 

@@ -36,7 +36,7 @@ def test_every_ablation_names_variants_that_exist(config, tmp_path):
     for name in GROUPS:
         made = prepare(name, config, tmp_path, dry=True)
         assert made.methods and all(Variant.parse(method) for method in made.methods) and "ar" in made.methods
-    with pytest.raises(ValueError, match=r"'speed' is unknown\. Known: components, placement"):
+    with pytest.raises(ValueError, match=r"'speed' is unknown\. Known: components, ranking"):
         prepare("speed", config, tmp_path)
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import TOY_COSTS, answered, toy_network, toy_parts, toy_prompt, toy_session
 
-from longgraft.controller import PROBED, Controller, Paying, Prices
+from longgraft.controller import LEAST, PROBED, Controller, Paying, Prices
 from longgraft.costs import Costs, Live
 from longgraft.methods import METHODS, build
-from longgraft.proposer import Ask, Level
+from longgraft.proposer import Level
 from longgraft.sampling import Sampling
 from longgraft.stats import Stats
 
@@ -85,17 +85,17 @@ def test_plain_steps_run_no_draft_forward():
 
 def test_a_drafter_that_is_right_is_used_and_one_that_became_right_comes_back():
     controller = controlled(priced(1.6))
-    experience, ask, prices = controller.experience, Ask(1, 60, 100), Prices(priced(1.6), 100, 60)
+    experience, prices = controller.experience, Prices(priced(1.6), 100, 60, beam=3)
     experience.drafted.newest = lambda: None
     experience.learnt.foretells = 0.8
-    assert controller._drafting_pays(ask, prices, first=0.0)
-    assert not controller._drafting_pays(ask, prices, first=0.99)
+    assert controller._drafting_pays(prices, first=0.0, waiting=1)
+    assert not controller._drafting_pays(prices, first=0.99, waiting=1)
     experience.learnt.drafts = [0.0, 30.0]          # nothing came of what 30 tokens were expected of
-    assert not controller._drafting_pays(ask, prices, first=0.0)
+    assert not controller._drafting_pays(prices, first=0.0, waiting=1)
     experience.drafted.foretold = lambda: (60, 64)
     for _ in range(3):
         experience.look()
-    assert controller._drafting_pays(ask, prices, first=0.0)
+    assert controller._drafting_pays(prices, first=0.0, waiting=1)
 
 
 def test_a_level_is_drafted_while_it_is_expected_to_bring_its_price():
@@ -110,7 +110,7 @@ def test_the_tree_of_largest_gain_is_found_also_behind_a_jump_in_price(seconds):
     prices = Prices(Live(Costs({}, "", {0: seconds}, {}, {}), frozen=True), 0, 20)
     for chance in (0.99, 0.9, 0.5, 0.2):
         chances = [chance ** n for n in range(20)]
-        gains = [sum(chances[:n]) - prices.of(n) - 0.05 * (n > 1) for n in range(1, 21)]
+        gains = [sum(chances[:n]) - prices.of(n) - LEAST * (n > 1) for n in range(1, 21)]
         best = 1 + max(range(20), key=gains.__getitem__)
         assert prices.best(chances) == best
         assert not any(prices.too_dear(n, chances[n]) for n in range(1, best))

@@ -19,7 +19,7 @@ from longgraft.proposer import Memory
 LOOKED_BACK = 1024      # tokens of a prompt's chunk from which it is learnt how often a match foretells
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)        # of matches, by the last of each bin; longer ones are one bin
 TRUSTED = 6.0           # tokens that what was thought before counts for, in each bin
-SCALED = 4.0            # foretold tokens that "as often as in the prompt" counts for, over all bins
+SCALED = 2.0            # foretold tokens that "as often as in the prompt" counts for, over all bins
 FADING = 0.98           # of what was counted in a bin, with each of its tokens
 RECENT = 0.95           # of what earlier steps brought and took, with each step
 PLAIN = 10.0            # plain steps that the running rate begins with
