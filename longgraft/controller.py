@@ -21,7 +21,6 @@ from longgraft.ranking import Ranked
 from longgraft.tree import UNPRUNED, ProposalTree
 
 PROBED = 0.02           # share of the time that may go into looking at a source that is expected to lose
-WAITED = 32             # tokens after which a look may tell something new
 LEAST = 0.08            # tokens that must be expected beyond the price: estimates are no more exact than that,
 LEAST_DRAFTED = 0.2     # and those of a draft, made before anything is drafted, less so
 STEPS = 16              # for which prices in seconds are kept
@@ -107,7 +106,7 @@ class Controller:
                 first, waiting = chances[1] if len(chances) > 1 else 0.0, self.experience.drafted.waiting
                 if self._drafting_pays(prices, first, waiting):
                     tree, plan = self._draft(ask, prices, plan, first)
-                elif self.probing and waiting >= WAITED:
+                elif self.probing and waiting >= self.experience.patience:
                     self.experience.look_within(PROBED, prices.feed(waiting + JUDGED))
             self.experience.plan = plan
             return tree
@@ -124,9 +123,11 @@ class Controller:
     def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
         """Whether any number of levels is expected to gain more than it costs.  first: how probably memory has the next
         token right, and no draft is needed; waiting: tokens that must be fed before."""
-        missed, feed = (1.0 - first) * self.experience.trust, prices.feed(max(1, waiting))
-        return any(missed * gain > LEAST_DRAFTED + prices.rate * (feed + n * prices.level) + prices.of(2 + n)
-                   for n, gain in enumerate(self._gains()))
+        missed = (1.0 - first) * self.experience.trust
+        least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
+        gains = self._gains()
+        return missed * gains[-1] > least and any(
+            missed * gain > least + prices.rate * n * prices.level + prices.of(2 + n) for n, gain in enumerate(gains))
 
     def _gains(self) -> list[float]:
         """Tokens that 0, 1, ... expansions are expected to bring: each node is right as often as guesses have been."""

@@ -61,8 +61,8 @@ def controlled(costs: Live) -> Controller:
 def test_a_drafter_that_loses_is_looked_at_for_a_fiftieth_of_the_time_at_most():
     """Its guesses are a random network's, so it always loses; what waits for it is fed when it is looked at."""
     session = toy_session("graft-x", adaptive=True, costs=priced(1.6))
-    text = torch.randint(1, 96, (420,), generator=torch.Generator().manual_seed(2)).tolist()
-    stats = answered(session, text[:60], 360, Sampling(replay=tuple(text[60:]))).stats
+    text = torch.randint(1, 96, (460,), generator=torch.Generator().manual_seed(2)).tolist()
+    stats = answered(session, text[:60], 400, Sampling(replay=tuple(text[60:]))).stats
     learnt = session.engine.proposer.experience.learnt
     assert 0 < learnt.probing <= PROBED * learnt.spent
     assert stats.kinds.get("draft", 0) < 0.1 * stats.steps

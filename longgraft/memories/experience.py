@@ -10,7 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from longgraft.costs import Live
-from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.drafted import MOST_WAITING, DrafterMemory
 from longgraft.memories.successors import Successors
 from longgraft.observation import Observation
 from longgraft.odds import Odds
@@ -23,6 +23,8 @@ SCALED = 2.0            # foretold tokens that "as often as in the prompt" count
 FADING = 0.98           # of what was counted in a bin, with each of its tokens
 RECENT = 0.95           # of what earlier steps brought and took, with each step
 PLAIN = 10.0            # plain steps that the running rate begins with
+PATIENCE = 64           # tokens that wait for a drafter before it is looked at again, at first
+TIMED = 4               # of so many passes one is compared with what it was expected to take
 DRAFTS = 2.0            # tokens of drafts that came true as expected, with which judging drafts begins
 
 
@@ -53,6 +55,8 @@ class _Learnt:
     foretells: float = 0.0
     drafts: list[float] = field(default_factory=lambda: [DRAFTS, DRAFTS])
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    passes: int = 0
+    patience: float = PATIENCE
     spent: float = 0.0
     probing: float = 0.0
 
@@ -61,7 +65,7 @@ class Experience(Memory):
     """A function of what was observed and of the costs: with costs from a file, the same again.
 
     plan: of the step that is under way, as whoever proposed it says
-    It also tells `costs` what each pass took.
+    It also tells `costs` what passes took.
     """
 
     name = "experience"
@@ -87,6 +91,7 @@ class Experience(Memory):
         """Look, if looking, which takes so long, has taken no more than this share of the time."""
         if self.learnt.probing + seconds <= share * self.learnt.spent:
             self.learnt.probing += seconds
+            self.learnt.patience = min(2 * self.learnt.patience, MOST_WAITING)
             self.look()
 
     def observe(self, seen: Observation) -> None:
@@ -101,12 +106,15 @@ class Experience(Memory):
         if (plan := self.plan) is None:
             return
         self.plan = None
-        self.costs.timed(plan.rows, plan.prefix, seen.seconds)
+        learnt.passes += 1
+        if learnt.passes % TIMED == 0:
+            self.costs.timed(plan.rows, plan.prefix, seen.seconds)
         learnt.rate = [RECENT * learnt.rate[0] + tokens, RECENT * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds
         if plan.drafted is not None:
             came = tokens - 1 - plan.remembered
             _fade(learnt.drafts, came, plan.drafted)
+            learnt.patience = PATIENCE
 
     def _count(self, match: int, right: bool, prompt: bool) -> None:
         """One more token after a match of this length, which had foretold it or not."""
@@ -139,6 +147,11 @@ class Experience(Memory):
     def by_rank(self) -> tuple[float, ...]:
         """What each entry of the matrix's row adds."""
         return self.odds.by_rank()
+
+    @property
+    def patience(self) -> float:
+        """Tokens that must wait for the drafter before it is looked at again: ever more, until it drafts."""
+        return self.learnt.patience
 
     @property
     def foretells(self) -> float:
