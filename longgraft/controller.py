@@ -139,8 +139,12 @@ class Controller:
         feed = prices.feed(max(1, self.experience.drafted.waiting))
         self.policy.chance = self.experience.foretells * self.experience.trust
         self.policy.price = prices.rate * prices.level
+        began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask)
-        tree = self.ranked.rank(ask, drafted, prices)
+        took = self.clock.now(wait=False) - began       # every level's stop has waited for the device
         expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
-        seconds = prices.plain + prices.seconds[len(tree) - 1] + feed + expansions * prices.level
+        expected = feed + expansions * prices.level
+        self.costs.drafted(expected, took)
+        tree = self.ranked.rank(ask, drafted, prices)
+        seconds = prices.plain + prices.seconds[len(tree) - 1] + expected
         return tree, replace(plan, rows=len(tree), seconds=seconds, drafted=(1.0 - first) * self._gains()[expansions])

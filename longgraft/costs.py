@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from longgraft.reading import read_object
@@ -157,7 +155,6 @@ def along(points: Points, at: int) -> float:
 OUTLIER = 0.25      # of the logarithm: one pass that a busy machine made 5 times as long counts as one of 1.28 times
 SHARED = 0.15       # share of a difference that moves all costs: mostly it is the machine that became slower or faster
 OWN = 0.05          # and what moves those of these rows alone
-RECENT = 31         # steps whose median is the host's cost
 
 
 class Live:
@@ -165,11 +162,10 @@ class Live:
 
     def __init__(self, costs: Costs, frozen: bool = False) -> None:
         self.costs, self.frozen = costs, frozen
-        self._shared = 0.0          # logarithm of how much slower than `costs` everything is
-        self._own = {name: dict.fromkeys({rows for row in getattr(costs, name).values() for rows in row}, 0.0)
-                     for name in TABLES}
+        # Logarithms of how much slower than `costs` everything is, drafts are beyond that, and passes of so many rows.
+        self._machine = self._drafts = 0.0
+        self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
         self._curves: dict[str, tuple[int, Points]] = {}        # of the prefix last asked for
-        self._besides: deque[float] = deque(maxlen=RECENT)
 
     def verify(self, rows: int, prefix: int) -> float:
         """As `Costs.verify`, as of now; the next ones likewise."""
@@ -181,33 +177,11 @@ class Live:
     def feed(self, rows: int, prefix: int) -> float:
         return along(self._curve("feeds", prefix), rows)
 
-    @property
-    def host(self) -> float:
-        return median(self._besides) if self._besides else self.costs.host
-
     def timed(self, rows: int, prefix: int, seconds: float) -> None:
         """A target pass took this long."""
-        self._follow("passes", rows, prefix, seconds / max(1e-9, self.verify(rows, prefix)))
-
-    def drafted(self, rows: int, prefix: int, seconds: float) -> None:
-        """A draft level took this long."""
-        self._follow("levels", rows, prefix, seconds / max(1e-9, self.level(rows, prefix)))
-
-    def fed(self, rows: int, prefix: int, seconds: float) -> None:
-        """A feeding took this long."""
-        self._follow("feeds", rows, prefix, seconds / max(1e-9, self.feed(rows, prefix)))
-
-    def besides(self, seconds: float) -> None:
-        """A step cost this besides."""
-        if not self.frozen:
-            self._besides.append(seconds)
-
-    def _follow(self, name: str, rows: int, prefix: int, ratio: float) -> None:
-        if self.frozen or ratio <= 0.0:
-            return
-        moved = min(max(math.log(ratio), -OUTLIER), OUTLIER)
-        self._shared += SHARED * moved
-        own = self._own[name]
+        moved = self._moved(self.verify(rows, prefix), seconds)
+        self._machine += SHARED * moved
+        own = self._own
         known = sorted(own)
         after = min(bisect_left(known, rows), len(known) - 1)
         left, right = known[max(0, after - 1)], known[after]       # the measured rows around these
@@ -216,10 +190,21 @@ class Live:
         own[right] += OWN * moved * share
         self._curves.clear()
 
+    def drafted(self, expected: float, seconds: float) -> None:
+        """A draft, feeding and all, took this long where so much was expected of its levels and feeding."""
+        self._drafts += SHARED * self._moved(expected, seconds)
+        self._curves.clear()
+
+    def _moved(self, expected: float, seconds: float) -> float:
+        """Logarithm of how much longer it took; 0 where costs stay, or a clock stood still."""
+        if self.frozen or min(expected, seconds) <= 0.0:
+            return 0.0
+        return min(max(math.log(seconds / expected), -OUTLIER), OUTLIER)
+
     def _curve(self, name: str, prefix: int) -> Points:
         if self._curves.get(name, (None,))[0] != prefix:
-            own = self._own[name]
+            passes = name == "passes"
             self._curves[name] = prefix, _never_falling([
-                (rows, seconds * math.exp(self._shared + own[rows]))
+                (rows, seconds * math.exp(self._machine + (self._own[rows] if passes else self._drafts)))
                 for rows, seconds in curve(getattr(self.costs, name), prefix)])
         return self._curves[name][1]

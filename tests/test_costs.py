@@ -104,29 +104,25 @@ def test_costs_follow_what_is_timed_and_most_of_it_is_the_machine():
 def test_one_slow_step_hardly_moves_costs():
     live = Live(COSTS)
     live.timed(4, 512, 5 * live.verify(4, 512))
-    live.drafted(2, 512, 5 * live.level(2, 512))
-    live.fed(1, 512, 50 * live.feed(1, 512))
+    live.drafted(1.0, 50.0)
     live.timed(1, 512, 0.0)         # a clock that stood still says nothing
     assert live.verify(4, 512) < 1.15 * COSTS.verify(4, 512)
     assert live.level(2, 512) < 1.15 * COSTS.level(2, 512)
 
 
-def test_the_host_costs_the_median_of_recent_steps():
+def test_drafts_that_take_longer_than_their_parts_make_drafting_dearer_alone():
     live = Live(COSTS)
-    assert live.host == COSTS.host
-    for spent in (0.001, 0.002, 0.5):
-        live.besides(spent)
-    assert live.host == 0.002
+    for _ in range(60):
+        live.drafted(live.feed(1, 512) + 2 * live.level(2, 512), 1.4 * (COSTS.feed(1, 512) + 2 * COSTS.level(2, 512)))
+    assert live.level(2, 512) == pytest.approx(1.4 * COSTS.level(2, 512), rel=0.02)
+    assert live.verify(1, 512) == COSTS.verify(1, 512)
 
 
 def test_frozen_costs_stay():
     live = Live(COSTS, frozen=True)
     live.timed(4, 512, 1.0)
-    live.drafted(4, 512, 1.0)
-    live.fed(4, 512, 1.0)
-    live.besides(1.0)
+    live.drafted(0.5, 1.0)
     assert all(getattr(live, name)(4, 700) == getattr(COSTS, name)(4, 700) for name in ("verify", "level", "feed"))
-    assert live.host == COSTS.host
 
 
 @pytest.mark.parametrize("drafter", [True, False])
@@ -136,8 +132,8 @@ def test_measured_costs_leave_no_trace_and_take_no_longer_than_allowed(drafter):
     implementation, state = target.model.config._attn_implementation, torch.random.get_rng_state()
     measure(target, network, [8, 64], 0.01)      # what is loaded at its first use
     begun = time.perf_counter()
-    costs = measure(target, network, [8, 64], 0.2)
-    assert time.perf_counter() - begun < 1.0
+    costs = measure(target, network, [8, 64], 0.6)
+    assert time.perf_counter() - begun < 2.0
     assert hooks == [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
     assert target.model.config._attn_implementation == implementation
     assert torch.equal(torch.random.get_rng_state(), state)
