@@ -110,13 +110,13 @@ def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
 def test_a_method_that_loses_something_is_caught(rows, tmp_path, monkeypatch):
     from longgraft.acceptance import Sampled
 
-    real = Sampled.draw
+    real = Sampled.__call__
 
-    def wrong(self, logits, positions):
-        drawn = real(self, logits, positions)
-        return drawn if len(positions) == 1 else [(token + 1) % 4096 for token in drawn]      # in trees alone
+    def wrong(self, tree, logits, positions):
+        path, token = real(self, tree, logits, positions)
+        return path, token if len(tree) == 1 else (token + 1) % 4096      # of trees alone
 
-    monkeypatch.setattr(Sampled, "draw", wrong)
+    monkeypatch.setattr(Sampled, "__call__", wrong)
     for modes in (("replay",), ("sampled",)):
         found = sweep(config(rows, lengths=(256,), modes=modes, methods=("retrieval",), prompts=1), tmp_path / modes[0])
         parted = {row.key.method: row.lossless.first_divergence for row in found}
