@@ -270,4 +270,29 @@ KERNELS = (
              "= even[t] + odd[t];", "= even[t] + even[t];", "test_kernels.py::test_products_equal_torchs"),
 )
 
-MUTATIONS = KERNELS + DRAWS + ENDS + PROMPTS + TREES + DRAFTER + MEMORIES + RUNS + REQUESTS + FIGURES + CALIBRATION
+SPENDING = (
+    Mutation("matches are followed with one token", "longgraft/memories/successors.py",
+             "text[at - n - 1] == context[end - n - 1]", "text[at - n - 1] == context[end - 1]",
+             "test_ranking.py::test_the_longest_match_foretells_and_of_equal_n_grams_the_newest"),
+    Mutation("a root is in the text twice", "longgraft/memories/successors.py",
+             "kept[1:] if self.text else kept", "kept",
+             "test_ranking.py::test_a_root_is_in_the_text_before_it_is_in_the_cache"),
+    Mutation("a rewound text keeps its n-grams", "longgraft/memories/successors.py",
+             "                if at >= 0:\n                    ends",
+             "                if at > 10 ** 9:\n                    ends",
+             "test_memories.py::test_rewinding_forgets_what_was_observed_since_the_mark_as_often_as_one_likes"),
+    Mutation("rows have a say where nothing was drafted", "longgraft/ranking.py",
+             "drafted.rows.get(place, ())", "next(iter(drafted.rows.values()), ())",
+             "test_ranking.py::test_rows_have_a_say_beside_drafted_nodes_only"),
+    Mutation("what costs more gains more", "longgraft/controller.py",
+             "gained - 1.0 - self.rate * seconds", "gained - 1.0 + self.rate * seconds",
+             "test_controller.py::test_the_tree_of_largest_gain_is_found_also_behind_a_jump_in_price"),
+    Mutation("a loser is looked at whenever it may tell something", "longgraft/memories/experience.py",
+             "<= share * self.learnt.spent", "<= self.learnt.spent",
+             "test_controller.py::test_a_drafter_that_loses_is_looked_at_for_a_fiftieth_of_the_time_at_most"),
+    Mutation("costs of a file follow", "longgraft/costs.py", "if self.frozen or min(", "if min(",
+             "test_costs.py::test_frozen_costs_stay"),
+)
+
+MUTATIONS = (KERNELS + DRAWS + ENDS + PROMPTS + TREES + DRAFTER + MEMORIES + SPENDING + RUNS + REQUESTS + FIGURES
+             + CALIBRATION)

@@ -60,7 +60,8 @@ def controlled(costs: Live) -> Controller:
 
 def test_a_drafter_that_loses_is_looked_at_for_a_fiftieth_of_the_time_at_most():
     """Its guesses are a random network's, so it always loses; what waits for it is fed when it is looked at."""
-    session = toy_session("graft-x", adaptive=True, costs=priced(1.6))
+    costs = Live(replace(priced(1.6).costs, feeds={0: {1: 0.02, 64: 2.0}}), frozen=True)
+    session = toy_session("graft-x", adaptive=True, costs=costs)
     text = torch.randint(1, 96, (460,), generator=torch.Generator().manual_seed(2)).tolist()
     stats = answered(session, text[:60], 400, Sampling(replay=tuple(text[60:]))).stats
     learnt = session.engine.proposer.experience.learnt
