@@ -28,12 +28,19 @@ class AcceptanceRule(Protocol):
         """
 
 
-def walk(tree: ProposalTree, draws: Sequence[int]) -> tuple[Tensor, int]:
-    """(path [a] from the root to the last accepted node, the token drawn there)."""
+class Draws(Protocol):
+    """A token per node; a list, or what draws when it is asked."""
+
+    def __getitem__(self, node: int, /) -> int:
+        """The token drawn after this node."""
+
+
+def walk(tree: ProposalTree, draws: Draws) -> tuple[Tensor, int]:
+    """(path [a] from the root to the last accepted node, the token drawn there); asks once per node of the path."""
     path = [0]
-    while (child := tree.children.get((path[-1], draws[path[-1]]))) is not None:
+    while (child := tree.children.get((path[-1], token := draws[path[-1]]))) is not None:
         path.append(child)
-    return torch.tensor(path), draws[path[-1]]
+    return torch.tensor(path), token
 
 
 @dataclass(frozen=True)
@@ -77,16 +84,9 @@ class Sampled:
     seed: int = 0           # in [0, 2^63)
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: list[int]) -> tuple[Tensor, int]:
-        if logits.device.type != "cpu":
-            return walk(tree, self.draw(logits, positions))
-        # Noise is the dear part, and only the walked nodes' is needed; a GPU would wait at each of them.
-        path = [0]
-        while True:
-            node = path[-1]
-            token, = self.draw(logits[node:node + 1], positions[node:node + 1])
-            if (child := tree.children.get((node, token))) is None:
-                return torch.tensor(path), token
-            path.append(child)
+        # Noise is the dear part, and only the walked nodes' is needed; but a GPU would wait at each of them.
+        each = logits.device.type == "cpu"
+        return walk(tree, _OneByOne(self, logits, positions) if each else self.draw(logits, positions))
 
     def draw(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """logits [n, V] -> the n tokens drawn for these positions."""
@@ -120,6 +120,19 @@ class Sampled:
             least = self.min_p * probabilities.amax(-1, keepdim=True)
             scores = scores.masked_fill(probabilities < least, float("-inf"))
         return scores
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    """`Sampled.draw` of a node when it is asked for."""
+
+    rule: Sampled
+    logits: Tensor
+    positions: Sequence[int]
+
+    def __getitem__(self, node: int) -> int:
+        token, = self.rule.draw(self.logits[node:node + 1], self.positions[node:node + 1])
+        return token
 
 
 def gumbel(seed: int, position: int, tokens: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from longgraft.clock import Clock
 from longgraft.costs import Live
+from longgraft.drafters.policies import mass
 from longgraft.memories.drafted import JUDGED
 from longgraft.memories.experience import Experience, Plan
 from longgraft.proposer import Ask, Level, Verdict
@@ -37,10 +38,7 @@ class Paying:
         self.beam, self.chance, self.price = beam, 1.0, 0.0
 
     def __call__(self, level: Level) -> Verdict:
-        if level.last:
-            return Verdict()
-        best = level.scores.topk(min(self.beam, level.scores.numel())).values
-        return Verdict(expand=self.chance * float(best.exp().sum()) > self.price)
+        return Verdict(expand=level.last or self.chance * mass(level, self.beam) > self.price)
 
 
 class Prices:
@@ -106,7 +104,7 @@ class Controller:
                 first, waiting = chances[1] if len(chances) > 1 else 0.0, self.experience.drafted.waiting
                 if self._drafting_pays(prices, first, waiting):
                     tree, plan = self._draft(ask, prices, plan, first)
-                elif self.probing and waiting >= self.experience.patience:
+                elif self.probing and waiting >= self.experience.learnt.patience:
                     self.experience.look_within(PROBED, prices.feed(waiting + JUDGED))
             self.experience.plan = plan
             return tree
@@ -131,13 +129,13 @@ class Controller:
 
     def _gains(self) -> list[float]:
         """Tokens that 0, 1, ... expansions are expected to bring: each node is right as often as guesses have been."""
-        chance = self.experience.foretells
+        chance = self.experience.learnt.foretells
         return list(accumulate(chance ** depth for depth in range(1, self.levels + 1)))
 
     def _draft(self, ask: Ask, prices: Prices, plan: Plan, first: float) -> tuple[ProposalTree, Plan]:
         assert self.policy is not None and self.experience.drafted is not None
         feed = prices.feed(max(1, self.experience.drafted.waiting))
-        self.policy.chance = self.experience.foretells * self.experience.trust
+        self.policy.chance = self.experience.learnt.foretells * self.experience.trust
         self.policy.price = prices.rate * prices.level
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask)

@@ -25,7 +25,7 @@ from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import Method, build, find
 from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
 from longgraft.parts import Parts
-from longgraft.roles import RETRIEVAL
+from longgraft.roles import HEADLESS
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session
 from longgraft.settings import Budget, Settings
@@ -91,7 +91,7 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
     """A session: `load(...)` once, then `generate` and `stream` as often as you like.
 
     model:   a hub id, a folder, a loaded (model, tokenizer), or None for the embedded pair
-    drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else retrieval alone;
+    drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else none, as the method says;
              None: no drafter
     tell:    say on stderr what was chosen
     options: the fields of `Settings`
@@ -151,7 +151,7 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
 
     input_ids: [1, T]; returns [1, T + new].  Sampling comes from the generation config; what cannot be
     honoured exactly (batches, padding, penalties, other criteria) is refused; a streamer is out of reach, since
-    transformers hides it from callables: use `Session.stream`.  Without a session the model decodes by retrieval.
+    transformers hides it from callables: use `Session.stream`.  Without a session the model decodes without a drafter.
     """
     c = generation_config
     if c.num_beams not in (None, 1):
@@ -163,7 +163,7 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     mask = kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("The attention mask hides some tokens; longgraft takes no padding. Give the bare prompt.")
-    session = session or load((model, None), None, tell=False, method=RETRIEVAL)
+    session = session or load((model, None), None, tell=False, method=HEADLESS)
     if session.target.model is not model:
         raise ValueError("The session was loaded for another model. Pass load((model, tokenizer), ...) of this one.")
     ends = _ids_of(c.eos_token_id)

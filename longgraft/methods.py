@@ -89,7 +89,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            lambda p: MatrixRetriever(p.rows(warm=False, unseen=0, seeded=False, in_order=True, lasting=True),
                                      lambda _: token_recycling(), p.clock),
            budget=81),
-    Method("retrieval", "graft's matrix alone, seeded by the prompt; what a model without a head gets", GRAFT,
+    Method("retrieval", "graft's matrix alone, seeded by the prompt; what graft is without a head", GRAFT,
            lambda p: p.retriever(), takes=LOOKS_UP),
     Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
     Method("eagle3-window", "eagle3 with a drafter that sees only its last 2,048 tokens", EAGLE3 + "; vLLM, SGLang",

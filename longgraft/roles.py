@@ -8,7 +8,7 @@ PLAIN = "ar"                # plain decoding: what every method is paired with
 DENSE = "eagle3"            # the dense drafted tree: what costs and thresholds are measured on
 DEFAULT = "graft-x"
 PAPERS = "graft"            # what the paper measures, and what costs of retrieval are taken from
-RETRIEVAL = "graft-x-text"  # without a drafter
+HEADLESS = "graft-x-text"   # the default without a drafter
 COMPARED = (PLAIN, DENSE, PAPERS, DEFAULT)      # what a sweep measures where nothing is said
 
 # What the paper's figures and tables compare; `method+setting=value` is a variant of a method.

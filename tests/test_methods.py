@@ -14,7 +14,7 @@ from longgraft.compose import Plain
 from longgraft.loading import _needs
 from longgraft.methods import METHODS, Method, as_method, build, find, installed, known
 from longgraft.needs import HEAD, Missing, Need, Sources
-from longgraft.roles import COMPARED, DEFAULT, DENSE, GROUPS, PLAIN, RETRIEVAL
+from longgraft.roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.sampling import Sampling
 
 SOURCE = '''
@@ -85,10 +85,10 @@ def test_a_missing_need_is_told_and_a_default_falls_back():
     strict = Method("strict", "-", "-", METHODS[PLAIN].build, (need,))
     with pytest.raises(ValueError, match=r"'strict' needs a thing: no such thing is known"):
         _needs(strict, Sources(toy_target()))
-    loose = Method("loose", "-", "-", METHODS[PLAIN].build, (need,), fallback=RETRIEVAL)
+    loose = Method("loose", "-", "-", METHODS[PLAIN].build, (need,), fallback=HEADLESS)
     method, given, notes = _needs(loose, Sources(toy_target()))
-    assert method.name == RETRIEVAL and given == {}
-    assert notes == (f"no such thing is known; decoding with method {RETRIEVAL} instead of loose",)
+    assert method.name == HEADLESS and given == {}
+    assert notes == (f"no such thing is known; decoding with method {HEADLESS} instead of loose",)
     with pytest.raises(ValueError, match="needs a thing"):      # who says which drafter is told, not helped
         _needs(loose, Sources(toy_target(), drafter=None))
 
@@ -103,7 +103,7 @@ def test_parts_without_what_a_method_needs_are_refused():
 def test_roles_and_groups_name_methods_that_there_are():
     from longgraft.eval.runs.variants import Variant
 
-    assert {PLAIN, DENSE, DEFAULT, RETRIEVAL, *COMPARED} <= set(METHODS)
+    assert {PLAIN, DENSE, DEFAULT, HEADLESS, *COMPARED} <= set(METHODS)
     assert all(Variant.parse(name) for names in GROUPS.values() for name in names)
     assert as_method(METHODS[PLAIN], "x") is METHODS[PLAIN]
 

@@ -23,7 +23,7 @@ from longgraft.eval.statistics import Mean
 from longgraft.loading import load
 from longgraft.observation import Wants
 from longgraft.prefill.chunked import read_prompt
-from longgraft.roles import RETRIEVAL
+from longgraft.roles import HEADLESS
 from longgraft.session import Session
 from longgraft.target.model import Segment, Target
 from longgraft.tree import ROOT, ProposalTree
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--model")
     options = parser.parse_args(argv)
-    session = load(options.model, None, method=RETRIEVAL, tell=False)
+    session = load(options.model, None, method=HEADLESS, tell=False)
     lengths = [int(n) for n in options.lengths.split(",")]
     report: dict[str, Any] = {"bits_per_byte": {}, "accuracy": {}, "greedy": []}
     texts: dict[str, list[str]] = {}

@@ -28,7 +28,7 @@ from longgraft.loading import Loaded, assemble
 from longgraft.methods import build, find
 from longgraft.needs import HEAD, Sources, head_of
 from longgraft.parts import Parts
-from longgraft.roles import DEFAULT, PLAIN, RETRIEVAL
+from longgraft.roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.sampling import Sampling
 from longgraft.session import Session
 from longgraft.settings import HeadOverrides, Settings
@@ -50,7 +50,7 @@ class Bench:
     def open(cls, config: SweepConfig) -> Bench:
         """Load the target once, every head and every calibration."""
         drafter, calibration = (None if name == COLD else name for name in (config.drafter, config.calibration))
-        settings = Settings(method=DEFAULT if drafter else RETRIEVAL, calibration=calibration,
+        settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=calibration,
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
                           dtype=config.dtype, attention=config.attention, costs=config.costs)
         loaded = assemble(config.model, drafter, settings)

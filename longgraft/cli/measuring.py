@@ -15,7 +15,7 @@ from longgraft.cli.commands import command
 from longgraft.cli.prompts import new_file
 from longgraft.eval.runs.config import SHORT, SweepConfig
 from longgraft.options import check, describe, like, option
-from longgraft.roles import DEFAULT, PLAIN, RETRIEVAL
+from longgraft.roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.settings import POSITIONS, Pair, Settings
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _measured(pair: Pair, timing: Timing) -> Costs:
     from longgraft.eval.checks.costs import measured
     from longgraft.loading import assemble
 
-    settings = Settings(method=DEFAULT if pair.drafter else RETRIEVAL, device=timing.device, dtype=timing.dtype,
+    settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device, dtype=timing.dtype,
                         attention=timing.attention)
     return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
 

@@ -76,6 +76,11 @@ class Split:
         return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1)
 
 
+def mass(level: Level, beam: int) -> float:
+    """Probability that the beam holds which the next level would feed: the sync of whoever asks."""
+    return float(level.scores.topk(min(beam, level.scores.numel())).values.exp().sum())
+
+
 @dataclass(frozen=True)
 class Mass:
     """Another level only while the beam that would be fed holds at least `least` of the probability.
@@ -87,7 +92,4 @@ class Mass:
     beam: int = 10
 
     def __call__(self, level: Level) -> Verdict:
-        if level.last:
-            return Verdict()
-        best = level.scores.topk(min(self.beam, level.scores.numel())).values
-        return Verdict(expand=float(best.exp().sum()) >= self.least)
+        return Verdict(expand=level.last or mass(level, self.beam) >= self.least)

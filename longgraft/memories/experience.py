@@ -16,6 +16,7 @@ from longgraft.observation import Observation
 from longgraft.odds import Odds
 from longgraft.proposer import Memory
 
+# Numbers chosen by hand, on prompts that no table reports (docs/choices.md, spending).
 LOOKED_BACK = 1024      # tokens of a prompt's chunk from which it is learnt how often a match foretells
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)        # of matches, by the last of each bin; longer ones are one bin
 TRUSTED = 6.0           # tokens that what was thought before counts for, in each bin
@@ -47,7 +48,9 @@ class _Learnt:
     """prompt, own: of the prompt and of the answer, per bin of match lengths [foretold tokens, tokens], fading; scale:
     of the answer [foretold tokens, as many as the prompt had led to expect], fading; foretells: share of tokens that
     the drafter's best guess has right; drafts: [tokens that came of drafts, tokens expected], fading; rate: [tokens,
-    seconds] of recent steps; spent, probing: seconds of all steps, and of looking at what was expected to lose."""
+    seconds] of recent steps; passes: verified; patience: tokens that must wait for the drafter before it is looked at
+    again, ever more until it drafts; spent, probing: seconds of all steps, and of looking at what was expected to lose.
+    """
 
     prompt: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(LENGTHS) + 1)])
     own: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(LENGTHS) + 1)])
@@ -149,16 +152,6 @@ class Experience(Memory):
         return self.odds.by_rank()
 
     @property
-    def patience(self) -> float:
-        """Tokens that must wait for the drafter before it is looked at again: ever more, until it drafts."""
-        return self.learnt.patience
-
-    @property
-    def foretells(self) -> float:
-        """Share of tokens that the drafter's best guess has right."""
-        return self.learnt.foretells
-
-    @property
     def trust(self) -> float:
         """What came of drafts, over what was expected of them."""
         came, expected = self.learnt.drafts
@@ -169,17 +162,11 @@ class Experience(Memory):
         tokens, seconds = self.learnt.rate
         return max(1.0 / plain, (tokens + PLAIN) / (seconds + PLAIN * plain))
 
-    def mark(self) -> tuple[_Learnt, Plan | None]:
+    def state(self) -> tuple[_Learnt, Plan | None]:
         return copy.deepcopy(self.learnt), self.plan
 
-    def rewind(self, mark: tuple[_Learnt, Plan | None]) -> None:
-        self.learnt, self.plan = copy.deepcopy(mark[0]), mark[1]
-
-    def state(self) -> tuple[_Learnt, Plan | None]:
-        return self.mark()
-
     def restore(self, state: tuple[_Learnt, Plan | None]) -> None:
-        self.rewind(state)
+        self.learnt, self.plan = copy.deepcopy(state[0]), state[1]
 
 
 def _fade(counted: list[float], came: float, expected: float) -> None:
