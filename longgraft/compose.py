@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from longgraft.clock import Clock
+from longgraft.padded import PaddedTree, Tree, on_host, size_of
 from longgraft.proposer import Ask, Memory, Proposer, Retriever, together
+from longgraft.regions import EAGER, Regions
 from longgraft.tree import UNPRUNED, ProposalTree
 
 
@@ -19,20 +23,29 @@ class Plain:
 class Graft:
     """Slots that the drafter's policy gave away are filled from the retriever, at the root (arXiv 2605.20104).
 
-    A drafter that went through all its gates is left as it is: exactly EAGLE-3's tree.
+    A drafter that went through all its gates is left as it is: exactly EAGLE-3's tree.  Two trees that are on the
+    device are merged there.
     """
 
-    def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None) -> None:
-        self.drafter, self.retriever, self.clock = drafter, retriever, clock or Clock()
+    def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None,
+                 regions: Regions = EAGER) -> None:
+        self.drafter, self.retriever, self.clock, self.regions = drafter, retriever, clock or Clock(), regions
         self.memories = together([drafter, retriever])
 
-    def propose(self, ask: Ask) -> ProposalTree:
-        drafted = self.drafter.propose(ask)
-        if drafted.stage == UNPRUNED or len(drafted) == ask.budget:
+    def propose(self, ask: Ask) -> Tree:
+        drafted, budget = self.drafter.propose(ask), ask.budget
+        if drafted.stage == UNPRUNED or len(drafted) == budget:
             return drafted
-        found = self.retriever.candidates(ask.root, ask.budget - len(drafted))
+        found = self.retriever.candidates(ask.root, budget - len(drafted))
         with self.clock.part("merge"):
-            return drafted.merge(found, at=0, budget=ask.budget)
+            if isinstance(drafted, PaddedTree) and isinstance(found, PaddedTree):
+                return self._on_device(drafted, found, budget)
+            return on_host(drafted).merge(on_host(found), at=0, budget=budget)
+
+    @torch.inference_mode()
+    def _on_device(self, drafted: PaddedTree, found: PaddedTree, budget: int) -> PaddedTree:
+        return self.regions((self, drafted, found, budget), lambda: drafted.first(len(drafted), size_of(budget)).merge(
+            found, at=0, budget=budget))
 
 
 class TailGraft:
@@ -48,7 +61,7 @@ class TailGraft:
         self.memories = together([drafter, retriever])
 
     def propose(self, ask: Ask) -> ProposalTree:
-        tree = self.drafter.propose(ask)
+        tree = on_host(self.drafter.propose(ask))
         inner = set(tree.parents.tolist())
         ends = [node for node in range(len(tree)) if node not in inner]
         scores = tree.scores.tolist()
@@ -56,7 +69,7 @@ class TailGraft:
             slots = min(self.length, ask.budget - len(tree))
             if slots < 1:
                 break
-            found = self.retriever.candidates(int(tree.tokens[leaf]), slots)
+            found = on_host(self.retriever.candidates(int(tree.tokens[leaf]), slots))
             with self.clock.part("merge"):
                 tree = tree.merge(found, at=leaf, budget=len(tree) + slots)
         return tree

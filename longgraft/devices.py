@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,6 +33,15 @@ def dtype_of(name: str | torch.dtype) -> torch.dtype:
     if found is None:
         raise ValueError(f"dtype {str(name)!r} is unknown. Known: {', '.join(DTYPES)}.")
     return found
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host's tensor on the device; to a GPU without waiting for it."""
+    if tensor.device.type != "cpu" or device.type != "cuda":
+        return tensor.to(device)
+    # The pinned copy may be dropped at once: torch's allocator of pinned memory gives it to nobody before the stream
+    # that reads it has done so.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _devices() -> dict[str, int]:

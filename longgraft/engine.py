@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from weakref import ref
 
-import torch
-
 from longgraft.clock import Clock
 from longgraft.kv import KVCache
+from longgraft.padded import SIZES
 from longgraft.proposer import Memory, Proposer
+from longgraft.regions import EAGER, Regions
 from longgraft.request import Decoder, Goal, Request
 from longgraft.sampling import Sampling
 from longgraft.target.model import Target
@@ -22,18 +22,19 @@ from longgraft.text import Detokenizer
 from longgraft.usage import peak_memory, reset_peak_memory
 from longgraft.verifier import Verifier
 
+ROOMY = 16      # parts of a power of two, in whole ones of which caches are allocated that recordings read
+
 
 class Engine:
     """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory."""
 
     def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
-                 chunk: int | None = None) -> None:
+                 chunk: int | None = None, regions: Regions = EAGER) -> None:
         self.target, self.proposer, self.clock, self.budget, self.chunk = target, proposer, clock, budget, chunk
+        self.regions = regions
         self.cache: KVCache = target.cache(0)
         self._lock = threading.Lock()
         self._current: Callable[[], Request | None] = lambda: None
-        if target.device.type == "cuda":
-            clock.wait = partial(torch.cuda.synchronize, target.device)
 
     @property
     def limits(self) -> dict[str, int]:
@@ -60,19 +61,33 @@ class Engine:
             if (current := self._current()) is not None:
                 current.supersede()
             capacity = len(ids) + goal.limit + self.budget
+            if self.regions.fixed:
+                capacity = self._roomy(capacity)
             self.cache.clear()
             self.cache.reserve(capacity)
             for memory in self.proposer.memories:
                 memory.reset(capacity)
             self.clock.lap()
             reset_peak_memory(self.target.device)
-            verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock)
+            verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
             decoder = Decoder(verifier, self.proposer, self.budget, goal, text)
             request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device))
             self._current = ref(request)     # one that is dropped without being closed has no say
         return request
 
+    def _roomy(self, capacity: int) -> int:
+        """Room for padded rows, and for a somewhat longer prompt: recordings read the buffers, so that larger ones cost
+        all of them again."""
+        capacity += SIZES[-1]
+        if capacity <= self.cache.capacity:
+            return self.cache.capacity
+        self.regions.forget()
+        step = max(1, (1 << capacity.bit_length()) // ROOMY)
+        return -(-capacity // step) * step
+
     def _release(self) -> None:
+        if self.regions.fixed:
+            return      # the next request's recordings are those of this one
         self.cache.release()
         for memory in self.proposer.memories:
             memory.release()

@@ -6,31 +6,43 @@ Knows rows and lengths; knows no tree, no attention kernel and no method.  Passe
 
 from __future__ import annotations
 
-import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from longgraft.devices import sent
+
+Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(keys, values [1, Hkv, capacity, D], new keys, new values [1, Hkv, n, D], rows [n] int64) -> None"""
+
 ROUND = 256     # rows are allocated in multiples, so that nearby lengths reuse the allocator's blocks
 
 
+def index_copy(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+    """torch's `Write`."""
+    keys.index_copy_(2, rows, k)
+    values.index_copy_(2, rows, v)
+
+
 class _Layer(CacheLayerMixin):
-    """One layer's buffers.  keys, values: [1, Hkv, capacity, D], float; rows past `owner.length` are scratch."""
+    """One layer's views of the owner's blocks.  keys, values: [1, Hkv, capacity, D]; rows past `owner.length` are
+    scratch."""
 
     is_sliding = False
     is_croppable = True
     is_compileable = False
 
-    def __init__(self, owner: KVCache) -> None:
+    def __init__(self, owner: KVCache, kind: str) -> None:
         super().__init__()
-        self.owner = owner
+        self.owner, self.kind = owner, kind
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        # A buffer made under inference mode could not be written under plain no_grad (generate's mode).
-        with torch.inference_mode(False):
-            self.keys, self.values = self.owner.buffer(key_states), self.owner.buffer(value_states)
+        self.keys, self.values = self.owner.buffers(key_states, value_states, self.kind)
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -38,11 +50,14 @@ class _Layer(CacheLayerMixin):
         """Write [1, Hkv, n, D] behind the committed rows and return the whole buffers; attention slices them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        if (rows := self.owner.rows) is not None:
+            self.owner.write(self.keys, self.values, key_states, value_states, rows)
+            return self.keys, self.values
         start, n = self.owner.length, key_states.shape[2]
         if start + n > self.owner.capacity:
             raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {start + n:,} was written.\n"
                              "Reserve prompt + new tokens + tree before decoding.")
-        assert self.keys is not None and self.values is not None
         self.keys[:, :, start:start + n] = key_states
         self.values[:, :, start:start + n] = value_states
         return self.keys, self.values
@@ -81,34 +96,46 @@ class KVCache(Cache):
 
     length:  committed rows
     skipped: tokens that were read and have no row: a cache that leaves rows out stands at a later position
+    rows:    [n] int64 on the device, where a pass `at` them writes; None: behind `length`
+    age:     how often buffers were given back: views of them are as old
     """
 
     layers: list[Any]       # all are ours; transformers types them by their base
 
-    def __init__(self, layers: int, capacity: int) -> None:
-        self.length = self.skipped = 0
+    def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = ()) -> None:
+        """kinds: of each layer, where layers may differ in their rows' shape; by default all are of one."""
+        self.length = self.skipped = self.age = 0
         self.capacity = _rounded(capacity)
-        self._block: Tensor | None = None
-        super().__init__(layers=[_Layer(self) for _ in range(layers)])
+        self.rows: Tensor | None = None
+        self.write: Write = index_copy
+        kinds = kinds or [""] * layers
+        self._kinds = Counter(kinds)
+        self._blocks: dict[tuple, tuple[Tensor, Iterator[Tensor]]] = {}
+        super().__init__(layers=[_Layer(self, kind) for kind in kinds])
 
-    def buffer(self, like: Tensor) -> Tensor:
-        """[1, Hkv, capacity, D] for rows like [1, Hkv, n, D].
+    def buffers(self, keys: Tensor, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+        """Of a layer, [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D]: the next views of a block [m, Hkv,
+        capacity, D] for all layers of the kind, so that `keep` moves the rows of all at once.
 
-        On a CPU all are cut from one block: allocated one by one, between a chunk's activations, they would leave the
-        heap in pieces that no later chunk can use.
+        One block also keeps a CPU's heap whole: between a chunk's activations, buffers would leave it in pieces that
+        no later chunk can use.
         """
-        shape = (*like.shape[:2], self.capacity, like.shape[3])
-        if like.device.type != "cpu":
-            return like.new_empty(shape)
-        size = math.prod(shape)
-        if self._block is None or self._block.dtype != like.dtype or len(self._block) < size:
-            self._block = like.new_empty(2 * len(self.layers) * size)
-        taken, self._block = self._block.split([size, len(self._block) - size])
-        return taken.view(shape)
+        alike = _row(keys) == _row(values)
+        found = []
+        for like, part in ((keys, ""), (values, "" if alike else "values")):
+            key = kind, part, *_row(like)
+            if key not in self._blocks:
+                # A buffer made under inference mode could not be written under plain no_grad (generate's mode).
+                with torch.inference_mode(False):
+                    block = like.new_empty((1 + alike) * self._kinds[kind], like.shape[1], self.capacity, like.shape[3])
+                    self._blocks[key] = block, iter(block.split(1))
+            found.append(next(self._blocks[key][1]))
+        return found[0], found[1]
 
     def _drop(self) -> None:
         """Give all buffers back."""
-        self._block = None
+        self._blocks.clear()
+        self.age += 1
         for layer in self.layers:
             layer.drop()
 
@@ -117,19 +144,30 @@ class KVCache(Cache):
         """Absolute position of the next token."""
         return self.length + self.skipped
 
+    @contextmanager
+    def at(self, rows: Tensor, write: Write = index_copy) -> Iterator[None]:
+        """Until the block ends, passes write at these rows [n] int64 of the device, which no one checks, by `write`."""
+        self.rows, self.write = rows, write
+        try:
+            yield
+        finally:
+            self.rows = None
+
     def keep(self, path: Tensor) -> None:
-        """Commit the scratch rows `path` [a], ascending from 0: moves only rows that are not in place yet."""
+        """Commit the scratch rows `path` [a], ascending from 0, on the host: moves only what is not in place yet."""
         nodes = path.tolist()
         still = next((i for i, node in enumerate(nodes) if i != node), len(nodes))
         if still < len(nodes):
             source = self.length + path[still:]
-            start, stop = self.length + still, self.length + len(nodes)
-            # Layers that share another's keys (Gemma 3n) have none.
-            for layer in (each for each in self.layers if each.is_initialized):
-                index = source.to(layer.keys.device)
-                layer.keys[:, :, start:stop] = layer.keys.index_select(2, index)
-                layer.values[:, :, start:stop] = layer.values.index_select(2, index)
+            for block, _ in self._blocks.values():
+                block[:, :, self.length + still:self.length + len(nodes)] = block.index_select(
+                    2, sent(source, block.device))
         self.length += len(nodes)
+
+    def move(self, source: Tensor, to: Tensor) -> None:
+        """Copy rows source [n] to rows to [n], int64 on the device: `keep` where the host need not know the path."""
+        for block, _ in self._blocks.values():
+            block.index_copy_(2, to, block.index_select(2, source))
 
     def crop(self, length: int) -> None:
         """Forget committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
@@ -179,8 +217,12 @@ class KVCache(Cache):
 
     def bytes(self) -> int:
         """Allocated size."""
-        tensors = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(block.numel() * block.element_size() for block, _ in self._blocks.values())
+
+
+def _row(rows: Tensor) -> tuple:
+    """What rows must share to lie in one block."""
+    return rows.shape[1], rows.shape[3], rows.dtype
 
 
 def _rounded(capacity: int) -> int:

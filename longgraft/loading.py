@@ -25,10 +25,13 @@ from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import Method, build, find
 from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
 from longgraft.parts import Parts
+from longgraft.regions import EAGER, Regions, cuda_graphs
 from longgraft.roles import HEADLESS
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session
 from longgraft.settings import Budget, Settings
+from longgraft.target.fixed import why_not_fixed
+from longgraft.target.fused import Fused, fused
 from longgraft.target.model import Target
 from longgraft.target.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.text import Prompt
@@ -66,18 +69,19 @@ class Loaded:
         method's, on a CPU at most CPU_BUDGET."""
         method, nodes = self.method, self.method.usual_budget(budget)
         # Memories and clock of its own: two sessions may stand side by side.
-        parts, adaptive = replace(self.parts, kept={}, clock=Clock()), method.chooses(budget)
+        parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
+        adaptive = method.chooses(budget)
         if adaptive:
-            parts = replace(parts, costs=costs_for(self.target, parts.head, self.costs))
+            parts = replace(parts, costs=costs_for(self.target, parts.head, self.costs, parts.regions))
         elif budget is None and self.target.device.type == "cpu":
             nodes = min(nodes, CPU_BUDGET)
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
-        kernels = " with compiled kernels" if self.target.kernels else ""
+        kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}{kernels}, method {method.name}, budget {spends}{gates}")
-        return Session(Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk), self.tokenizer,
-                       (*self.notes, about))
+        engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions)
+        return Session(engine, self.tokenizer, (*self.notes, about))
 
     def _gates(self, nodes: int) -> str:
         """The thresholds, and how this session differs from what they were made for, for people."""
@@ -114,10 +118,13 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     method, given, notes = _needs(method, Sources(target, drafter, opts.head))
     if isinstance(why := _kernels(opts, target.device, target.dtype), NotBuilt):
         notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
+    regions, why_eager = _regions(opts, target)
+    if why_eager:
+        notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
     parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
                   opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist,
-                  opts.online, calibration.odds)
+                  opts.online, calibration.odds, regions=regions)
     return Loaded(target, tokenizer, method, parts, calibration, notes, opts.costs)
 
 
@@ -228,12 +235,22 @@ def _target(model: Any, opts: Settings) -> tuple[Target, Any]:
 def _made(model: PreTrainedModel, name: str, opts: Settings) -> Target:
     parameter = next(model.parameters())
     kernels = _kernels(opts, parameter.device, parameter.dtype)
-    return Target(model, name, opts.attention, kernels if isinstance(kernels, FewRows) else None)
+    small = fused(model) if opts.graphs == "auto" and parameter.device.type == "cuda" else None
+    return Target(model, name, opts.attention, kernels if isinstance(kernels, FewRows) else None,
+                  small if isinstance(small, Fused) else None)
 
 
 def _kernels(opts: Settings, device: torch.device, dtype: torch.dtype) -> FewRows | NotBuilt | None:
     """None where they were not asked for, or have nothing to do."""
     return few_rows() if (opts.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
+
+
+def _regions(opts: Settings, target: Target) -> tuple[Regions, str]:
+    """(what a step is recorded in, why it is not where that was asked for)."""
+    if opts.graphs == "none" or target.device.type != "cuda":
+        return EAGER, ""
+    why = why_not_fixed(opts.attention)
+    return (EAGER if why else Regions(cuda_graphs(target.device))), why
 
 
 def _given(model: tuple, opts: Settings) -> tuple[Target, Any]:

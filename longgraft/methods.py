@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal
 
-from longgraft.compose import Graft, Plain, TailGraft
+from longgraft.compose import Plain, TailGraft
 from longgraft.drafters.policies import Dense, Filled, Mass, Split
 from longgraft.needs import HEAD, Need
 from longgraft.parts import Parts
@@ -108,10 +108,10 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("graft-x-dense", "graft-x that never stops drafting", OURS, lambda p: p.ranked(Dense()), (HEAD,),
            takes=RANKED),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT,
-           lambda p: Graft(p.gated(), p.retriever(), p.clock), (HEAD,), takes=GATED | LOOKS_UP,
+           lambda p: p.graft(p.gated(), p.retriever()), (HEAD,), takes=GATED | LOOKS_UP,
            fallback="retrieval"),
     Method("graft-root", "never stops; a fixed 20 of 60 slots retrieved at the root", GRAFT + ", Figure 2",
-           lambda p: Graft(p.drafter(Split()), p.retriever(), p.clock), (HEAD,), takes=DRAFTS | LOOKS_UP),
+           lambda p: p.graft(p.drafter(Split()), p.retriever()), (HEAD,), takes=DRAFTS | LOOKS_UP),
     Method("graft-tail", "never stops; four retrieved chains of five behind the best leaves", GRAFT + ", Figure 2",
            lambda p: TailGraft(p.drafter(Split()), p.retriever(chain), clock=p.clock), (HEAD,),
            takes=DRAFTS | {"warm"}),
@@ -120,7 +120,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("graft-filled", "stops when unsure and fills the freed slots with drafted candidates", GRAFT + ", Figure 5",
            lambda p: p.gated(Filled), (HEAD,), takes=GATED),
     Method("graft-no-prune", "never stops; the retrieved share is the calibrated one", GRAFT + ", Figure 5",
-           lambda p: Graft(p.drafter(Split(p.split)), p.retriever(), p.clock), (HEAD,), takes=SPLIT | LOOKS_UP),
+           lambda p: p.graft(p.drafter(Split(p.split)), p.retriever()), (HEAD,), takes=SPLIT | LOOKS_UP),
 )}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from longgraft.padded import PaddedTree
 from longgraft.tree import ProposalTree
 
 
@@ -39,16 +40,31 @@ class Wants:
 
 
 @dataclass(frozen=True, eq=False)
+class Walked:
+    """A verified tree as the device holds it, padded to n rows, until the next pass.
+
+    tree: its nodes; path: [n] int64, then -1; length: [1] int64 of the path; topk: [n, K] int32, as `Observation.topk`
+    """
+
+    tree: PaddedTree
+    path: Tensor
+    length: Tensor
+    topk: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
 class Observation:
     """The target ran on a tree and kept one path of it.  A prompt chunk is a chain that is kept whole.
 
     path:       [a] int64 node indices from the root to the last kept node
     next_token: the token after the path: the next root (or the next chunk's first token)
     topk:       [n, K] int32, the target's most probable next tokens per node, best first; None unless wanted
-    hidden:     layer -> [n, H], what entered that layer; the wanted layers
-    final:      [n, H] after the final norm; None unless wanted
+    hidden:     layer -> [a, H], what entered that layer at the kept nodes; the wanted layers
+    final:      [a, H] after the final norm at the kept nodes; None unless wanted
     prompt:     whether this is a prompt chunk
     seconds:    of the pass, with draw and walk
+    walked:     the same on the device, where the pass was one of fixed shape; topk is there then, and not here
+    ranked:     [r] int64, the nodes that topk has rows of, [r, K] then; None: all
     """
 
     tree: ProposalTree
@@ -59,6 +75,8 @@ class Observation:
     final: Tensor | None = None
     prompt: bool = False
     seconds: float = 0.0
+    walked: Walked | None = None
+    ranked: Tensor | None = None
 
     @property
     def kept(self) -> Tensor:
@@ -72,8 +90,4 @@ class Observation:
 
     def features(self, layers: Sequence[int]) -> Tensor:
         """[a, F]: these layers' inputs at the kept nodes, side by side."""
-        joined = [self.hidden[layer] for layer in layers]
-        if len(self.path) < len(self.tree):
-            path = self.path.to(joined[0].device)
-            joined = [rows[path] for rows in joined]
-        return torch.cat(joined, dim=-1)
+        return torch.cat([self.hidden[layer] for layer in layers], dim=-1)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from longgraft.clock import Clock
+from longgraft.compose import Graft
 from longgraft.controller import Controller, Paying
 from longgraft.costs import Live
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
@@ -26,8 +27,9 @@ from longgraft.memories.rows import RowsMemory
 from longgraft.memories.successors import ORDER, Successors
 from longgraft.needs import HEAD, Need
 from longgraft.odds import Odds
-from longgraft.proposer import Memory, Proposer, PruningPolicy
+from longgraft.proposer import Memory, Proposer, PruningPolicy, Retriever
 from longgraft.ranking import Ranked
+from longgraft.regions import EAGER, Regions
 from longgraft.retrievers.matrix import MatrixRetriever
 from longgraft.target.model import Target
 from longgraft.templates import DEEPEST, WIDEST, Template, bounded, envelope
@@ -57,6 +59,7 @@ class Parts:
     depth, width: bounds on retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
     odds:     how probable remembered tokens are
     costs:    what a step costs here: needed where a controller decides
+    regions:  what a step's parts of fixed shape are recorded in
     """
 
     target: Target
@@ -74,6 +77,7 @@ class Parts:
     odds: Odds = field(default_factory=Odds)
     costs: Live | None = None
     clock: Clock = field(default_factory=Clock)
+    regions: Regions = EAGER
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
     def the(self, need: Need[T]) -> T:
@@ -103,7 +107,7 @@ class Parts:
         network = self.the(HEAD)
         window = self.window or window or network.config.window
         return self._one(("drafted", id(network), window), lambda: DrafterMemory(
-            network, window, self.clock, self.target.kernels))
+            network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels))
 
     def history(self) -> History:
         """All committed tokens."""
@@ -141,6 +145,10 @@ class Parts:
         drafter = None if policy is None else self.drafter(policy)
         return Ranked(self.text(order), drafter, self.rows() if rows and drafter else None, self.odds, self.clock)
 
+    def graft(self, drafter: Proposer, retriever: Retriever) -> Graft:
+        """The slots that a drafter gives away, filled."""
+        return Graft(drafter, retriever, self.clock, self.regions)
+
     def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> RowsMemory:
         """The adjacency matrix.  warm: from the snapshot, if there is one; unseen: what stands for no token; kind:
         seeded, in_order and lasting, as `RowsMemory` has them."""
@@ -148,7 +156,7 @@ class Parts:
         kind = {"lasting": self.persist} | kind
         return self._one(("rows", id(snapshot), unseen, *sorted(kind.items())), lambda: RowsMemory(
             AdjacencyMatrix(self.target.vocab_size, device=self.target.device, unseen=unseen), snapshot=snapshot,
-            clock=self.clock, **kind))
+            clock=self.clock, regions=self.regions, **kind))
 
     def retriever(self, shape: Callable[[int], Template] = envelope) -> MatrixRetriever:
         """Graft's: seeded by the prompt, refilled in the envelope's order."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from longgraft.observation import Observation, Wants
-from longgraft.tree import ProposalTree
+from longgraft.padded import Tree
 
 
 class Memory(ABC):
@@ -81,14 +81,14 @@ class Proposer(Protocol):
     def memories(self) -> Sequence[Memory]:
         """All that it reads from, each once."""
 
-    def propose(self, ask: Ask) -> ProposalTree:
-        """A tree of at most `ask.budget` nodes, root included."""
+    def propose(self, ask: Ask) -> Tree:
+        """A tree of at most `ask.budget` nodes, root included; one that is on the device until the next proposal."""
 
 
 class Retriever(Proposer, Protocol):
     """A proposer whose guesses cost nothing, so that it can offer more than there are slots."""
 
-    def candidates(self, root: int, slots: int) -> ProposalTree:
+    def candidates(self, root: int, slots: int) -> Tree:
         """What should fill `slots` free slots, best first, then what should replace duplicates."""
 
 

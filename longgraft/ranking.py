@@ -14,9 +14,11 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from longgraft.clock import Clock
+from longgraft.devices import sent
 from longgraft.memories.rows import RowsMemory
 from longgraft.memories.successors import Successors
 from longgraft.odds import Odds
+from longgraft.padded import on_host
 from longgraft.proposer import Ask, Proposer, together
 from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
@@ -87,7 +89,7 @@ class Ranked:
     def draft(self, ask: Ask) -> ProposalTree:
         """The drafted nodes that are ranked for a tree of this budget."""
         assert self.drafter is not None
-        return self.drafter.propose(replace(ask, budget=POOL * (ask.budget - 1) + 1))
+        return on_host(self.drafter.propose(replace(ask, budget=POOL * (ask.budget - 1) + 1)))
 
     def rank(self, ask: Ask, drafted: ProposalTree | None = None, price: Price | None = None) -> ProposalTree:
         """The tree of the most probable nodes, `ask.budget` of them, or as many as gain most beyond their price."""
@@ -101,7 +103,8 @@ class Ranked:
             parent = parents[node]
             read.children.setdefault(parent, []).append((tokens[node], math.exp(logs[node] - logs[parent]), node))
         if self.rows is not None and read.children:
-            found = self.rows.matrix.rows[drafted.tokens[list(read.children)]].tolist()
+            rows = self.rows.matrix.rows
+            found = rows[sent(drafted.tokens[list(read.children)], rows.device)].tolist()
             read.rows = dict(zip(read.children, found, strict=True))
         return read
 

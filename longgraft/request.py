@@ -77,11 +77,11 @@ class Decoder:
         seen = self.verifier.verify(tree, self.wants)
         path = seen.path.tolist()
         new, text = self._cut([*seen.kept[1:].tolist(), seen.next_token])
-        self.tally.count(tree, path, len(new))
+        self.tally.count(seen.tree, path, len(new))
         if self.finish_reason is None:
             self.observe(seen)
         self._root = seen.next_token
-        origins = [*tree.origin[seen.path[1:]].tolist(), ROOT]
+        origins = [*seen.tree.origin[seen.path[1:]].tolist(), ROOT]
         return Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text)
 
     def observe(self, seen: Observation) -> None:

@@ -67,7 +67,9 @@ class Settings:
     device: str | None = option(None, "cpu, cuda, cuda:1 ...", none="a GPU if there is one")
     dtype: str | None = option(None, "Of weights and caches", choices=("float32", "bfloat16", "float16"),
                                none="float32 on a CPU, else what the weights were saved in")
-    attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash"))
+    attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash", "triton"))
+    graphs: str = option("auto", "CUDA graphs: a step's launches recorded once, where the model's can be",
+                         choices=("auto", "none"))
     kernels: str = option("auto", "Compiled ones for passes of few rows on a CPU in float32, built once where a C++ "
                           "compiler is at hand", choices=("auto", "none"))
     chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,

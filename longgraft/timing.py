@@ -25,7 +25,9 @@ from longgraft.kv import KVCache
 from longgraft.memories.adjacency import WIDTH
 from longgraft.memories.drafted import DrafterMemory
 from longgraft.observation import Observation, Wants
+from longgraft.padded import SIZES
 from longgraft.proposer import Ask
+from longgraft.regions import EAGER, Regions
 from longgraft.target.model import Target
 from longgraft.tree import DRAFT, ROOT, ProposalTree
 from longgraft.usage import free_bytes
@@ -47,7 +49,7 @@ Point = tuple[str, int, int]
 """(what, prefix, rows)"""
 
 
-def key_of(target: Target, network: Eagle3Network | None) -> dict[str, str]:
+def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAGER) -> dict[str, str]:
     """What costs belong to: a drafter's depend on its shape alone."""
     device, drafter = target.device, "none"
     if network is not None:
@@ -56,18 +58,19 @@ def key_of(target: Target, network: Eagle3Network | None) -> dict[str, str]:
     key = {"model": Path(target.name).name, "drafter": drafter, "dtype": str(target.dtype)[6:],
            "attention": target.attention, "kernels": "compiled" if target.kernels else "none"}
     if device.type == "cuda":
-        return key | {"device": torch.cuda.get_device_name(device)}
+        return key | {"device": torch.cuda.get_device_name(device), "launches": "graphs" if regions.fixed else "single"}
     return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}
 
 
 def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[int] = PREFIXES,
-            seconds: float = 0.5) -> Costs:
+            seconds: float = 0.5, regions: Regions = EAGER) -> Costs:
     """Costs of this target and drafter here.
 
     prefixes: tokens; longer ones than positions and memory allow are cut to those
     seconds:  after which nothing more is begun; what had no turn is left out, and follows from the others
+    regions:  as the session's
     """
-    rig = _Rig(target, network, prefixes)
+    rig = _Rig(target, network, prefixes, regions.anew())
     spent = rig.times(seconds)
     grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
     for (what, length, rows), took in spent.items():
@@ -76,23 +79,23 @@ def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[in
         grids[what].setdefault(length, {})[rows] = took
     late = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
     source = "measured here" + (f"; not, for want of time: {', '.join(sorted(late))}" if late else "")
-    return Costs(key_of(target, network), source, grids["passes"], grids["levels"], grids["feeds"])
+    return Costs(key_of(target, network, regions), source, grids["passes"], grids["levels"], grids["feeds"])
 
 
-def costs_for(target: Target, network: Eagle3Network | None, path: str | None) -> Live:
+def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER) -> Live:
     """A file's costs, which stay as they are; without one those of this machine, which follow what is timed.
 
     ValueError where the file is another model's, drafter's or machine's.
     """
     if path is None:
         measured = _MEASURED.setdefault(target.model, {})
-        key = tuple(key_of(target, network).items())
+        key = tuple(key_of(target, network, regions).items())
         if key not in measured:
-            measured[key] = measure(target, network)
+            measured[key] = measure(target, network, regions=regions)
         return Live(measured[key])
     costs = Costs.load(Path(path))
     advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
-    if differs := costs.fits(key_of(target, network)):
+    if differs := costs.fits(key_of(target, network, regions)):
         raise ValueError(f"{path} holds the costs of another session: here is {'; '.join(differs)}.\n{advice}")
     if network is not None and not (costs.levels and costs.feeds):
         raise ValueError(f"{path} has no costs of a drafter, and there is one.\n{advice}")
@@ -102,16 +105,18 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None) -
 class _Rig:
     """What decoding runs, on caches of zeros as long as a prefix.  actions: in the order in which they are timed."""
 
-    def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int]) -> None:
-        self.target, most = target, max(*ROWS, *FED) + LEVELS + 1
+    def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int],
+                 regions: Regions) -> None:
+        self.target, most = target, max(*ROWS, *FED, SIZES[-1] if regions.fixed else 0) + LEVELS + 1
         positions = [target.max_positions, *([network.config.max_positions] if network else [])]
         room = int(SHARE * free_bytes(target.device) / target.cache_bytes_per_token())
         room = max(1, min(*positions, room) - most)
         self.lengths = sorted({min(prefix, room) for prefix in prefixes}, reverse=True)
         longest = self.lengths[0]
-        memory = DrafterMemory(network, kernels=target.kernels) if network else None
+        memory = DrafterMemory(network, kernels=target.kernels, regions=regions,
+                               fused=target.fused_kernels) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
-        self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock())
+        self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock(), regions)
         # Buffers exist when they were written once; what they held before may be NaN, or numbers too small to be fast.
         seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)
         _zero(self.verifier.cache)

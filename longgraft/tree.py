@@ -95,7 +95,7 @@ class ProposalTree:
                             None if self.match is None else self.match[index])
 
     def top(self, budget: int) -> ProposalTree:
-        """The best `budget` nodes, root included, by (score, shallower, earlier); nan scores rank last."""
+        """The best `budget` nodes, root included, by (score, shallower, earlier); nan scores rank last, by node."""
         if len(self) <= budget:
             return self
         scores, depths, parents = self.scores.tolist(), self.depths.tolist(), self.parents.tolist()

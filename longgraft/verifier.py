@@ -5,49 +5,92 @@ Knows target, cache and acceptance; knows no method.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from longgraft.acceptance import AcceptanceRule
+from longgraft.acceptance import AcceptanceRule, DrawThenWalk
 from longgraft.clock import Clock
+from longgraft.devices import sent
 from longgraft.kv import KVCache
 from longgraft.observation import Observation, Wants
+from longgraft.padded import SIZES, PaddedTree, Tree, on_host, size_of
+from longgraft.regions import EAGER, Regions
+from longgraft.target.fixed import FixedPass
 from longgraft.target.model import Segment, Target
 from longgraft.tree import ROOT, ProposalTree
 
 
 @dataclass
 class Verifier:
-    """Owns the target's cache for one request."""
+    """Owns the target's cache for one request.
+
+    regions: where they are fixed, trees of up to 64 nodes are verified in passes of fixed shape
+    """
 
     target: Target
     cache: KVCache
     rule: AcceptanceRule
     clock: Clock
+    regions: Regions = EAGER
 
-    def read(self, chunk: Tensor, wants: Wants, following: int | None = None) -> Observation:
-        """chunk [n] int64 of a prompt, kept whole.  following: the prompt's next token; None: it ends, one is drawn."""
+    def read(self, chunk: Tensor, wants: Wants, following: int | None = None,
+             ranked: Tensor | None = None) -> Observation:
+        """chunk [n] int64 of a prompt, kept whole.
+
+        following: the prompt's next token; None: it ends, one is drawn.  ranked: as `Segment`'s.
+        """
         tree, path = ProposalTree.chain(chunk, origin=ROOT), torch.arange(len(chunk))
         with self.clock.part("verify"):
-            report, = self.target.run([Segment(tree, self.cache, "last" if following is None else "none")], wants)
+            logits: Literal["last", "none"] = "last" if following is None else "none"
+            report, = self.target.run([Segment(tree, self.cache, logits, ranked)], wants)
         self.cache.keep(path)
         if following is None:
             with self.clock.part("accept"):
                 last = ProposalTree.root_only(int(chunk[-1]))
-                _, following = self.rule(last, report.logits, [self.cache.position])
-        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True)
+                _, following = self.rule(last, report.logits, torch.tensor([self.cache.position]))
+        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True,
+                           ranked=ranked)
 
-    def verify(self, tree: ProposalTree, wants: Wants) -> Observation:
+    def verify(self, tree: Tree, wants: Wants) -> Observation:
         """The accepted path of `tree` is committed; what the target saw is returned."""
         since = self.clock.now(wait=False)
+        if self.regions.fixed and len(tree) <= SIZES[-1] and isinstance(self.rule, DrawThenWalk):
+            seen = self._fixed(tree, wants, self.rule)
+        else:
+            seen = self._as_it_comes(on_host(tree), wants)
+        # The walk has waited for the device: what was launched before is done.
+        return replace(seen, seconds=self.clock.now(wait=False) - since)
+
+    def _as_it_comes(self, tree: ProposalTree, wants: Wants) -> Observation:
         with self.clock.part("verify"):
             report, = self.target.run([Segment(tree, self.cache)], wants)
         with self.clock.part("accept"):
-            positions = (self.cache.position + 1 + tree.depths).tolist()
-            path, next_token = self.rule(tree, report.logits, positions)
+            path, next_token = self.rule(tree, report.logits, self.cache.position + 1 + tree.depths)
             self.cache.keep(path)
-        # The walk has waited for the device: what was launched before is done.
-        return Observation(tree, path, next_token, report.topk, report.hidden, report.final,
-                           seconds=self.clock.now(wait=False) - since)
+            hidden, final = dict(report.hidden), report.final
+            if len(path) < len(tree) and (hidden or final is not None):
+                nodes = sent(path, report.logits.device)
+                hidden = {layer: rows[nodes] for layer, rows in hidden.items()}
+                final = None if final is None else final[nodes]
+        return Observation(tree, path, next_token, report.topk, hidden, final)
+
+    @torch.inference_mode()
+    def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Observation:
+        rows = tree.rows if isinstance(tree, PaddedTree) else size_of(len(tree))
+        key = self.cache, self.cache.age, rows, wants
+        fixed = self.regions.kept(key, lambda: FixedPass(self.target, self.cache, rows, wants, self.regions))
+        with self.clock.part("verify"):
+            fixed.load(tree)
+            report, positions = fixed.forward()
+        with self.clock.part("accept"):
+            walked, kept, record = fixed.settle(report, positions, rule)
+            host, path, next_token = fixed.told(record, tree)
+            a = len(path)
+            self.cache.length += a
+        # The next pass writes to what this one reported.
+        return Observation(host, path, next_token, None,
+                           {layer: rows[:a].clone() for layer, rows in kept.hidden.items()},
+                           None if kept.final is None else kept.final[:a].clone(), walked=walked)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,13 +27,24 @@ def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | N
                 following: int | None = None) -> Iterator[Observation]:
     """prompt [T] int64, read behind what the cache holds; what is observed does not depend on `chunk`.
 
+    Where top-k is wanted it is of each token's last occurrence: what a memory by tokens would keep of it.
     chunk: tokens per pass; None: by memory.  following: the token after the prompt where it is known; None: the
     verifier's rule draws it.  The last observation's `next_token` is the first new token.
     """
     size = chunk or chunk_size(verifier.target, wants)
+    last = last_occurrences(prompt) if wants.topk else None
     for start in range(0, len(prompt), size):
         end = start + size
-        yield verifier.read(prompt[start:end], wants, int(prompt[end]) if end < len(prompt) else following)
+        ranked = None if last is None else last[start:end].nonzero().flatten()
+        yield verifier.read(prompt[start:end], wants, int(prompt[end]) if end < len(prompt) else following, ranked)
+
+
+def last_occurrences(prompt: Tensor) -> Tensor:
+    """prompt [T] int64 on the host -> [T] bool: whether the token comes no more."""
+    ids = prompt.numpy()
+    places, latest = np.arange(len(ids)), np.empty(ids.max(initial=-1) + 1, np.int64)
+    latest[ids] = places        # of repeated indices numpy keeps the last
+    return torch.from_numpy(latest[ids] == places)
 
 
 def chunk_size(target: Target, wants: Wants) -> int:
@@ -55,5 +67,5 @@ def chunk_bytes(config: Any, dtype: torch.dtype, rows: int, wants: Wants) -> int
     wide = widths if isinstance(widths, int) else max(widths)       # Gemma 3n: one per layer
     # Of a token: residual, norms, q, k, v or a drafter's likes of them; the MLP's gate, up and their product.
     layer = rows * (8 * hidden + 3 * wide + features * hidden)
-    sorted_ = min(rows, TOPK_ROWS) * config.vocab_size + rows * (features + 1) * hidden if wants.topk else 0
+    sorted_ = min(rows, TOPK_ROWS) * config.vocab_size + rows * (features + 2) * hidden if wants.topk else 0
     return dtype.itemsize * max(layer, sorted_)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+
+# Triton reads it once, when anything first imports it: its kernels are interpreted where they cannot run.
+os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
 
 from longgraft.costs import Costs, Live
 from longgraft.engine import Engine
@@ -76,6 +80,19 @@ def toy_network(seed: int = 0) -> Eagle3Network:
     return network
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption("--on", default="cuda", metavar="DEVICE", help="Of the tests marked gpu; cpu rehearses them.")
+
+
+@pytest.fixture(scope="session")
+def device(request) -> torch.device:
+    """Where the tests marked gpu run."""
+    where = torch.device(request.config.getoption("--on"))
+    if where.type == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here; benchmarks/gpu/check.sh runs this on one, `-m gpu --on cpu` rehearses it")
+    return where
+
+
 @pytest.fixture(params=["llama", "qwen3", "mistral-window", "qwen3-moe"])
 def family(request) -> str:
     return request.param
@@ -123,7 +140,8 @@ def toy_session(method, family: str = "llama", budget: int | None = None, chunk:
     """adaptive: the method chooses its budgets, where it can."""
     parts = toy_parts(family, **more)
     proposer = build(method, parts, adaptive)
-    return Session(Engine(parts.target, proposer, parts.clock, budget or find(method).budget, chunk), None)
+    budget = budget or find(method).budget
+    return Session(Engine(parts.target, proposer, parts.clock, budget, chunk, parts.regions), None)
 
 
 def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=()) -> Generation:

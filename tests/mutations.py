@@ -20,6 +20,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+# As tests/conftest.py does: with the next line comes Triton.
+os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
+
 import transformers.models.llama.modeling_llama  # noqa: F401 - what tests import takes longest
 from planted import MUTATIONS, Mutation
 

@@ -31,6 +31,15 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
     return warpers(torch.zeros(len(logits), 1, dtype=torch.int64), logits.float())
 
 
+def nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """scores [n, V] with -inf outside the fewest largest tokens that reach top_p, as a stable sort finds them."""
+    ordered, tokens = scores.sort(stable=True)
+    share = scores.softmax(-1).gather(1, tokens).double()
+    kept = share.cumsum(-1).float() > 1 - top_p
+    kept[:, -1] = True
+    return torch.full_like(scores, float("-inf")).scatter(1, tokens, ordered.where(kept, float("-inf")))
+
+
 def noise(seed: int, position: int, token: int) -> float:
     """Gumbel noise: three steps of SplitMix64, one for each number."""
     state = 0

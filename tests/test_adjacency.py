@@ -120,7 +120,7 @@ def test_a_row_that_begins_with_token_zero_counts_as_seen():
 
 
 def test_bytes_are_those_of_the_matrix_and_its_scratch():
-    assert AdjacencyMatrix(1000).bytes() == 1001 * 8 * 4 + 1000 * 8
+    assert AdjacencyMatrix(1000).bytes() == 1001 * 8 * 4 + 1001 * 8
 
 
 @pytest.mark.parametrize("unseen", [-1, 0])

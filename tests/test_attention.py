@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_target import random_tree
 
-from longgraft.attention.backends import BACKENDS, choose, dense
+from longgraft.attention.backends import BACKENDS, choose, dense, whole
 from longgraft.attention.layout import Layout
 
 
@@ -43,11 +43,58 @@ def test_a_merge_without_log_sum_exps_would_be_noticed(monkeypatch):
     assert (wrong - dense(q, k, v, layout, 0.25, None)).abs().max() > 0.01
 
 
-def test_unknown_and_impossible_backends_say_what_to_do():
+def test_unknown_and_impossible_backends_say_what_to_do(monkeypatch):
     cpu = torch.device("cpu")
     assert choose("auto", cpu, torch.float32) == "split"
-    with pytest.raises(ValueError, match="Known: auto, sdpa, split, flash"):
+    with pytest.raises(ValueError, match="Known: auto, sdpa, split, flash, triton"):
         choose("fast", cpu, torch.float32)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="no CUDA device"):
-            choose("flash", cpu, torch.bfloat16)
+        for name in ("flash", "triton"):
+            with pytest.raises(ValueError, match=f"{name!r} cannot run here: no CUDA device"):
+                choose(name, cpu, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with pytest.raises(ValueError, match="'triton' runs on cuda, and the model is on cpu"):
+        choose("triton", cpu, torch.bfloat16)
+    assert choose("triton", torch.device("cuda"), torch.float32) == "triton"
+
+
+@pytest.mark.parametrize("window", [None, 3, 5, 60])
+@pytest.mark.parametrize("rows, columns", [(1, 1), (20, 20), (32, 32), (64, 64), (5, 70)])
+def test_geometry_on_the_device_says_what_the_layout_says(rows, columns, window):
+    tree = random_tree(columns, 7)
+    layout = Layout(50, tree.depths[-rows:], tree.mask[-rows:], torch.device("cpu"), tree.depths)
+    seen = layout.on_device.dense(layout.end + 30, window)
+    assert torch.equal(seen[:, :layout.end], layout.dense(window))
+    assert not seen[:, layout.end:].any()
+    assert layout.on_device is layout.on_device         # made once for all layers
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("prefix", [0, 40])
+def test_whole_buffers_are_read_without_what_is_not_written(prefix, window):
+    torch.manual_seed(0)
+    tree = random_tree(12, 2)
+    layout = Layout(prefix, tree.depths, tree.mask, torch.device("cpu"))
+    q, (k, v) = torch.randn(1, 4, 12, 16), torch.randn(2, 1, 2, prefix + 50, 16).unbind(0)
+    expected = dense(q, k, v, layout, 0.25, window)
+    k[:, :, layout.end:] = v[:, :, layout.end:] = float("nan")
+    for backend in (dense, whole):
+        out = backend(q, k, v, layout.on_device, 0.25, window)
+        torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_sinks_are_those_of_transformers():
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.sinks = 2, torch.nn.Parameter(torch.randn(4))
+    q, (k, v) = torch.randn(1, 4, 6, 16), torch.randn(2, 1, 2, 26, 16).unbind(0)
+    tree = random_tree(6, 4)
+    layout = Layout(20, tree.depths, tree.mask, torch.device("cpu"))
+    bias = torch.zeros(6, 26).masked_fill(~layout.dense(None), float("-inf"))
+    with torch.no_grad():
+        expected = eager_attention_forward(module.eval(), q, k, v, bias[None, None], 0.25)[0].transpose(1, 2)
+        out = dense(q, k, v, layout, 0.25, None, sinks=module.sinks)
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)

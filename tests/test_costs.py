@@ -30,6 +30,11 @@ def test_costs_are_linear_between_rows_and_prefixes_and_go_on_beyond_them():
     assert COSTS.feed(31, 512) == pytest.approx(0.004)
 
 
+def test_no_prefix_is_so_short_that_a_pass_costs_nothing():
+    steep = replace(COSTS, passes={256: {1: 0.005, 16: 0.006}, 2048: {1: 0.100, 16: 0.101}})
+    assert steep.verify(1, 1) == 0.0025 and steep.verify(16, 1) == 0.003
+
+
 @pytest.mark.parametrize("grid", [
     {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
     {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}},

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["tree", "clock", "usage", "reading", "devices", "roles"], ["observation", "options"],
+    ["tree", "clock", "usage", "reading", "devices", "roles", "regions"], ["padded", "options"], ["observation"],
     ["proposer", "stats", "settings", "costs"], ["acceptance", "kv", "attention", "templates", "text"],
     ["kernels", "odds"], ["sampling", "target"], ["verifier", "yarn_drafters"], ["memories", "prefill"],
     ["drafters", "retrievers", "compose", "request", "ranking"], ["timing", "controller"], ["engine"], ["session"],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
+from recorder import recorder
 
 from longgraft.calibration import Calibration
 from longgraft.clock import Clock
@@ -14,6 +17,7 @@ from longgraft.eval.runs.measure import Learned, Prefilled, Stock
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.memories.drafted import DrafterMemory
 from longgraft.methods import METHODS
+from longgraft.regions import Regions
 from longgraft.roles import PLAIN
 from longgraft.sampling import Sampling
 from longgraft.stats import Stats
@@ -172,3 +176,16 @@ def test_an_unknown_head_setting_or_method_is_named():
         prefilled(["eagle3@long"])
     with pytest.raises(ValueError, match="'eagle4' is unknown"):
         Variant.parse("eagle4")
+
+
+def test_what_is_recorded_on_the_way_is_in_no_one_s_time():
+    def slowly(region):
+        time.sleep(0.3)
+        return recorder(region)
+
+    parts = toy_parts(regions=Regions(slowly))
+    variants = [Variant.parse("ar"), Variant.parse("eagle3")]
+    state = Prefilled(parts.target, Stock({"": parts}), variants, PROMPT, NEW + 90)
+    for name in ("ar", "eagle3"):
+        tokens, stats = state.decode(Variant.parse(name), Sampling(), 6)
+        assert tokens == alone(name, Sampling())[0][:6] and stats.decode_seconds < 0.3 * (1 + (name == "eagle3"))

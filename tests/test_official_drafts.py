@@ -77,8 +77,6 @@ def test_every_round_s_tree_and_accepted_length_are_the_official_ones(golden, pr
         following = [*said, official["next_token"]]     # beyond the last round's tokens there is one more
         path, after = walk(tree, [following[min(length + depth + 1, len(said))] for depth in tree.depths.tolist()])
         assert tree.tokens[path].tolist() == official["accepted_tokens"] and after == official["next_token"]
-        kept = torch.full((len(tree), features.shape[1]), float("nan"))     # what was not kept must not be used
-        kept[path] = features[length:length + len(path)]
-        made.memory.observe(Observation(tree, path, after, hidden=by_layer(kept)))
+        made.memory.observe(Observation(tree, path, after, hidden=by_layer(features[length:length + len(path)])))
         length += len(path)
     assert length == len(said)

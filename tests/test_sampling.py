@@ -11,8 +11,9 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from longgraft.acceptance import CANDIDATES, Greedy, Replay, Sampled, gumbel, walk
+from longgraft.acceptance import Greedy, Replay, Sampled, _too_little, gumbel, walk
 from longgraft.sampling import Sampling
 from longgraft.tree import ProposalTree
 
@@ -34,14 +35,14 @@ def random_logits(rows: int, vocab: int, scale: float = 3.0) -> torch.Tensor:
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_what_can_be_drawn_is_what_transformers_warpers_leave(sampling):
-    for logits in (random_logits(40, 48), random_logits(40, 3), random_logits(4, CANDIDATES + 900),
-                   random_logits(4, 2 * CANDIDATES, 0.1)):
+    for logits in (random_logits(40, 48), random_logits(40, 3), random_logits(4, 5000),
+                   random_logits(4, 8192, 0.1)):
         torch.testing.assert_close(rule(sampling).warp(logits), oracle.warped(logits, sampling), atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_of_equal_logits_as_many_stay_as_in_transformers(sampling):
-    wide = random_logits(4, 2 * CANDIDATES).round()     # the border lies among hundreds that are equal
+    wide = random_logits(4, 8192).round()     # the border lies among hundreds that are equal
     for logits in (random_logits(40, 48).round(), random_logits(40, 48).bfloat16(), torch.zeros(1, 7), wide):
         ours, theirs = rule(sampling).warp(logits), oracle.warped(logits, sampling)
         assert torch.equal(ours.sort().values, theirs.sort().values)
@@ -50,30 +51,112 @@ def test_of_equal_logits_as_many_stay_as_in_transformers(sampling):
 def test_of_equal_logits_at_top_p_s_border_the_later_stay():
     kept = Sampled(top_p=0.5).warp(torch.tensor([[1.0, 1.0, 3.0, 1.0, 3.0, 3.0, 3.0]])).isfinite()
     assert kept[0].nonzero().flatten().tolist() == [4, 5, 6]
-    wide = torch.tensor([0.0, -50.0]).repeat(2 * CANDIDATES)[None]
+    wide = torch.tensor([0.0, -50.0]).repeat(8192)[None]
     kept = Sampled(top_p=0.25).warp(wide).isfinite()[0].nonzero().flatten()
-    assert torch.equal(kept, torch.arange(3 * CANDIDATES, 4 * CANDIDATES, 2))
+    assert torch.equal(kept, torch.arange(12288, 16384, 2))
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 3, 7, 48, 301, 4096, 9000])
+@pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 100.0])
+def test_what_top_p_leaves_is_what_a_sort_finds(vocab, temperature):
+    generator = torch.Generator().manual_seed(vocab)
+    smooth = torch.randn(12, vocab, generator=generator) * 3.0
+    rough = smooth.round()
+    rough[:, ::3] = float("-inf")
+    rough[:, -1] = -0.0
+    for logits in (smooth, rough, rough * 1e-3, torch.zeros(2, vocab)):
+        for top_p in (1e-9, 1e-4, 0.25, 0.5, 0.9, 0.999, 1 - 1e-7):
+            found = Sampled(temperature, top_p=top_p).warp(logits)
+            assert torch.equal(found, oracle.nucleus(logits / temperature, top_p))
+
+
+def test_a_mass_counts_where_it_does_as_a_float32():
+    for top_p in np.linspace(1e-6, 1 - 1e-6, 999):
+        share = np.float32(1 - top_p)
+        border = (float(share) + float(np.nextafter(share, np.float32(2)))) / 2
+        for mass in (math.nextafter(border, 0), border, math.nextafter(border, 2)):
+            assert (int(mass * 2 ** 62) > _too_little(top_p)) == (np.float32(mass) > share)
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations that are no views; one that a host would wait for, or that a graph cannot hold, is an error."""
+
+    READS = ("_local_scalar_dense", "nonzero", "equal", "lift_fresh", "unique", "masked_select", "sort")
+    operations = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not func.overloadpacket.__name__.startswith(self.READS), func
+        self.operations += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("waiting", [lambda x: x[0].item(), lambda x: x.nonzero(), lambda x: x + torch.tensor(2),
+                                     lambda x: x.sort(), lambda x: torch.equal(x, x)])
+def test_what_waits_for_a_device_is_seen(waiting):
+    with pytest.raises(AssertionError), Watch():
+        waiting(torch.arange(3))
+
+
+@pytest.mark.parametrize("rule, most", [
+    (Greedy(), 1), (Replay(range(9), 100), 3), (Sampled(), 41), (Sampled(0.7, top_p=0.9), 110),
+    (Sampled(0.7, top_k=5, top_p=0.9, min_p=0.01), 118)], ids=str)
+def test_a_draw_is_a_fixed_number_of_operations_that_no_host_waits_for(rule, most):
+    found = set()
+    for rows, vocab in ((1, 48), (60, 48), (7, 9000)):
+        logits, positions = random_logits(rows, vocab), torch.arange(rows) + 100
+        rule.draw(logits, positions)        # a recording is placed once
+        with Watch() as watch:
+            rule.draw(logits, positions)
+        found.add(watch.operations)
+    assert len(found) == 1 and found.pop() <= most
+
+
+def test_a_row_of_nan_leaves_the_others_alone():
+    logits = random_logits(3, 48)
+    broken = logits.clone()
+    broken[1] = float("nan")
+    drawn, expected = (Sampled(top_p=0.8).draw(rows, torch.arange(3)) for rows in (broken, logits))
+    assert torch.equal(drawn[::2], expected[::2]) and 0 <= int(drawn[1]) < 48
 
 
 def test_the_noise_is_that_of_plain_integers():
     for seed, position in itertools.product((0, 1, 77, 2 ** 63 - 1), (0, 1, 9, 131_071)):
         tokens = [0, 1, 2, 95, 151_935]
         expected = [oracle.noise(seed, position, token) for token in tokens]
-        assert gumbel(seed, position, torch.tensor(tokens)).tolist() == pytest.approx(expected, rel=1e-12)
+        chance = Sampled(seed=seed).chance(torch.tensor(position))
+        assert gumbel(chance, torch.tensor(tokens)).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_draw_does_not_depend_on_what_else_is_drawn():
-    logits, positions = random_logits(30, 48), [5 + (7 * node) % 4 for node in range(30)]
+    logits, positions = random_logits(30, 48), 5 + (7 * torch.arange(30)) % 4
     for sampling in SETTINGS:
         draws = rule(sampling)
-        alone = [draws.draw(row[None], [position])[0] for row, position in zip(logits, positions, strict=True)]
-        assert draws.draw(logits, positions) == alone
-        assert alone == [oracle.draw(row, sampling, position) for row, position in zip(logits, positions, strict=True)]
+        alone = torch.cat([draws.draw(row, position) for row, position
+                           in zip(logits.split(1), positions.split(1), strict=True)])
+        assert torch.equal(draws.draw(logits, positions), alone)
+        assert alone.tolist() == [oracle.draw(row, sampling, position) for row, position
+                                  in zip(logits, positions.tolist(), strict=True)]
+
+
+BRANCHES = ProposalTree.build([0, 1, 2, 0, 1, 2], [-1, 0, 0, 1, 1, 4], [0.0] * 6, [1] + [2] * 5)
+RULES = [Greedy(), Replay([2, 1, 1, 2, 0], start=100), Sampled(seed=1), Sampled(0.6, top_k=2, seed=3)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_walk_that_draws_where_it_goes_is_the_walk_along_all_draws(rule, monkeypatch):
+    logits, positions, asked = random_logits(6, 3, 1.0)[BRANCHES.tokens], 100 + BRANCHES.depths, []
+    path, after = walk(BRANCHES, rule.draw(logits, positions).tolist())
+    draw = type(rule).draw
+    monkeypatch.setattr(type(rule), "draw", lambda *given: asked.append(len(given[1])) or draw(*given))
+    found = rule(BRANCHES, logits, positions)
+    assert (found[0].tolist(), found[1]) == (path.tolist(), after) and asked == [1] * len(path)
 
 
 def test_a_part_of_the_vocabulary_has_the_noise_it_has_in_the_whole():
-    whole = gumbel(3, 11, torch.arange(1000))
-    assert torch.equal(whole, torch.cat([gumbel(3, 11, part) for part in torch.arange(1000).split(64)]))
+    at = torch.tensor(11)
+    chance = Sampled(seed=3).chance(at)
+    whole = gumbel(chance, torch.arange(1000))
+    assert torch.equal(whole, torch.cat([gumbel(chance, part) for part in torch.arange(1000).split(64)]))
     assert len(whole.unique()) == 1000
 
 
@@ -91,8 +174,10 @@ def dependence(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_neighbouring_seeds_positions_and_tokens_have_independent_noise(step):
     seed, position, token = step
     tokens = torch.arange(1, 51)
-    here = torch.cat([gumbel(s, p, tokens) for s in range(20) for p in range(1, 21)])
-    there = torch.cat([gumbel(s + seed, p + position, tokens + token) for s in range(20) for p in range(1, 21)])
+    positions = torch.arange(1, 21)[:, None]
+    here = torch.cat([gumbel(Sampled(seed=s).chance(positions), tokens).flatten() for s in range(20)])
+    there = torch.cat([gumbel(Sampled(seed=s + seed).chance(positions + position), tokens + token).flatten()
+                       for s in range(20)])
     assert dependence(here, there) < 118.6      # 0.99997 quantile: thirteen such tests, by chance one in 2,500
     assert abs(np.corrcoef(here, there)[0, 1]) < 4.2 / math.sqrt(len(here))
     assert dependence(here, here) > 10_000
@@ -109,17 +194,14 @@ def test_draws_follow_the_law_of_the_warped_logits(sampling):
     """Over 6,000 seeds at one position, and over 6,000 positions of one seed; another temperature does not."""
     logits, n = random_logits(1, 8, 1.5), 6000
     law = dict(enumerate(oracle.warped(logits, sampling)[0].softmax(-1).tolist()))
-    by_seed = Counter(rule(replace(sampling, seed=seed)).draw(logits, [7])[0] for seed in range(n))
-    by_position = Counter(rule(sampling).draw(logits.expand(n, -1), list(range(n))))
+    by_seed = Counter(rule(replace(sampling, seed=seed)).draw(logits, torch.tensor([7])).item() for seed in range(n))
+    by_position = Counter(rule(sampling).draw(logits.expand(n, -1), torch.arange(n)).tolist())
     limit = {2: 13.8, 3: 16.3, 4: 18.5, 7: 24.3}[sum(p > 0 for p in law.values()) - 1]      # 0.999 quantiles
     assert chi_square(by_seed, law, n) < limit
     assert chi_square(by_position, law, n) < limit
     hotter = replace(sampling, temperature=1.5 * sampling.temperature, top_k=0, top_p=1.0, min_p=0.0)
     other = dict(enumerate(oracle.warped(logits, hotter)[0].softmax(-1).tolist()))
     assert chi_square(by_seed, other, n) > 100 and chi_square(by_position, other, n) > 100
-
-
-BRANCHES = ProposalTree.build([0, 1, 2, 0, 1, 2], [-1, 0, 0, 1, 1, 4], [0.0] * 6, [1] + [2] * 5)
 
 
 def test_walks_through_a_tree_have_the_law_of_plain_decoding():
@@ -140,12 +222,12 @@ def test_walks_through_a_tree_have_the_law_of_plain_decoding():
     assert sum(law.values()) == pytest.approx(1.0) and len(law) == 13
     found = Counter()
     for seed in range(n):
-        path, after = Sampled(seed=seed)(BRANCHES, rows, (100 + BRANCHES.depths).tolist())
+        path, after = Sampled(seed=seed)(BRANCHES, rows, 100 + BRANCHES.depths)
         found[*BRANCHES.tokens[path[1:]].tolist(), after] += 1
     assert chi_square(found, law, n) < 32.9                 # 0.999 quantile, 12 degrees of freedom
     shared = Counter()
     for seed in range(n):       # the control: one number for all positions
-        path, after = Sampled(seed=seed)(BRANCHES, rows, [100] * 6)
+        path, after = Sampled(seed=seed)(BRANCHES, rows, torch.full((6,), 100))
         shared[*BRANCHES.tokens[path[1:]].tolist(), after] += 1
     assert chi_square(shared, law, n) > 200
 
@@ -165,13 +247,13 @@ def test_a_walk_goes_to_children_of_its_own_only():
 
 def test_greedy_takes_the_first_of_equal_ones_at_every_node():
     logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    path, after = Greedy()(ProposalTree.chain(torch.tensor([0, 1, 2])), logits, [4, 5, 6])
+    path, after = Greedy()(ProposalTree.chain(torch.tensor([0, 1, 2])), logits, torch.arange(4, 7))
     assert (path.tolist(), after) == ([0, 1], 0)
 
 
 def test_a_replay_says_what_was_recorded_from_its_start_on():
     chain = ProposalTree.chain(torch.tensor([9, 4, 5, 8]))
-    path, after = Replay([3, 4, 5, 6, 7], start=10)(chain, torch.zeros(4, 10), [11, 12, 13, 14])
+    path, after = Replay([3, 4, 5, 6, 7], start=10)(chain, torch.zeros(4, 10), torch.arange(11, 15))
     assert (path.tolist(), after) == ([0, 1, 2], 6)
 
 

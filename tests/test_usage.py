@@ -96,17 +96,26 @@ def test_the_layers_of_a_cache_on_a_cpu_lie_in_one_block_however_they_grow():
     assert len(blocks()) == 1 and cache.bytes() == 6 * 2 * 768 * 8 * 4
     assert all(bool((layer.keys[:, :, :5] == n).all()) for n, layer in enumerate(cache.layers))
     cache.release()
-    assert cache.bytes() == 0 and cache._block is None
+    assert cache.bytes() == 0 and not cache._blocks
 
 
 def test_layers_of_another_shape_have_room_of_their_own():
-    cache = KVCache(2, 256)
+    cache = KVCache(2, 256, ("sliding", "full"))
     for layer, heads in enumerate((2, 9)):
         keys, values = cache.update(torch.ones(1, heads, 5, 8), torch.ones(1, heads, 5, 8), layer)
         assert keys.shape == values.shape == (1, heads, 256, 8) and keys.is_contiguous()
         keys.fill_(layer)
         values.fill_(-layer)
     assert bool((cache.layers[0].keys == 0).all()) and bool((cache.layers[1].keys == 1).all())
+    assert cache.bytes() == 2 * (2 + 9) * 256 * 8 * 4
+
+
+def test_keys_and_values_of_different_sizes_take_no_more_than_they_need():
+    cache = KVCache(2, 256)
+    for layer in range(2):
+        keys, values = cache.update(torch.ones(1, 3, 5, 24), torch.ones(1, 3, 5, 16), layer)
+        assert keys.shape == (1, 3, 256, 24) and values.shape == (1, 3, 256, 16)
+    assert cache.bytes() == 2 * 3 * 256 * (24 + 16) * 4
 
 
 def test_on_a_cpu_the_peak_is_since_the_reset_and_not_since_the_start():

@@ -50,6 +50,10 @@ class Rope:
             return self._llama3(plain)
         return self._yarn(dim)
 
+    @lru_cache(maxsize=16)      # noqa: B019 - as above; sent once, not at every use
+    def _frequencies_on(self, device: torch.device, dim: int) -> Tensor:
+        return self.inverse_frequencies(dim).to(device)
+
     @property
     def magnitude(self) -> float:
         """What cos and sin are multiplied by; attention logits grow by its square."""
@@ -59,8 +63,7 @@ class Rope:
 
     def cos_sin(self, positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """positions [..., n] int64 -> cos, sin [..., n, dim] float32, halves layout, times `magnitude`."""
-        frequencies = self.inverse_frequencies(dim).to(positions.device)
-        angles = positions[..., None].float() * frequencies
+        angles = positions[..., None].float() * self._frequencies_on(positions.device, dim)
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos() * self.magnitude, angles.sin() * self.magnitude
 

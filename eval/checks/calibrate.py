@@ -26,8 +26,10 @@ from longgraft.eval.prompts.suites import Example
 from longgraft.loading import Loaded
 from longgraft.methods import as_method
 from longgraft.observation import Wants
+from longgraft.padded import on_host
 from longgraft.parts import Parts
 from longgraft.proposer import Ask, Level, Verdict, together
+from longgraft.regions import EAGER
 from longgraft.sampling import Sampling
 from longgraft.session import Session, answer
 from longgraft.settings import Budget
@@ -81,7 +83,7 @@ class _Warmup:
 
     def propose(self, ask: Ask) -> ProposalTree:
         self.policy.confidence = []
-        dense = self.drafter.propose(ask)
+        dense = on_host(self.drafter.propose(ask))
         if self.policy.confidence:
             stages = {UNPRUNED: dense} | {d: self._stage(ask, d) for d in KEPT_OF_60}
             splits = {k: self._graft(ask, dense.top(kept_nodes(ask.budget, k))) for k in SPLITS}
@@ -93,10 +95,10 @@ class _Warmup:
         kept, whole = kept_nodes(ask.budget, KEPT_OF_60[depth]), self.drafter
         levels = min(depth + 1, whole.levels)       # the last level of a shallow tree stands for deeper gates
         short = Eagle3Drafter(whole.memory, lambda level: Verdict(kept - 1), levels, whole.top_k)
-        return self._graft(ask, short.propose(ask))
+        return self._graft(ask, on_host(short.propose(ask)))
 
     def _graft(self, ask: Ask, drafted: ProposalTree) -> ProposalTree:
-        found = self.retriever.candidates(ask.root, ask.budget - len(drafted))
+        found = on_host(self.retriever.candidates(ask.root, ask.budget - len(drafted)))
         return drafted.merge(found, at=0, budget=ask.budget)
 
 
@@ -117,7 +119,8 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
     from tqdm import tqdm
 
     # Rows outlive each answer: they are what the warm-up is for.
-    warmup = _Warmup(replace(loaded.parts, persist=True, snapshot=None, kept={}))
+    # What is drafted here is read on the host.
+    warmup = _Warmup(replace(loaded.parts, persist=True, snapshot=None, kept={}, regions=EAGER))
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(budget)
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])

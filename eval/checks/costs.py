@@ -18,7 +18,7 @@ PROMPT, ANSWER = 256, 33        # tokens that are read and written to see what a
 
 def measured(loaded: Loaded, prefixes: Sequence[int], seconds: float) -> Costs:
     """Where positions allow no answer behind the prompt, or it ends at once, nothing is known of the rest."""
-    found = measure(loaded.target, loaded.parts.head, prefixes, seconds)
+    found = measure(loaded.target, loaded.parts.head, prefixes, seconds, loaded.parts.regions)
     session = loaded.session()
     read = min(PROMPT, min(session.engine.limits.values()) - ANSWER)
     if read < 1:

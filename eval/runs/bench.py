@@ -66,7 +66,8 @@ class Bench:
             heads[name] = replace(parts, given=own | {HEAD.name: network}, thresholds=DEFAULT_THRESHOLDS,
                                   split=Parts.split)
         if any(variant.adaptive(config.budget) for variant in config.variants):
-            heads = {name: replace(one, costs=costs_for(target, one.head, config.costs)) for name, one in heads.items()}
+            heads = {name: replace(one, costs=costs_for(target, one.head, config.costs, one.regions))
+                     for name, one in heads.items()}
         stock = Stock(heads, {name: Calibration.load(Path(path), loaded.identity, target.device)
                               for name, path in config.calibrations.items()})
         for variant in config.variants:

@@ -19,9 +19,11 @@ from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.methods import build
 from longgraft.observation import Wants
+from longgraft.padded import SIZES
 from longgraft.parts import Parts
 from longgraft.prefill.chunked import read_prompt
 from longgraft.proposer import Memory, Proposer, together
+from longgraft.regions import EAGER, Regions
 from longgraft.request import Decoder, Goal
 from longgraft.sampling import Sampling
 from longgraft.settings import Budget
@@ -37,6 +39,11 @@ class Stock:
 
     heads: Mapping[str, Parts]
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> Regions:
+        """Whether and how the steps of all of them are recorded."""
+        return next((parts.regions for parts in self.heads.values()), EAGER)
 
     def parts(self, variant: Variant) -> Parts:
         """This variant's; ValueError where a head or calibration was not given."""
@@ -100,11 +107,14 @@ class Prefilled:
         self._clock = Clock(profile=profile)
         if target.device.type == "cuda":
             self._clock.wait = partial(torch.cuda.synchronize, target.device)
+        self._regions = stock.regions.anew()
         self._learned = learned or Learned()
         self._proposers = self._build(stock, [v for v in variants if v.ours], runs)
         self._before = {key: self._learned.prompts(*key) for key in self._proposers}
         memories = together(self._proposers.values())
         self.capacity = len(ids) + limit + max((v.budget(budget) for v in variants if v.ours), default=1)
+        if self._regions.fixed:
+            self.capacity += SIZES[-1]      # padded rows
         self.cache = target.cache(self.capacity)
         self._read(memories)
         self._marks = {id(memory): memory.mark() for memory in memories}
@@ -115,7 +125,7 @@ class Prefilled:
         kept: dict[tuple, Memory] = {}
         made = {}
         for variant in variants:
-            parts = replace(stock.parts(variant), clock=self._clock, kept=kept)
+            parts = replace(stock.parts(variant), clock=self._clock, regions=self._regions, kept=kept)
             make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
             proposer = made[variant.name, ""] = make(parts)
             for run in runs if any(memory.lasting for memory in proposer.memories) else ():
@@ -159,12 +169,12 @@ class Prefilled:
         if not variant.ours:
             return self._transformers(limit, eos)
         run = run if (variant.name, run) in self._proposers else ""
-        proposer, clock = self._proposers[variant.name, run], self._clock
+        proposer, clock, recorded = self._proposers[variant.name, run], self._clock, self._regions.recorded
         reset_peak_memory(self.target.device)
         self.cache.crop(len(self.ids) - 1)
         for memory in proposer.memories:
             memory.rewind(self._marks[id(memory)])
-        verifier = Verifier(self.target, self.cache, sampling.rule(len(self.ids)), clock)
+        verifier = Verifier(self.target, self.cache, sampling.rule(len(self.ids)), clock, self._regions)
         decoder = Decoder(verifier, proposer, variant.budget(self._budget), Goal(limit, frozenset(eos)))
         clock.lap()
         with clock.part("host"):
@@ -176,6 +186,8 @@ class Prefilled:
             while decoder.finish_reason is None:
                 tokens += decoder.step().tokens
         seconds = clock.lap()
+        if self._regions.recorded > recorded:       # what is done once for a session is not this answer's cost
+            return self.decode(variant, sampling, limit, eos, run)
         if run:     # repeats start from this prompt's marks all the same
             self._learned.learn(variant.name, run, _lasting(proposer), self._before[variant.name, run] + 1)
         return tokens, decoder.tally.stats(

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longgraft.attention.layout import Layout
+from longgraft.attention.layout import DeviceLayout, Layout
 
 HALF = (torch.float16, torch.bfloat16)
+EXTRAS = {"flash": "flash-attn", "triton": "triton"}     # the packages that backends on CUDA need
+FEW = 64                # rows of a tree at most; a chunk of a prompt has more
 
 
-Backend = Callable[[Tensor, Tensor, Tensor, Layout, float, "int | None"], Tensor]
+Backend = Callable[[Tensor, Tensor, Tensor, Any, float, "int | None"], Tensor]
 
 
 def packed(q: Tensor, heads: int) -> Tensor:
@@ -28,36 +31,51 @@ def packed(q: Tensor, heads: int) -> Tensor:
     return q.reshape(1, heads, -1, q.shape[3])
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
-          softcap: float | None = None) -> Tensor:
-    """The reference, in float32 with every mask written out.  Also serves logit soft-capping (Gemma 2)."""
-    end, group = layout.end, q.shape[1] // k.shape[1]
-    keys = k[:, :, :end].float()
-    scores = packed(q, k.shape[1]).float() @ keys.mT * scale
+def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
+          softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+    """The reference, in float32 with every mask written out; a row that sees nothing is zeros.
+
+    softcap: scores' bound (Gemma 2).  sinks: [H], one more score per head that takes weight and has no value (gpt-oss).
+    """
+    keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
+    scores = packed(q, k.shape[1]).float() @ keys.float().mT * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~layout.dense(window).repeat(group, 1), float("-inf"))
-    out = scores.softmax(-1) @ v[:, :, :end].float()
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        each = sinks.float().view(k.shape[1], -1).repeat_interleave(layout.rows, 1)     # [Hkv, G * n]
+        scores = torch.cat([scores, each[None, ..., None]], dim=-1)
+    out = scores.softmax(-1)[..., :values.shape[2]] @ values.float()
+    out = out.masked_fill(~mask.any(-1, keepdim=True), 0)
     return out.view(1, q.shape[1], layout.rows, -1).to(q.dtype)
+
+
+def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None) -> Tensor:
+    """torch's own kernel with one dense mask [n, columns]; with a `DeviceLayout` over the whole buffer, so that it
+    runs everywhere and reads nothing on the host."""
+    keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
+    out = F.scaled_dot_product_attention(packed(q, k.shape[1]), keys, values, attn_mask=mask, scale=scale)
+    out = out.masked_fill(~mask.any(-1, keepdim=True), 0)       # torch's kernels differ here
+    return out.reshape(1, q.shape[1], layout.rows, -1)
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
     """Plain decoding, n = m = 1: the row sees one contiguous range, and no mask is needed."""
     first, end = layout.edges(window)[0], layout.end
-    out = F.scaled_dot_product_attention(packed(q, k.shape[1]), k[:, :, first:end], v[:, :, first:end],
-                                         scale=scale)
-    return out.view(1, q.shape[1], 1, -1)
+    q_rows, keys, values = packed(q, k.shape[1]), k[:, :, first:end], v[:, :, first:end]
+    if q.device.type == "cuda" and q.shape[3] % 8 == 0:
+        # torch's own choice on a Hopper is cuDNN, which makes a plan for every number of keys: at each token.
+        out = _prefix_part(q_rows, keys, values, scale)[0]
+    else:
+        out = F.scaled_dot_product_attention(q_rows, keys, values, scale=scale)
+    return out.reshape(1, q.shape[1], 1, -1)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
     """torch's own kernel with one dense mask [n, P + n]; runs everywhere."""
     if layout.plain:
         return one_row(q, k, v, layout, scale, window)
-    end, group = layout.end, q.shape[1] // k.shape[1]
-    mask = layout.dense(window).repeat(group, 1)
-    out = F.scaled_dot_product_attention(packed(q, k.shape[1]), k[:, :, :end], v[:, :, :end],
-                                         attn_mask=mask, scale=scale)
-    return out.view(1, q.shape[1], layout.rows, -1)
+    return whole(q, k, v, layout, scale, window)
 
 
 def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
@@ -75,8 +93,10 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
         own, own_lse = _causal_part(q, k[:, :, layout.prefix:end], v[:, :, layout.prefix:end], scale)
         own, own_lse = packed(own, heads), own_lse.reshape(1, heads, -1)
     else:
-        keys, values = (torch.cat([t[:, :, first:every], t[:, :, layout.prefix:end]], dim=2) for t in (k, v))
-        bias = layout.bias(window, q.shape[1] // heads, torch.float32)
+        keys, values = k[:, :, layout.prefix:end], v[:, :, layout.prefix:end]
+        if first < every:
+            keys, values = (torch.cat([t[:, :, first:every], own], dim=2) for t, own in ((k, keys), (v, values)))
+        bias = layout.bias(window, q.shape[1] // heads, q.dtype if q.device.type == "cuda" else torch.float32)
         own, own_lse = _masked_part(q_rows, keys, values, bias, scale)
     # An empty prefix must not reach the kernels: the CPU one stops the process on zero keys.
     if every < layout.prefix:
@@ -84,7 +104,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
         far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
         weight = torch.sigmoid(far_lse.float() - own_lse.float())[..., None]
         own = far.float() * weight + own.float() * (1 - weight)
-    return own.to(q.dtype).view(1, q.shape[1], layout.rows, -1)
+    return own.to(q.dtype).reshape(1, q.shape[1], layout.rows, -1)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
@@ -92,16 +112,31 @@ def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     return split(q, k, v, layout, scale, window, prefix_part=_flash_attn_part)
 
 
-BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "split": split, "flash": flash}
+def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
+           softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+    """One kernel of ours over prefix and tree; a prompt's chunks, which have more rows, are `split`'s."""
+    if isinstance(layout, Layout):
+        if layout.rows > FEW and softcap is None and sinks is None:
+            return split(q, k, v, layout, scale, window)
+        if layout.rows > FEW:
+            return dense(q, k, v, layout, scale, window, softcap, sinks)
+        layout = layout.on_device
+    from longgraft.attention.triton import tree_attention
+
+    return tree_attention(q, k, v, layout, scale, window, softcap, sinks)
+
+
+BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "split": split, "flash": flash, "triton": triton}
 
 
 def available() -> dict[str, str]:
     """Backend -> "" where it can run here, else the reason why not."""
-    reasons = {"sdpa": "", "split": "", "flash": ""}
-    if not torch.cuda.is_available():
-        reasons["flash"] = "no CUDA device"
-    elif importlib.util.find_spec("flash_attn") is None:
-        reasons["flash"] = "flash-attn is not installed (pip install 'longgraft[flash]')"
+    reasons = dict.fromkeys(BACKENDS, "")
+    for name, package in EXTRAS.items():
+        if not torch.cuda.is_available():
+            reasons[name] = "no CUDA device"
+        elif importlib.util.find_spec(package.replace("-", "_")) is None:
+            reasons[name] = f"{package} is not installed (pip install 'longgraft[{name}]')"
     return reasons
 
 
@@ -117,9 +152,30 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
         raise ValueError(f"Attention {name!r} cannot run here: {reason}. Use --attention auto.")
     if name == "flash" and dtype not in HALF:
         raise ValueError(f"Attention 'flash' needs float16 or bfloat16, and the model is {dtype}. Use split.")
+    if name == "triton" and device.type != "cuda":
+        raise ValueError(f"Attention 'triton' runs on cuda, and the model is on {device}. Use split.")
     if name == "split" and device.type not in ("cpu", "cuda"):
         raise ValueError(f"Attention 'split' runs on cpu and cuda, and the model is on {device}. Use sdpa.")
     return name
+
+
+def fixed_backend(device: torch.device) -> Backend:
+    """The one that serves a `DeviceLayout` here."""
+    return triton if device.type == "cuda" and not available()["triton"] else whole
+
+
+def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | None,
+            group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(k, v [1, Hkv, C, D], what the packed rows see of them [G * n, C] bool).
+
+    Rows that are not written yet may hold NaN, and NaN times a weight of zero is NaN: over a whole buffer they are
+    zeros in a copy, which costs one more pass over it.
+    """
+    if isinstance(layout, Layout):
+        return k[:, :, :layout.end], v[:, :, :layout.end], layout.dense(window).repeat(group, 1)
+    seen = layout.dense(k.shape[2], window)
+    unseen = ~seen.any(0)[:, None]
+    return k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), seen.repeat(group, 1)
 
 
 def _flash_runs(q: Tensor) -> bool:
@@ -165,6 +221,6 @@ def _masked_part(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) ->
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, False, attn_mask=bias[None, None], scale=scale)
-    scores = q.float() @ k.float().mT * scale + bias
-    lse = scores.logsumexp(-1)
-    return (scores - lse[..., None]).exp() @ v.float(), lse
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias.expand(*q.shape[:2], *bias.shape), True, scale=scale)[:2]
+    return out, lse[:, :, :q.shape[2]]

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from longgraft.devices import sent
+
+ALIGNED = 16        # columns: CUDA's kernels read a bias in pieces of up to 16 numbers
 
 
 class Layout:
@@ -17,12 +25,25 @@ class Layout:
     def __init__(self, prefix: int, depths: Tensor, mask: Tensor | None, device: torch.device,
                  column_depths: Tensor | None = None) -> None:
         self.prefix, self.rows, self.device = prefix, len(depths), device
-        self.deepest = int(depths.max())        # before the copy: on a GPU it would be a sync
-        self.depths = depths.to(device)
-        self.column_depths = self.depths if column_depths is None else column_depths.to(device)
-        self.mask = None if mask is None else mask.to(device)
-        self.end = prefix + len(self.column_depths)
+        self.deepest = int(depths.max())        # on the host: on a GPU it would be a sync
+        self.end = prefix + len(depths if column_depths is None else column_depths)
+        self._depths, self._mask, self._column_depths = depths, mask, column_depths
         self._cache: dict[tuple, Tensor] = {}
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """[n] int64 on the device; sent there when it is asked for, as plain decoding needs none."""
+        return sent(self._depths, self.device)
+
+    @cached_property
+    def column_depths(self) -> Tensor:
+        """[m] int64 on the device."""
+        return self.depths if self._column_depths is None else sent(self._column_depths, self.device)
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """[n, m] bool on the device; None for a chain."""
+        return None if self._mask is None else sent(self._mask, self.device)
 
     @property
     def plain(self) -> bool:
@@ -73,10 +94,12 @@ class Layout:
         """[n, R + m] bool over the R ragged prefix columns, then the own rows."""
         key = ("masked", window)
         if key not in self._cache:
-            first, every = self.edges(window)
-            columns = torch.arange(first, every, device=self.device)
-            ragged = self.prefix + self.depths[:, None] - columns[None, :] < (window or 0)
-            self._cache[key] = torch.cat([ragged, self.own(window)], dim=1)
+            (first, every), seen = self.edges(window), self.own(window)
+            if first < every:
+                columns = torch.arange(first, every, device=self.device)
+                ragged = self.prefix + self.depths[:, None] - columns[None, :] < (window or 0)
+                seen = torch.cat([ragged, seen], dim=1)
+            self._cache[key] = seen
         return self._cache[key]
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
@@ -84,6 +107,53 @@ class Layout:
         key = ("bias", window, group, dtype)
         if key not in self._cache:
             seen = self.masked_part(window)
-            zero = torch.zeros(seen.shape, dtype=dtype, device=self.device)
-            self._cache[key] = zero.masked_fill(~seen, float("-inf")).repeat(group, 1)
+            n, columns = seen.shape
+            zero = torch.zeros(n, -(-columns // ALIGNED) * ALIGNED, dtype=dtype, device=self.device)
+            zero[:, :columns].masked_fill_(~seen, float("-inf"))
+            self._cache[key] = zero.repeat(group, 1)[:, :columns]
         return self._cache[key]
+
+    @cached_property
+    def on_device(self) -> DeviceLayout:
+        """The same geometry as numbers on the device, made there: of the host it needs the prefix alone."""
+        return DeviceLayout(torch.full((1,), self.prefix, dtype=torch.int32, device=self.device),
+                            self.depths.int(), self.column_depths.int(), words(self.own(None)))
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLayout:
+    """Row geometry whose numbers are on the device, so that one recorded launch serves every prefix and every tree of
+    n rows.
+
+    length: [1] int32, prefix rows; depths: [n] int32; column_depths: [m] int32; words: [n, ceil(m / 32)] int32, bit j
+    of word w of row i: whether row i sees own column 32 w + j.  Own columns are cache rows length .. length + m; row i
+    stands at position length + depths[i], and with a window W it sees positions above that minus W.
+    """
+
+    length: Tensor
+    depths: Tensor
+    column_depths: Tensor
+    words: Tensor
+
+    @property
+    def rows(self) -> int:
+        return len(self.depths)
+
+    def dense(self, capacity: int, window: int | None) -> Tensor:
+        """[n, capacity] bool, over the whole buffer; nothing is read on the host."""
+        columns = torch.arange(capacity, dtype=torch.int32, device=self.length.device)
+        own = columns - self.length     # below 0 in the prefix
+        among = own.clamp(0, len(self.column_depths) - 1)
+        bits = self.words[:, among >> 5] >> (among & 31) & 1
+        seen = (own < 0) | ((own < len(self.column_depths)) & (bits == 1))
+        if window is None:
+            return seen
+        positions = torch.where(own < 0, columns, self.length + self.column_depths[among])
+        return seen & (self.length + self.depths[:, None] - positions < window)
+
+
+def words(seen: Tensor) -> Tensor:
+    """[n, m] bool as bits: [n, ceil(m / 32)] int32, whose last has the sign."""
+    padded = F.pad(seen, (0, -seen.shape[1] % 32)).int().unflatten(1, (-1, 32))
+    bits = torch.arange(32, dtype=torch.int32, device=seen.device)
+    return (padded << bits).sum(-1, dtype=torch.int32)      # bits of their own: nothing carries

@@ -5,109 +5,140 @@ Knows the drafter network and its memory; knows no target and no retriever.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from longgraft.attention.layout import Layout
 from longgraft.clock import Clock
 from longgraft.memories.drafted import DrafterMemory
+from longgraft.padded import SIZES, PaddedTree, Tree, size_of
 from longgraft.proposer import Ask, Level, PruningPolicy, Verdict
 from longgraft.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
 
 LEVELS = 9      # EAGLE's depth 8, the paper's setting
 TOP_K = 10      # EAGLE-3's released setting
 
+T = TypeVar("T")
 
-@dataclass
-class _Beam:
-    """What one expansion feeds and what the next one needs.  b rows; m scratch rows so far, these included."""
 
-    candidates: Tensor      # [b] indices into the pool
-    hidden: Tensor          # [1, b, H] the parents' states
-    ancestors: Tensor       # [b, m'] bool over the scratch rows before this level
+@dataclass(frozen=True)
+class _Drafted:
+    """A level's candidates, best beam and all: what the next expansion feeds.  c candidates, b rows.
+
+    tokens, parents: [c] int64, parents as indices into the pool of all levels; scores: [c] float32 of their paths
+    beam:      [b] indices of the best into this level's candidates
+    hidden:    [1, b, H] the states of the beam's parents
+    ancestors: [b, m] bool over the scratch rows of the levels before
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    scores: Tensor
+    beam: Tensor
+    hidden: Tensor
+    ancestors: Tensor
 
 
 class Eagle3Drafter:
-    """Proposes trees of at most 1 + levels levels from what `memory` knows; its own rows there are scratch."""
+    """Proposes trees of at most 1 + levels levels from what `memory` knows; its own rows there are scratch.
+
+    In regions that are fixed, a level is one of them, and trees of up to 64 nodes stay on the device.
+    """
 
     def __init__(self, memory: DrafterMemory, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
                  clock: Clock | None = None) -> None:
         self.memories = (memory,)
         self.memory, self.network, self.policy, self.levels = memory, memory.network, policy, levels
         self.top_k = min(top_k, self.network.config.draft_vocab_size)
-        self.clock, self.device = clock or Clock(), memory.device
+        self.clock, self.device, self.regions = clock or Clock(), memory.device, memory.regions
+        # Where regions begin: the newest pair's state, and the root.
+        self._start = torch.zeros(1, 1, self.network.config.hidden_size, dtype=self.network.fc.weight.dtype,
+                                  device=self.device)
+        self._root = torch.zeros(1, dtype=torch.int64, device=self.device)
         memory.room(self.levels * self.top_k)
 
     @torch.inference_mode()
-    def propose(self, ask: Ask) -> ProposalTree:
+    def propose(self, ask: Ask) -> Tree:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
-            state = self.memory.newest()
-            committed = self.memory.cache.length
-            try:
-                return self._draft(ask, state, committed)
-            finally:
-                self.memory.cache.crop(committed)
+            self._start.copy_(self.memory.newest())
+            self._root.fill_(ask.root)
+            self.memory.committed.fill_(self.memory.cache.length)
+            return self._draft(ask)
 
-    def _draft(self, ask: Ask, state: Tensor, committed: int) -> ProposalTree:
-        k, device = self.top_k, self.device
-        ids, gains = self._children(state)                                      # [1, k]
-        tokens, scores = [ids[0]], [gains[0]]
-        parents = [torch.full((k,), -1, device=device)]
-        beam = _Beam(torch.arange(k, device=device), state.expand(1, k, -1),
-                     torch.zeros(k, 0, dtype=torch.bool, device=device))
-        offset = 0      # pool index of the newest level's first candidate
+    def _draft(self, ask: Ask) -> Tree:
+        levels = [self._region("root", self._first)]
         for index in range(self.levels):
             last = index == self.levels - 1
-            verdict = self.policy(Level(index, scores[-1], last, ask.budget))
+            verdict = self.policy(Level(index, levels[-1].scores, last, ask.budget))
             if last or not verdict.expand:
                 break
-            fed = tokens[-1][beam.candidates - offset]
-            states, mask = self._expand(beam, fed, committed, index)
-            ids, gains = self._children(states)                                 # [b, k]
-            level = scores[-1][beam.candidates - offset][:, None] + gains       # Eq. 5
-            offset += len(tokens[-1])
-            tokens.append(ids.flatten())
-            scores.append(level.flatten())
-            parents.append(beam.candidates.repeat_interleave(k))
-            best = level.flatten().topk(min(k, level.numel())).indices
-            rows = best // k
-            beam = _Beam(offset + best, states[:, rows], mask[rows])
+            levels.append(self._region(index, partial(self._next, levels[-1], index)))
         stage = UNPRUNED if verdict == Verdict() else index
-        return self._select(ask, verdict.slots, stage, [torch.cat(x) for x in (tokens, scores, parents)])
+        slots = ask.budget - 1 if verdict.slots is None else min(ask.budget - 1, verdict.slots)
+        slots = min(slots, sum(len(level.tokens) for level in levels))
+        if self.regions.fixed and slots < SIZES[-1]:
+            rows = size_of(1 + slots)
+            return self._region(("select", index, slots, stage),
+                                lambda: self._on_device(levels, slots, stage, rows))
+        return self._on_host(ask.root, levels, slots, stage)
 
-    def _expand(self, beam: _Beam, tokens: Tensor, committed: int, depth: int) -> tuple[Tensor, Tensor]:
-        """States [1, b, H] of the beam's nodes, and which scratch rows [b, m] each of them saw."""
-        b, before = len(tokens), self.memory.cache.length - committed
-        mask = torch.zeros(b, before + b, dtype=torch.bool, device=self.device)
-        mask[:, :beam.ancestors.shape[1]] = beam.ancestors
-        mask[:, before:] = torch.eye(b, dtype=torch.bool, device=self.device)
-        layout = Layout(committed, torch.full((b,), depth), mask, self.device,
-                        column_depths=torch.arange(depth + 1).repeat_interleave(b))
-        states = self.memory.forward(beam.hidden, tokens, torch.full((b,), committed + depth), layout)
-        self.memory.cache.length += b
-        return states, mask
+    def _region(self, name: Hashable, region: Callable[[], T]) -> T:
+        return self.regions((self, self.memory.cache.age, name), region)
+
+    def _first(self) -> _Drafted:
+        """The root's own draft step."""
+        k, device = self.top_k, self.device
+        ids, gains = self._children(self._start)                                # [1, k]
+        return _Drafted(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
+                        self._start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device))
+
+    def _next(self, before: _Drafted, index: int) -> _Drafted:
+        """One expansion of the level before, the first of index 0."""
+        k = self.top_k
+        own = torch.eye(k, dtype=torch.bool, device=self.device)
+        seen = torch.cat([before.ancestors, own], dim=1)                        # [b, (index + 1) b]
+        states = self.memory.expand(before.hidden, before.tokens[before.beam], index, seen)
+        ids, gains = self._children(states)                                     # [b, k]
+        scores = (before.scores[before.beam][:, None] + gains).flatten()        # Eq. 5
+        best = scores.topk(min(k, scores.numel())).indices
+        offset = 0 if index == 0 else k + (index - 1) * k * k       # pool index of the level before's first candidate
+        return _Drafted(ids.flatten(), (offset + before.beam).repeat_interleave(k), scores, best,
+                        states[:, best // k], seen[best // k])
 
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """states [1, b, H] -> the k best next tokens, target ids [b, k] and log-probabilities [b, k] float32."""
         gains, ids = self.network.logits(states[0], self.memory.product).float().log_softmax(-1).topk(self.top_k)
         return self.network.target_ids(ids), gains
 
-    def _select(self, ask: Ask, slots: int | None, stage: int, pool: list[Tensor]) -> ProposalTree:
-        """The best candidates of all levels, parents before children.
+    @staticmethod
+    def _best(levels: list[_Drafted], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The best candidates of all levels, parents before children: (index, token, parent's index, score), each [s].
 
         A stable sort of float32 scores puts a parent before its child even where they tie, so the kept set is
         closed; EAGLE's half-precision sums are not.
         """
-        slots = ask.budget - 1 if slots is None else min(ask.budget - 1, slots)
-        tokens, scores, parents = pool
+        tokens, scores, parents = (torch.cat(column) for column in zip(
+            *((level.tokens, level.scores, level.parents) for level in levels), strict=True))
         best = scores.sort(descending=True, stable=True).indices[:slots].sort().values
+        return best, tokens[best], parents[best], scores[best]
+
+    def _on_host(self, root: int, levels: list[_Drafted], slots: int, stage: int) -> ProposalTree:
         # One copy to the host: float64 holds ids and float32 scores exactly.
-        picked = torch.stack([x.double() for x in (best, tokens[best], parents[best], scores[best])]).cpu()
+        picked = torch.stack([x.double() for x in self._best(levels, slots)]).cpu()
         nodes, ids, above = picked[:3].long().tolist()
         place = {-1: 0} | {node: i + 1 for i, node in enumerate(nodes)}
-        return ProposalTree.build([ask.root, *ids], [-1, *(place[parent] for parent in above)],
+        return ProposalTree.build([root, *ids], [-1, *(place[parent] for parent in above)],
                                   [0.0, *picked[3].tolist()], [ROOT] + [DRAFT] * len(nodes), stage)
+
+    def _on_device(self, levels: list[_Drafted], slots: int, stage: int, rows: int) -> PaddedTree:
+        best, tokens, above, scores = self._best(levels, slots)
+        # The kept ones are in order, so a parent's place is how many of them come before it.
+        parents = torch.where(above < 0, 0, torch.searchsorted(best, above) + 1)
+        depths = torch.cat([torch.full_like(level.tokens, depth) for depth, level in enumerate(levels, 1)])[best]
+        return PaddedTree.drafted(self._root, (tokens, parents, depths, scores), rows, stage, len(levels))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from longgraft.observation import Observation
+from longgraft.padded import Tree
 from longgraft.proposer import Ask, Memory, Proposer
 from longgraft.tree import DRAFT, UNPRUNED, ProposalTree
 
@@ -157,5 +158,5 @@ class Following:
     def __init__(self, proposer: Proposer, memory: Memory) -> None:
         self.proposer, self.memories = proposer, (*proposer.memories, memory)
 
-    def propose(self, ask: Ask) -> ProposalTree:
+    def propose(self, ask: Ask) -> Tree:
         return self.proposer.propose(ask)

@@ -1,1 +1,1 @@
-"""Compiled kernels for passes of few rows on a CPU: optional, built where a compiler is at hand."""
+"""Compiled kernels, optional: C++ for passes of few rows on a CPU, Triton for what graphs leave on CUDA."""

@@ -6,9 +6,8 @@ Knows tensors, layouts and linear modules; knows no model.  What does not fit is
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, library
+from longgraft.kernels.placing import Placed
 
 MOST = 16               # rows of a pass; beyond, torch's own kernels are as fast
 LEAST_PRODUCT = 4       # with fewer, torch's products read the weight as fast
@@ -99,9 +99,7 @@ class Engaged:
 
     def __init__(self, model: nn.Module, kernels: FewRows) -> None:
         self.kernels = kernels
-        self._thread = 0
-        self._ours = [(module.__dict__, self._here(way, module)) for module in model.modules()
-                      if (way := self._way(module)) is not None]
+        self._placed = Placed(model, self._way)
 
     def _way(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """What equals the module's own forward, from the parameters that it has when called; None: its own."""
@@ -114,28 +112,9 @@ class Engaged:
                               else ordinary(module, x))
         return None
 
-    def _here(self, way: Callable[[Tensor], Tensor], module: nn.Module) -> Callable[[Tensor], Tensor]:
-        """`way` in the thread of the pass, and the module's own in any other."""
-        ordinary = type(module).forward
-        return lambda x: way(x) if threading.get_ident() == self._thread else ordinary(module, x)
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Until the block ends; one at a time, and only in this thread.
-
-        An instance's `forward` is what calling a module looks up, before its class's.  Modules that have one of their
-        own keep it.
-        """
-        self._thread = threading.get_ident()
-        placed = [own for own, _ in self._ours if "forward" not in own]
-        try:
-            for own, forward in self._ours:
-                own.setdefault("forward", forward)
-            yield
-        finally:
-            self._thread = 0
-            for own in placed:
-                del own["forward"]
+    def __call__(self) -> AbstractContextManager[None]:
+        """Until the block ends; one at a time, and only in this thread."""
+        return self._placed()
 
 
 @torch.no_grad()

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from longgraft.devices import sent
+
 UNSEEN = -1
 VERSION = "1"   # of the file that `AdjacencyMatrix.save` writes
 WIDTH = 8       # Token Recycling's; the templates' largest rank is 7
@@ -25,7 +27,7 @@ class AdjacencyMatrix:
         self.vocab_size, self.width, self.unseen = vocab_size, min(width, vocab_size), unseen
         # One row more than tokens: overwritten occurrences are written there, and it is never read.
         self._rows = torch.full((vocab_size + 1, self.width), unseen, dtype=torch.int32, device=device)
-        self._latest = torch.full((vocab_size,), -1, dtype=torch.int64, device=device)
+        self._latest = torch.full((vocab_size + 1,), -1, dtype=torch.int64, device=device)
 
     @property
     def rows(self) -> Tensor:
@@ -35,16 +37,15 @@ class AdjacencyMatrix:
     def update(self, tokens: Tensor, topk: Tensor) -> None:
         """rows[tokens[i]] = topk[i] in order: the last occurrence of a token wins.
 
-        tokens [n] int64, topk [n, K], ids below V: the target's own tokens and top-k, so in range by
-        construction (a check of the values would be a host sync).  Writing one row twice is undefined on a
-        GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are
-        bit-identical.
+        tokens [n] int64, topk [n, K], ids below V (V itself is written to no row): the target's own tokens and top-k,
+        so in range by construction (a check of the values would be a host sync).  Writing one row twice is undefined
+        on a GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are bit-identical.
         """
         if tokens.ndim != 1 or topk.shape != (tokens.numel(), self.width):
             raise ValueError(f"tokens are {tuple(tokens.shape)} and topk is {tuple(topk.shape)}; "
                              f"(n,) and (n, {self.width}) are needed.")
         device = self._rows.device
-        tokens, topk = tokens.to(device), topk.to(device, torch.int32)
+        tokens, topk = sent(tokens, device), topk.to(device, torch.int32)
         order = torch.arange(len(tokens), device=device)
         self._latest.scatter_reduce_(0, tokens, order, reduce="amax")
         wins = self._latest[tokens] == order
@@ -56,14 +57,17 @@ class AdjacencyMatrix:
         found = self._rows[tokens.clamp(min=0), ranks.clamp(max=self.width - 1)].long()
         return torch.where((tokens < 0) | (ranks >= self.width), self.unseen, found)
 
-    def fill(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], root: int) -> Tensor:
+    def fill(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], root: int | Tensor) -> Tensor:
         """tokens [N + 1] of a template's nodes, the root first, one gather per level (Graft, Eq. 10).
 
-        levels: (nodes, their parents, their ranks) per depth, as `Template.levels` gives them.  Below an
+        levels: (nodes, their parents, their ranks) per depth, as `Template.levels` gives them; root: or [1] int64 on
+        the device.  Below an
         unseen token everything is unseen; where unseen is 0, token 0 is drafted and its row is read (Token
         Recycling).
         """
-        tokens = torch.full((1 + sum(len(nodes) for nodes, _, _ in levels),), root, device=self._rows.device)
+        size = 1 + sum(len(nodes) for nodes, _, _ in levels)
+        tokens = torch.full((size,), root, device=self._rows.device) if isinstance(root, int) \
+            else root.expand(size).clone()
         for nodes, parents, ranks in levels:
             tokens[nodes] = self.lookup(tokens[parents], ranks)
         return tokens

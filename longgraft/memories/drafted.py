@@ -5,19 +5,24 @@ Knows the network and its cache; knows no tree of guesses and no policy.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from longgraft.attention.backends import BACKENDS, choose
-from longgraft.attention.layout import Layout
+from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
+from longgraft.attention.layout import DeviceLayout, Layout, words
 from longgraft.clock import Clock
+from longgraft.devices import sent
 from longgraft.kernels.few_rows import FewRows
-from longgraft.kv import KVCache
+from longgraft.kv import KVCache, index_copy
 from longgraft.observation import Observation, Wants
+from longgraft.padded import SIZES, size_of
 from longgraft.proposer import Memory
+from longgraft.regions import EAGER, Regions
+from longgraft.target.fused import Fused, Kernels
 from longgraft.yarn_drafters.network import Eagle3Network
 
 JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
@@ -38,8 +43,9 @@ class DrafterMemory(Memory):
     name = "drafter"
 
     def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
-                 kernels: FewRows | None = None) -> None:
-        self.network, self.clock = network, clock or Clock()
+                 kernels: FewRows | None = None, regions: Regions = EAGER, fused: Kernels | None = None) -> None:
+        """fused: what regions that are fixed compute in fewer launches, and by."""
+        self.network, self.clock, self.regions = network, clock or Clock(), regions
         self.window = window or network.config.window
         self.wants = Wants(layers=tuple(sorted(set(network.config.feature_layers))))
         self.positions = None if self.window else network.config.max_positions
@@ -48,7 +54,12 @@ class DrafterMemory(Memory):
         # Both leave to torch what they are not made for: many rows, another device or dtype.
         self.product = kernels.product if kernels else linear
         self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
+        self._fixed_backend = fixed_backend(weight.device)
+        self._fused = nullcontext if fused is None else Fused(network, fused)
+        self._write = index_copy if fused is None else fused.write
         self.cache = KVCache(network.config.layers, 0)
+        # `cache.length` where fixed places are counted from; whoever runs there fills it in.
+        self.committed = torch.zeros(1, dtype=torch.int64, device=weight.device)
         self._scratch = 0
         self._newest: Tensor | None = None
         self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -82,26 +93,65 @@ class DrafterMemory(Memory):
 
     @torch.inference_mode()
     def _feed(self) -> None:
-        if not self._waiting:
+        if not (n := self.waiting):
             return
         with self.clock.part("draft"):
-            hidden, tokens = self._fused()
-            n = len(tokens)
-            layout = Layout(self.cache.length, torch.arange(n), None, self.device)
-            states = self.forward(hidden, tokens.to(self.device), self.cache.length + torch.arange(n), layout)
+            features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            self._waiting = ()
+            features = features.to(self.device, self.network.fc.weight.dtype)
+            # Before there is a cache, there is nothing to record on.
+            if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
+                states = self._feed_rows(features, tokens)
+            else:
+                hidden = self.network.fuse(features[None])
+                del features        # several times as wide
+                layout = Layout(self.cache.length, torch.arange(n), None, self.device)
+                positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
+                states = self.forward(hidden, sent(tokens, self.device), positions, layout)
             self.cache.length += n
             # A copy: a view would hold a prompt chunk's states.
-            self._newest = states[:, -1:].clone()
-            self._fed += ((states[0, -JUDGED:].clone(), tokens[-JUDGED:]),)
+            self._newest = states[:, n - 1:n].clone()
+            self._fed += ((states[0, max(0, n - JUDGED):n].clone(), tokens[-JUDGED:]),)
             while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
                 self._fed = self._fed[1:]
 
-    def _fused(self) -> tuple[Tensor, Tensor]:
-        """What waited, hidden [1, n, H] and tokens [n]; its features, several times as wide, are gone before the
-        forward."""
-        features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
-        self._waiting = ()
-        return self.network.fuse(features[None].to(self.device, self.network.fc.weight.dtype)), tokens
+    def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """features [n, F], tokens [n] -> states [1, m, H] of m >= n rows; what lies behind n is scratch."""
+        n, rows = len(tokens), size_of(len(tokens))
+        key = self, "feed", self.cache.age, rows
+        given = self.regions.kept(key, lambda: (features.new_zeros(rows, features.shape[1]),
+                                                torch.zeros(rows, dtype=torch.int64, device=self.device)))
+        given[0][:n] = features
+        given[1][:n] = sent(tokens, self.device)
+        self.committed.fill_(self.cache.length)
+        return self.regions(key, lambda: self.extend(self.network.fuse(given[0][None]), given[1]))
+
+    def extend(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """hidden [1, n, H], tokens [n] -> states [1, n, H] of a chain behind the committed rows, in fixed places."""
+        n = len(tokens)
+        depths = torch.arange(n, device=self.device)
+        layout = _layout(self.committed, depths, depths, depths[:, None] >= depths)
+        with self.cache.at(self.committed + depths, self._write), self._fused():
+            return self.forward(hidden, tokens, self.committed + depths, layout)
+
+    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor) -> Tensor:
+        """States [1, b, H] of b scratch rows that stand `depth` behind the committed ones, after depth * b others.
+
+        hidden [1, b, H]; tokens [b]; seen [b, (depth + 1) b] bool: which scratch rows, their own included, they see
+        """
+        b, m = seen.shape
+        if self.regions.fixed:
+            at = torch.arange(m, device=self.device)
+            fixed = _layout(self.committed, torch.full((b,), depth, device=self.device), at // b, seen)
+            with self.cache.at(self.committed + at[m - b:], self._write), self._fused():
+                return self.forward(hidden, tokens, (self.committed + depth).expand(b), fixed)
+        committed = self.cache.length
+        layout = Layout(committed, torch.full((b,), depth), seen, self.device, torch.arange(m) // b)
+        self.cache.length += m - b
+        try:
+            return self.forward(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
+        finally:
+            self.cache.length = committed
 
     @torch.no_grad()
     def foretold(self) -> tuple[int, int]:
@@ -111,16 +161,17 @@ class DrafterMemory(Memory):
         best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)
 
-    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
         """hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H]; keys and values are written behind the
-        cache's length."""
+        cache's length, or at its `rows`."""
         scale = self.network.config.head_dim ** -0.5
+        backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.cache.update(k, v, layer)
-            return self._backend(q, keys, values, layout, scale, self.window)
+            return backend(q, keys, values, layout, scale, self.window)
 
-        return self.network(hidden, tokens[None], positions[None].to(self.device), attend, self.product)
+        return self.network(hidden, tokens[None], positions[None], attend, self.product)
 
     def mark(self) -> Any:
         return self.cache.length, self._newest, self._waiting, self._fed
@@ -141,3 +192,8 @@ class DrafterMemory(Memory):
     def release(self) -> None:
         self.cache.release()
         self._newest, self._waiting, self._fed = None, (), ()
+
+
+def _layout(length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
+    """seen [n, m] bool: the own columns of each row."""
+    return DeviceLayout(length.int(), depths.int(), column_depths.int(), words(seen))

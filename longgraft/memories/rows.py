@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from longgraft.clock import Clock
+from longgraft.devices import sent
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.observation import Observation, Wants
+from longgraft.observation import Observation, Walked, Wants
 from longgraft.proposer import Memory
+from longgraft.regions import EAGER, Regions
 
 MOST_WAITING = 64       # observations that may wait
 
@@ -22,18 +24,24 @@ class RowsMemory(Memory):
     lasting:  rows outlive the request
     seeded:   whether prompt positions write rows; Token Recycling's do not
     in_order: write in the tree's row order (Token Recycling) instead of the worst first and the accepted path last
+    regions:  where they are fixed, what passes of fixed shape saw is written at once, on the device
     """
 
     name = "matrix"
 
     def __init__(self, matrix: AdjacencyMatrix, *, snapshot: Tensor | None = None, lasting: bool = False,
-                 seeded: bool = True, in_order: bool = False, clock: Clock | None = None) -> None:
-        self._matrix, self.snapshot = matrix, snapshot
+                 seeded: bool = True, in_order: bool = False, clock: Clock | None = None,
+                 regions: Regions = EAGER) -> None:
+        self._matrix, self.snapshot, self.regions = matrix, snapshot, regions
         self.lasting, self.seeded, self.in_order = lasting, seeded, in_order
         self.clock = clock or Clock()
         self.wants = Wants(topk=matrix.width)
         self._waiting: list[tuple[Tensor, Tensor]] = []
         matrix.restore(snapshot)
+
+    @property
+    def device(self) -> torch.device:
+        return self._matrix.rows.device
 
     @property
     def matrix(self) -> AdjacencyMatrix:
@@ -49,15 +57,34 @@ class RowsMemory(Memory):
     def observe(self, seen: Observation) -> None:
         if seen.prompt and not self.seeded:
             return
+        if seen.walked is not None:
+            return self._observe_walked(seen.walked)
         assert seen.topk is not None
         # The pass reports the widest top-k that any of its listeners wants.
         tokens, topk = seen.tree.tokens, seen.topk[:, :self._matrix.width]
-        if not (seen.prompt or self.in_order):
+        if seen.ranked is not None:
+            tokens = tokens[seen.ranked]
+        elif not (seen.prompt or self.in_order):
             order = _worst_first(seen)
-            tokens, topk = tokens[order], topk[order.to(topk.device)]
+            tokens, topk = tokens[order], topk[sent(order, topk.device)]
         self._waiting.append((tokens, topk))
         if seen.prompt or len(self._waiting) > MOST_WAITING:
             self._write()
+
+    @torch.inference_mode()
+    def _observe_walked(self, walked: Walked) -> None:
+        self._write()
+        with self.clock.part("update"):
+            # The walk's tensors are those of its pass, the same at each replay.
+            self.regions((self, walked), lambda: self._update(walked))
+
+    def _update(self, walked: Walked) -> None:
+        tree, topk = walked.tree, walked.topk
+        assert topk is not None
+        order = torch.arange(len(tree.tokens), device=topk.device) if self.in_order else \
+            tree.update_order(walked.path)
+        tokens = torch.where(tree.live, tree.tokens, self._matrix.vocab_size)       # dead nodes write to no row
+        self._matrix.update(tokens[order], topk[:, :self._matrix.width][order])
 
     def _write(self) -> None:
         """Rows are written when they are read: decoding steps that read none pay for none."""

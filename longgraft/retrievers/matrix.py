@@ -6,40 +6,64 @@ Knows rows and templates; knows no drafter.  Graft (arXiv 2605.20104, Eq. 10), T
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+
+import torch
 
 from longgraft.clock import Clock
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.rows import RowsMemory
+from longgraft.padded import SIZES, PaddedTree, Pattern, Tree, filled, on_host, size_of
 from longgraft.proposer import Ask
 from longgraft.templates import Template, envelope
 from longgraft.tree import RETRIEVED, ROOT, ProposalTree
 
 
 class MatrixRetriever:
-    """shape: free slots -> the nodes to look up, best first."""
+    """shape: free slots -> the nodes to look up, best first.
+
+    Where the rows' regions are fixed, what is found for up to 64 nodes stays on the device.
+    """
 
     def __init__(self, rows: RowsMemory, shape: Callable[[int], Template] = envelope,
                  clock: Clock | None = None) -> None:
         self.memories = (rows,)
-        self._rows, self.shape, self.clock = rows, shape, clock or Clock()
+        self._rows, self.shape, self.clock, self.regions = rows, shape, clock or Clock(), rows.regions
+        self._root = torch.zeros(1, dtype=torch.int64, device=rows.device)
 
     @property
     def matrix(self) -> AdjacencyMatrix:
         return self._rows.matrix
 
-    def propose(self, ask: Ask) -> ProposalTree:
+    def propose(self, ask: Ask) -> Tree:
         tree = self.candidates(ask.root, ask.budget - 1)
+        if isinstance(tree, PaddedTree) and ask.budget <= SIZES[-1]:
+            return self._first(tree, ask.budget)
+        tree = on_host(tree)
         return tree.select(list(range(min(ask.budget, len(tree)))))
 
-    def candidates(self, root: int, slots: int) -> ProposalTree:
+    @torch.inference_mode()
+    def _first(self, tree: PaddedTree, budget: int) -> PaddedTree:
+        return self.regions((self, "first", budget), lambda: tree.first(budget, size_of(budget)))
+
+    @torch.inference_mode()
+    def candidates(self, root: int, slots: int) -> Tree:
         """The live nodes of `shape(slots)`: those of unseen rows, and what hangs below them, are left out."""
         if slots < 1:
             return ProposalTree.root_only(root)
         with self.clock.part("retrieve"):
-            template = self.shape(slots)
-            matrix = self.matrix
-            tokens = matrix.fill(template.levels(matrix.rows.device), root)
-            return _live(tokens.tolist(), template.parents)
+            template, matrix = self.shape(slots), self.matrix
+            levels = template.levels(matrix.rows.device)
+            if not self.regions.fixed:
+                return _live(matrix.fill(levels, root).tolist(), template.parents)
+            pattern = _pattern(template, matrix.rows.device)
+            self._root.fill_(root)
+            return self.regions((self, slots), lambda: filled(matrix.fill(levels, self._root), pattern))
+
+
+@cache
+def _pattern(template: Template, device: torch.device) -> Pattern:
+    return Pattern.of(template.parents, device)
 
 
 def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:

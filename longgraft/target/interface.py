@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from longgraft.attention.backends import Backend, dense
-from longgraft.attention.layout import Layout
+from longgraft.attention.backends import Backend, dense, triton
+from longgraft.attention.layout import DeviceLayout, Layout
 
 NAME = "longgraft"
 IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep"}   # change no attention
@@ -32,7 +32,7 @@ OWN_RULE = "The model masks by more than a window, which a tree would break. Thi
 class Run:
     """What attention needs to know of the running forward."""
 
-    layout: Layout
+    layout: Layout | DeviceLayout
     backend: Backend
     calls: int = 0
 
@@ -108,8 +108,9 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
                          "attention, so what it says depends on the kernel. This model cannot be used.")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if softcap is not None:
-        # No fused kernel caps logits and returns what `split` needs; the reference does it, at any device.
-        out = dense(query, key, value, run.layout, scale, window, softcap)
+        # No kernel but ours caps logits; the reference does it, on any device.
+        capped = triton if run.backend is triton else dense
+        out = capped(query, key, value, run.layout, scale, window, softcap)
     else:
         out = run.backend(query, key, value, run.layout, scale, window)
     # Contiguous as transformers' own: some models view it, and all others would copy it next.

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
-from longgraft.attention.backends import BACKENDS, choose
+from longgraft.attention.backends import BACKENDS, choose, fixed_backend
 from longgraft.attention.layout import Layout
+from longgraft.devices import sent
 from longgraft.kernels.few_rows import MOST, Engaged, FewRows
 from longgraft.kv import KVCache
 from longgraft.observation import Wants
+from longgraft.target.fused import Fused, Kernels
 from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of, mask
 from longgraft.target.refusal import refuse
 from longgraft.tree import ProposalTree
@@ -33,17 +35,20 @@ class Segment:
     """A tree or a prompt chunk to run on, written behind the committed rows of its cache.
 
     logits: whose are returned: "all" nodes', the "last" one's or "none".
+    ranked: [r] int64 on the host, the nodes whose top-k is reported, where any is wanted; None: all.
     """
 
     tree: ProposalTree
     cache: KVCache
     logits: Literal["all", "last", "none"] = "all"
+    ranked: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [n, K] int32, hidden (layer ->
-    [n, H]) and final [n, H].  Made in inference mode: to be read, and copied before they are written to."""
+    """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [r, K] int32 of the r
+    ranked ones, hidden (layer -> [n, H]) and final [n, H].  Made in inference mode: to be read, and copied before
+    they are written to."""
 
     logits: Tensor
     topk: Tensor | None
@@ -54,12 +59,13 @@ class Report:
 @dataclass
 class Target:
     """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once; kernels: compiled
-    ones, for passes of few rows on a CPU."""
+    ones, for passes of few rows on a CPU; fused: what passes of fixed shape compute in fewer launches."""
 
     model: Any
     name: str = "target"
     attention: str = "auto"
     kernels: FewRows | None = None
+    fused: Fused | None = None
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +81,7 @@ class Target:
         self.attention = choose(self.attention, self.device, self.dtype)
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
-        self._backend = BACKENDS[self.attention]
+        self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
         self._few = None if self.kernels is None else Engaged(self.model, self.kernels)
 
     @cached_property
@@ -89,6 +95,11 @@ class Target:
     @property
     def dtype(self) -> torch.dtype:
         return self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def fused_kernels(self) -> Kernels | None:
+        """What passes of fixed shape, also a drafter's, compute small functions by; None: the model's own."""
+        return None if self.fused is None else self.fused.kernels
 
     @property
     def head(self) -> nn.Linear:
@@ -114,7 +125,10 @@ class Target:
 
     def cache(self, capacity: int) -> KVCache:
         """An empty cache of this model's layers."""
-        return KVCache(self.config.num_hidden_layers, capacity)
+        c = self.config
+        shared = getattr(c, "num_kv_shared_layers", None) or 0      # Gemma 3n: the last layers write no rows
+        kinds = list(getattr(c, "layer_types", None) or [""] * c.num_hidden_layers)
+        return KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared)
 
     def cache_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
@@ -141,27 +155,36 @@ class Target:
         # Another backend than what the kernels fall back to was asked for by name.
         backend = few.kernels.attention if few and self.attention == "split" else self._backend
         run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend)
-        kept = {"all": torch.arange(n), "last": torch.tensor([n - 1]), "none": torch.arange(0)}[segment.logits]
+        record = sent(torch.stack([tree.tokens, cache.position + depths]), self.device)
+        # For transformers 0 is all.  Indices, made on the device: for a number some models leave rows out (Gemma 4).
+        first = {"last": n - 1, "none": n}
+        kept = 0 if segment.logits == "all" else torch.arange(first[segment.logits], n, device=self.device)
         by_block = wants.topk > 0 and segment.logits != "all"
         with ExitStack() as stack:
-            stack.enter_context(self._engaged(run))
+            stack.enter_context(self.engaged(run))
             if few:
                 stack.enter_context(few())
             hidden = stack.enter_context(self.inputs_of(wants.layers))
-            last = stack.enter_context(self._last_hidden()) if by_block or wants.final else {}
+            last = stack.enter_context(self.last_hidden()) if by_block or wants.final else {}
             out = self.model(
-                input_ids=tree.tokens[None].to(self.device),
-                position_ids=(cache.position + depths)[None].to(self.device),
+                input_ids=record[:1], position_ids=record[1:],
                 attention_mask=None,        # the model's own, by `interface.mask`: its windows
-                past_key_values=cache, use_cache=True, logits_to_keep=kept.to(self.device))
+                past_key_values=cache, use_cache=True, logits_to_keep=kept)
+        self.check(run)
+        logits, topk = out.logits[0], None
+        if wants.topk:
+            taken = last["hidden"] if by_block else logits
+            if segment.ranked is not None:
+                taken = taken[sent(segment.ranked, self.device)]
+            topk = self._topk(taken, wants.topk) if by_block else best(taken, wants.topk)
+        return Report(logits, topk, {layer: rows[0] for layer, rows in hidden.items()},
+                      last["hidden"] if wants.final else None)
+
+    def check(self, run: Run) -> None:
+        """ValueError where a layer went round our attention."""
         if run.calls != self.config.num_hidden_layers:
             raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
                              "attention interface, so its tree mask would be ignored. This model cannot be used.")
-        logits, topk = out.logits[0], None
-        if wants.topk:
-            topk = self._topk(last["hidden"], wants.topk) if by_block else _best(logits, wants.topk)
-        return Report(logits, topk, {layer: rows[0] for layer, rows in hidden.items()},
-                      last["hidden"] if wants.final else None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final hidden states [.., Ht] -> the model's logits [.., V], soft-capped or scaled as its family does."""
@@ -172,10 +195,10 @@ class Target:
 
     def _topk(self, hidden: Tensor, k: int) -> Tensor:
         """hidden [n, H] -> [n, K] int32."""
-        return torch.cat([_best(self.head(block), k) for block in hidden.split(TOPK_ROWS)])
+        return torch.cat([best(self.head(block), k) for block in hidden.split(TOPK_ROWS)])
 
     @contextmanager
-    def _engaged(self, run: Run) -> Iterator[None]:
+    def engaged(self, run: Run) -> Iterator[None]:
         """Our attention in place of the model's, until the block ends; one pass at a time on one model."""
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, mask)
@@ -212,7 +235,7 @@ class Target:
                 handle.remove()
 
     @contextmanager
-    def _last_hidden(self) -> Iterator[dict[str, Tensor]]:
+    def last_hidden(self) -> Iterator[dict[str, Tensor]]:
         """The decoder's output [n, H], after its final norm."""
         taken: dict[str, Tensor] = {}
         handle = self.model.get_decoder().register_forward_hook(
@@ -223,6 +246,6 @@ class Target:
             handle.remove()
 
 
-def _best(logits: Tensor, k: int) -> Tensor:
+def best(logits: Tensor, k: int) -> Tensor:
     """[n, V] -> [n, K] int32, best first."""
     return logits.topk(min(k, logits.shape[-1]), dim=-1).indices.int()

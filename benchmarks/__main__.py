@@ -1,0 +1,223 @@
+"""python -m benchmarks: a command for each part, and the four that a card is used for.  Knows options and printing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Optional
+
+import torch
+import typer
+
+from benchmarks import pair as pairs
+from benchmarks import training
+from benchmarks.kernels import HEADS, attention, interpreted, sweep
+from benchmarks.machine import Machine
+from benchmarks.modes import MODES, prepared, usual
+from benchmarks.parts import ONCE, PARTS, ROWS, Bench, costs
+from benchmarks.report import Report, Row
+from benchmarks.shapes import SHAPES, Rig, Shape
+from longgraft.attention.backends import available
+from longgraft.devices import device_of, dtype_of
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="What every part costs here, against what it must cost.")
+BOTH = "llama-3.1-8b,qwen3-8b"
+LONG = "4096,8192,16384,32768"
+SAVING = 0.75       # minutes kept back: what has begun is ended and written
+
+Shapes = Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}; comma-separated.")]
+Toy = Annotated[bool, typer.Option("--toy", help="Small layers of the same families, to rehearse with.")]
+Prefixes = Annotated[str, typer.Option(help="Tokens before the rows, or of prompts; comma-separated.")]
+Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]     # noqa: UP045
+Dtype = Annotated[Optional[str], typer.Option(help="Default: bfloat16 on a GPU, else float32.")]    # noqa: UP045
+Attention = Annotated[str, typer.Option(help="The target's backend.")]
+Modes = Annotated[Optional[str], typer.Option(      # noqa: UP045
+    help=f"Of {', '.join(MODES)}; comma-separated. Default: all on a GPU, else eager.")]
+Out = Annotated[Path, typer.Option(help="Folder of the results.")]
+Patience = Annotated[float, typer.Option(help="Seconds for each number.")]
+Minutes = Annotated[float, typer.Option(help="After which it has ended.")]
+Rehearse = Annotated[bool, typer.Option("--rehearse", help="On small shapes, to see that it runs; so it is without a "
+                                                           "GPU.")]
+Chosen = Annotated[str, typer.Option("-k", help="Tests, as pytest's -k has it.")]
+HERE = Path("results")
+Parts = dict[str, Callable[[Bench], Iterator[Row]]]
+
+
+def place(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    """Where, and in what."""
+    where = device_of(device)
+    return where, dtype_of(dtype or ("bfloat16" if where.type == "cuda" else "float32"))
+
+
+def shapes_of(names: str, toy: bool) -> list[Shape]:
+    """ValueError names the known ones."""
+    wanted = names.split(",")
+    if unknown := [name for name in wanted if name not in SHAPES]:
+        raise ValueError(f"Shape {unknown[0]!r} is unknown. Known: {', '.join(SHAPES)}.")
+    return [SHAPES[name].small() if toy else SHAPES[name] for name in wanted]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def opened(name: str, out: Path, minutes: float, where: torch.device, kind: torch.dtype,
+           patience: float) -> tuple[Report, Machine]:
+    """An empty report on a measured machine."""
+    report = Report(name, out, minutes, where)
+    machine = Machine.measured(where, kind, patience)
+    report.about |= {"machine": machine.describe(), "rates": machine.figures()}
+    return report, machine
+
+
+def time_shape(report: Report, shape: Shape, machine: Machine, prefixes: list[int], patience: float, parts: Parts,
+               modes: Sequence[str], backend: str = "auto") -> None:
+    """The parts of one shape in each mode, and each mode's costs as a file."""
+    target = shape.target(machine.device, machine.dtype, backend)
+    network = shape.network(target)
+
+    def begun(mode: str) -> Bench:
+        as_told, regions = prepared(target, mode)
+        return Bench(Rig(as_told, network, max(prefixes), regions), machine, prefixes, patience, mode)
+
+    for mode in modes:
+        first = len(report.rows)
+        if (bench := report.attempt(f"{shape.name}, {mode}", partial(begun, mode))) is None:
+            continue
+        for part, timed in parts.items():
+            if mode == modes[0] or part not in ONCE:
+                report.take(f"{part} of {bench.which}", timed(bench))
+        found = costs(bench, report.rows[first:], f"benchmarks, medians, commit {report.about['commit'][:10]}")
+        if found is not None:
+            path = report.path.with_name(f"costs-{shape.name}-{mode}.json")
+            path.unlink(missing_ok=True)        # of an earlier run
+            found.save(path)
+        del bench       # the next one needs the room
+
+
+def _add(name: str, parts: Parts, help: str, alone: bool = False) -> None:
+    def command(shape: Shapes = "llama-3.1-8b", toy: Toy = False, prefix: Prefixes = LONG, device: Device = None,
+                dtype: Dtype = None, backend: Attention = "auto", mode: Modes = None, out: Out = HERE,
+                patience: Patience = 0.3, minutes: Minutes = 60.0) -> None:
+        report, machine = opened(name, out, minutes, *place(device, dtype), patience)
+        modes = mode.split(",") if mode else usual(report.device)
+        for each in shapes_of(shape, toy):
+            if alone:
+                report.take(f"attention of {each.name}", attention(each, machine, numbers(prefix), ROWS, patience))
+            if parts:
+                time_shape(report, each, machine, numbers(prefix), patience, parts, modes, backend)
+        raise SystemExit(report.finish())
+    app.command(name, help=help)(command)
+
+
+for _name, _part in PARTS.items():
+    _add(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
+_add("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
+_add("parts", dict(PARTS), "All of them, and the costs file of the controller and of `longgraft project`.", alone=True)
+
+
+@app.command()
+def check(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False,
+          chosen: Chosen = "") -> None:
+    """Is it right here: the tests marked gpu, and what the device can do."""
+    from benchmarks.checks import capability, tests
+
+    where, kind = place(device, None)
+    small = rehearse or where.type != "cuda"
+    patience = 0.01 if small else 0.3
+    report, machine = opened("check", out, minutes - SAVING, where, kind, patience)
+    report.take("capability", capability(machine, patience, 256 if small else 4096))
+    report.attempt("tests", lambda: tests(report, chosen))
+    raise SystemExit(report.finish() or int(bool(report.left_out)))     # what was not asked is not right
+
+
+@app.command("time")
+def time_(shape: Shapes = BOTH, device: Device = None, dtype: Dtype = None, out: Out = HERE, minutes: Minutes = 8.0,
+          rehearse: Rehearse = False) -> None:
+    """Is it fast here: every part of models of real shapes, 4K to 32K, and their costs as files."""
+    where, kind = place(device, dtype)
+    small = rehearse or where.type != "cuda"
+    prefixes, patience = ([64, 256], 0.01) if small else (numbers(LONG), 0.15)
+    report, machine = opened("time", out, minutes - SAVING, where, kind, patience)
+    shapes = shapes_of(shape, small)
+    for each in shapes:
+        time_shape(report, each, machine, prefixes, patience, PARTS, usual(where, small))
+    # Of shapes with the same heads one says it all.
+    for each in {tuple(each.config[name] for name in HEADS): each for each in shapes}.values():
+        report.take(f"attention of {each.name}", attention(each, machine, prefixes, ROWS, patience))
+        if not available()["triton"] or interpreted():
+            report.take(f"kernel of {each.name}", sweep(
+                each, machine, prefixes[:1] if small else [prefixes[0], prefixes[-1]], (8,) if small else (1, 16, 64),
+                patience, small))
+    raise SystemExit(report.finish())
+
+
+@app.command()
+def pair(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False) -> None:
+    """The embedded pair: ar, eagle3, graft, graft-x and transformers' generate, in float32 and bfloat16."""
+    where, kind = place(device, None)
+    small = rehearse or where.type != "cuda"
+    lengths, new, repeats = ([96], 4, 1) if small else (numbers(LONG), 256, 2)
+    report, _ = opened("pair", out, minutes - SAVING, where, kind, 0.01 if small else 0.3)
+    for dtype in ("bfloat16", "float32"):
+        task = pairs.Task(where, dtype, lengths, new, repeats)
+        report.take(f"methods in {dtype}", pairs.methods(task))
+        for last in (False, True) if dtype == "bfloat16" else (False,):     # cuDNN's takes half precision only
+            report.take(f"transformers in {dtype}{', cuDNN last' if last else ''}",
+                        pairs.elsewhere(task, False, last, report.left), least=0 if small else 15)
+    ends = replace(task, dtype="bfloat16", lengths=[lengths[0], lengths[-1]][:len(lengths)])
+    report.take("transformers, compiled", pairs.elsewhere(ends, True, True, report.left), least=0 if small else 40)
+    report.take("launch by launch", pairs.methods(replace(ends, graphs="none"), ("ar", "graft")))
+    raise SystemExit(report.finish())
+
+
+@app.command(hidden=True)
+def baseline(prefix: Prefixes = LONG, device: Device = None, dtype: Dtype = None,
+             new: Annotated[int, typer.Option()] = 256, static: Annotated[bool, typer.Option("--static")] = False,
+             minutes: Minutes = 6.0) -> None:
+    """transformers' generate alone: a row of JSON a line, behind a tab."""
+    where, kind = place(device, dtype)
+    end = time.monotonic() + 60 * minutes
+    for row in pairs.baseline(pairs.Task(where, str(kind)[6:], numbers(prefix), new), static):
+        print("\t" + json.dumps(asdict(row)), flush=True)
+        if time.monotonic() > end:
+            return
+
+
+@app.command()
+def train(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False,
+          what: Annotated[str, typer.Option(help="target (a new one) or drafter (the embedded head, further).")]
+          = "target",
+          corpus: Annotated[Path, typer.Option(help="Of `encode`.")] = training.CARRIED,
+          tokens: Annotated[int, typer.Option(help="Of a step.")] = 16_384) -> None:
+    """At what rate the embedded pair is trained, then training for the time that is left; the weights come back."""
+    if what not in training.WHAT:
+        raise ValueError(f"{what!r} cannot be trained here. Known: {', '.join(training.WHAT)}.")
+    where, kind = place(device, None)
+    small = rehearse or where.type != "cuda"
+    text = training.rehearsed() if small and not corpus.exists() else training.carried(corpus)
+    report, machine = opened("train", out, minutes - SAVING, where, kind, 0.01 if small else 0.3)
+    recipe, trainer = training.WHAT[what]
+    made, make = recipe(where, tokens, small), trainer(text)
+    batches = [made.tokens_per_step] if small else [8192, 16_384, 65_536]
+    report.take("rate", training.rate(make, made, batches, machine))
+    left = 0.05 if small else report.left / 60 - SAVING
+    report.take("training", training.train(make, replace(made, budget_minutes=max(0.05, left)), out))
+    raise SystemExit(report.finish())
+
+
+@app.command()
+def encode(data: Annotated[list[Path], typer.Argument(help="JSONL(.gz) with text, or text files.")],
+           out: Annotated[Path, typer.Option(help="New file.")] = training.CARRIED) -> None:
+    """Write text as ids of the embedded tokenizer, for `train` on a machine that has the checkout alone."""
+    corpus = training.encode(data, out)
+    print(f"{len(corpus.tokens):,} tokens of {len(corpus.types):,} documents, {out.stat().st_size >> 20} MiB: {out}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,25 @@
+# Sourced by the four scripts: they run from a bare checkout, where longgraft is not installed.
+# Python sees one folder in which the package is whole (yarn_drafters, prefill and eval are its own), and not the
+# checkout, whose longgraft/ lacks them.  OUT: where results go.  Arguments are passed on.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+map=$(mktemp -d)
+trap 'rm -rf "$map"' EXIT
+mkdir "$map/longgraft"
+ln -s "$root"/longgraft/* "$root"/yarn_drafters "$root"/prefill "$root"/eval "$map/longgraft/"
+ln -s "$root/benchmarks" "$map/benchmarks"
+export PYTHONPATH="$map" PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+OUT=${OUT:-$root/results}
+python=${PYTHON:-python3}
+read -r seen card < <("$python" -P -c "import longgraft, torch; print(longgraft.__path__[0], torch.cuda.is_available())")
+[ "$seen" = "$map/longgraft" ] || { echo "python sees longgraft at $seen, not this checkout's" >&2; exit 1; }
+# Without a card the kernel is rehearsed in Triton's interpreter.
+[ "$card" = True ] || export TRITON_INTERPRET=1
+
+# bounded SECONDS COMMAND...: python -m benchmarks COMMAND; it ends by itself, and is ended where it does not.
+bounded() {
+    local seconds=$1
+    shift
+    (cd "$root" && timeout --kill-after=5 "$seconds" "$python" -P -m benchmarks "$@" --out "$OUT")
+}

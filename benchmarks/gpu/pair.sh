@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+. "$(dirname "${BASH_SOURCE[0]}")/bare.sh"
+bounded 360 pair "$@"

@@ -1,0 +1,146 @@
+"""Attention alone: new rows over a long prefix, by every backend that runs here, and our kernel's plans around its own.
+
+Knows tensors, layouts, backends and the kernel's plan; knows no model.  The caches of all layers are read in turn, as a
+pass reads them, so that no cache of the device holds the next one's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from benchmarks import floors
+from benchmarks.machine import LEAST, Machine, race, rates, recorded
+from benchmarks.report import Row
+from benchmarks.shapes import Shape, two_chains
+from longgraft.attention.backends import BACKENDS, HALF, Backend, available
+from longgraft.attention.layout import DeviceLayout, Layout
+
+if TYPE_CHECKING:
+    from longgraft.attention.triton import Plan
+
+MOST = 16       # layers whose caches exist: more than any device caches at 4K
+HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")      # of a configuration: all that attention sees
+
+
+def backends(dtype: torch.dtype) -> dict[str, Backend]:
+    """Those that run here in this dtype."""
+    return {name: BACKENDS[name] for name, reason in available().items()
+            if not reason and (name != "flash" or dtype in HALF)}
+
+
+def layout(rows: int, prefix: int, device: torch.device) -> Layout:
+    """Of two chains behind so many tokens."""
+    tree = two_chains(rows)
+    return Layout(prefix, tree.depths, None if tree.is_chain else tree.mask, device)
+
+
+def caches(shape: Shape, machine: Machine, capacity: int, most: int = MOST) -> Tensor:
+    """[layers, 2, 1, Hkv, capacity, D] random keys and values, of so many layers at most."""
+    c = shape.config
+    layers = min(most, c["num_hidden_layers"])
+    return torch.randn(layers, 2, 1, c["num_key_value_heads"], capacity, c["head_dim"], device=machine.device,
+                       dtype=machine.dtype)
+
+
+def queries(shape: Shape, machine: Machine, rows: int) -> Tensor:
+    """[1, H, n, D]"""
+    c = shape.config
+    return torch.randn(1, c["num_attention_heads"], rows, c["head_dim"], device=machine.device, dtype=machine.dtype)
+
+
+def row(shape: Shape, machine: Machine, rows: int, prefix: int, seconds: float, part: str, case: str, note: str = "",
+        **figures: object) -> Row:
+    """Of one layer."""
+    c = shape.config
+    work = floors.attention((c["num_attention_heads"], c["num_key_value_heads"]), c["head_dim"],
+                            machine.dtype.itemsize, prefix, rows)
+    floor, bound = machine.floor(work)
+    return Row(f"{part}, {rows} rows", f"{shape.name} {prefix:,} {case}", seconds, floor, bound,
+               rates(work, seconds) + note, figures={"model": shape.name, "prefix": prefix, "rows": rows, **figures})
+
+
+def attention(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int],
+              patience: float) -> Iterator[Row]:
+    """Milliseconds of one layer, eager and, on a GPU, recorded."""
+    every = caches(shape, machine, max(prefixes) + max(rows))
+    scale = every.shape[-1] ** -0.5
+    for prefix in prefixes:
+        for n in rows:
+            q, placed = queries(shape, machine, n), layout(n, prefix, machine.device)
+
+            def over(backend: Backend, q: Tensor = q, placed: Layout = placed) -> None:
+                for keys, values in every:
+                    backend(q, keys, values, placed, scale, None)
+
+            actions: dict[str, Callable[[], object]] = {}
+            for name, backend in backends(machine.dtype).items():
+                actions[name] = partial(over, backend)
+                if machine.device.type == "cuda":
+                    actions[f"{name}, recorded"] = recorded(actions[name])
+            spent = race(actions, machine.device, patience)
+            for name in actions:
+                yield row(shape, machine, n, prefix, spent[name] / len(every), "attention", name, backend=name)
+
+
+def interpreted() -> bool:
+    """Whether Triton computes on a CPU, to rehearse with."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def plans(around: Plan, rows: int) -> Iterator[Plan]:
+    """The kernel's own plan, then others that differ from it in one number.  rows: G * n of a key head."""
+    from longgraft.attention.triton import MOST_SPLITS
+
+    yield around
+    others = {
+        "rows": (around.rows // 2, around.rows * 2), "columns": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4),
+        "splits": (around.splits // 4, around.splits // 2, around.splits * 2, around.splits * 4)}
+    for name, values in others.items():
+        for value in values:
+            plan = replace(around, **{name: value})
+            if plan != around and 16 <= plan.rows < min(256, 2 * max(16, rows)) and 1 <= plan.splits <= MOST_SPLITS:
+                yield plan
+
+
+def sweep(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int], patience: float,
+          small: bool = False) -> Iterator[Row]:
+    """The kernel by its own plan and by the best of those around it.  small: of one layer, another plan and little
+    patience, as the interpreter wants it."""
+    from triton.runtime.errors import OutOfResources
+
+    from longgraft.attention.triton import Chip, Plan, tree_attention
+
+    every = caches(shape, machine, max(prefixes) + max(rows), 1 if small else MOST)
+    group = shape.config["num_attention_heads"] // every.shape[3]
+    for n in rows:
+        own = Plan.of(group * n, every[0, 0].shape, machine.dtype, Chip.of(machine.device))
+        tried, too_large = dict[Plan, Callable[[], None]](), 0
+        q, length = queries(shape, machine, n), layout(n, prefixes[0], machine.device).on_device
+        for plan in islice(plans(own, group * n), 2 if small else None):
+            def over(plan: Plan = plan, q: Tensor = q, placed: DeviceLayout = length) -> None:
+                for keys, values in every:
+                    tree_attention(q, keys, values, placed, every.shape[-1] ** -0.5, None, plan=plan)
+
+            try:
+                over()
+                tried[plan] = over
+            except OutOfResources:
+                too_large += 1
+        for prefix in prefixes:
+            length.length.fill_(prefix)
+            spent = race({str(plan): action for plan, action in tried.items()}, machine.device, patience,
+                         least=1 if small else LEAST)
+            best = min(tried, key=lambda plan: spent[str(plan)])
+            for which, plan in {"its own plan": own, "the best plan": best}.items():
+                note = f", {plan.rows} x {plan.columns}, {plan.warps} warps, {plan.stages} stages, {plan.splits} splits"
+                yield row(shape, machine, n, prefix, spent[str(plan)] / len(every), "kernel", which,
+                          note + (f", of {len(tried)}; {too_large} did not fit" if which == "the best plan" else ""),
+                          plan=asdict(plan), plans={each: took / len(every) for each, took in spent.items()})

@@ -1,0 +1,132 @@
+"""What this machine can do, measured: bytes and operations per second, and how soon anything at all is done.
+
+Knows devices and numbers; knows no model.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+LUMP = 0.002            # seconds of work between two looks at the clock, at least
+LEAST = 5               # looks, at least
+GIB = 2 ** 30
+
+
+@dataclass(frozen=True)
+class Work:
+    """What something must at least do.  bytes: read and written; operations: of matrix products, an addition and a
+    multiplication being two."""
+
+    bytes: float = 0.0
+    operations: float = 0.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """copy: bytes per second, read and written by a copy; products: operations per second of a large square product;
+    latency: seconds until the smallest recorded launch is done, on a CPU the smallest operation."""
+
+    device: torch.device
+    dtype: torch.dtype
+    copy: float
+    products: float
+    latency: float
+
+    @classmethod
+    def measured(cls, device: torch.device, dtype: torch.dtype, patience: float = 0.5) -> Machine:
+        """On sizes that no cache of the device holds.  patience: seconds for each number."""
+        return cls(device, dtype, _copy(device, patience), _products(device, dtype, patience),
+                   latency(device, patience))
+
+    def floor(self, work: Work) -> tuple[float, str]:
+        """(seconds that this work takes at least, by what: memory, arithmetic or launch)."""
+        return max((work.bytes / self.copy, "memory"), (work.operations / self.products, "arithmetic"),
+                   (self.latency, "launch"))
+
+    def figures(self) -> dict[str, float | str]:
+        """For JSON."""
+        return {"dtype": str(self.dtype)[6:], "copy_gb_per_second": self.copy / 1e9,
+                "products_tflops": self.products / 1e12, "latency_us": 1e6 * self.latency}
+
+    def describe(self) -> str:
+        """For people."""
+        return (f"copy {self.copy / 1e9:,.0f} GB/s, {str(self.dtype)[6:]} products {self.products / 1e12:,.2f} "
+                f"TFLOP/s, least launch {1e6 * self.latency:.1f} us")
+
+
+def _copy(device: torch.device, patience: float) -> float:
+    source = torch.zeros(2 * GIB if device.type == "cuda" else GIB // 4, dtype=torch.uint8, device=device)
+    into = torch.empty_like(source)
+    return 2 * len(source) / race({"": lambda: into.copy_(source)}, device, patience)[""]
+
+
+def _products(device: torch.device, dtype: torch.dtype, patience: float) -> float:
+    side = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    return 2 * side ** 3 / race({"": lambda: a @ b}, device, patience)[""]
+
+
+def rates(work: Work, seconds: float) -> str:
+    """What was reached, for people."""
+    return f"{work.operations / seconds / 1e12:.3g} TFLOP/s, {work.bytes / seconds / 1e9:.3g} GB/s"
+
+
+def latency(device: torch.device, patience: float) -> float:
+    """Seconds of a recorded launch of one tiny kernel on a GPU; elsewhere of that operation."""
+    one = torch.zeros(1, device=device)
+    if device.type != "cuda":
+        return race({"": lambda: one.add_(1)}, device, patience)[""]
+    return race({"": recorded(lambda: one.add_(1))}, device, patience)[""]
+
+
+def recorded(action: Callable[[], object]) -> Callable[[], None]:
+    """A CUDA graph of the action, which must launch work of fixed shape only."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):       # what is compiled or planned at a first launch cannot be recorded
+        for _ in range(3):
+            action()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return graph.replay
+
+
+def race(actions: Mapping[str, Callable[[], object]], device: torch.device, patience: float,
+         least: int = LEAST) -> dict[str, float]:
+    """Median seconds of each action, taken in turn, so that a machine which changes does it to all of them.
+
+    patience: seconds for each; every action is timed `least` times and twice before, in any case.
+    """
+    inner, taken = {}, {name: list[float]() for name in actions}
+    for name, action in actions.items():
+        action()
+        once = _spent(action, 1, device)
+        inner[name] = max(1, math.ceil(LUMP / max(once, 1e-9)))
+    began = time.perf_counter()
+    while len(next(iter(taken.values()))) < least or time.perf_counter() - began < patience * len(actions):
+        for name, action in actions.items():
+            taken[name].append(_spent(action, inner[name], device) / inner[name])
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def _spent(action: Callable[[], object], times: int, device: torch.device) -> float:
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        action()
+    wait(device)
+    return time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    """Until all that was launched is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

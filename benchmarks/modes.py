@@ -1,0 +1,51 @@
+"""How launches are made: one by one, recorded, or recorded and fused.  Knows regions and what fuses; times nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from benchmarks.texts import ROOT
+from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.few_rows import FewRows, few_rows
+from longgraft.regions import EAGER, Recorder, Regions, cuda_graphs
+from longgraft.target.fixed import why_not_fixed
+from longgraft.target.fused import fused
+from longgraft.target.model import Target
+
+MODES = ("eager", "graphs", "fused")
+
+
+def usual(device: torch.device, small: bool = False) -> tuple[str, ...]:
+    """All on a GPU; elsewhere recordings pay nothing, and are only rehearsed."""
+    return MODES if device.type == "cuda" else MODES[:2] if small else MODES[:1]
+
+
+def prepared(target: Target, mode: str) -> tuple[Target, Regions]:
+    """The same model to be run in this mode, on a CPU as sessions run it; ValueError says why it cannot be."""
+    if mode not in MODES:
+        raise ValueError(f"Mode {mode!r} is unknown. Known: {', '.join(MODES)}.")
+    if mode == "eager":
+        fits = (target.device.type, target.dtype) == ("cpu", torch.float32)
+        kernels = few_rows() if fits else None
+        return Target(target.model, target.name, target.attention,
+                      kernels if isinstance(kernels, FewRows) else None), EAGER
+    if (why := why_not_fixed("auto")) and target.device.type == "cuda":
+        raise ValueError(f"{target.name} cannot be recorded: {why}.")
+    small = fused(target.model) if mode == "fused" else None
+    if isinstance(small, NotBuilt):
+        raise ValueError(f"{target.name} cannot be fused: {small}.")
+    return Target(target.model, target.name, target.attention, fused=small), Regions(_recorder(target.device))
+
+
+def _recorder(device: torch.device) -> Recorder:
+    """CUDA graphs; elsewhere the tests' stand-in for them."""
+    if device.type == "cuda":
+        return cuda_graphs(device)
+    spec = importlib.util.spec_from_file_location("recorder", ROOT / "tests" / "recorder.py")
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.recorder

@@ -1,0 +1,142 @@
+"""The embedded pair against plain decoding and against transformers' own generate, on long prompts of code.
+
+Knows sessions and the checkout's own sources; knows no method but by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.machine import race, wait
+from benchmarks.report import Row
+from benchmarks.texts import ROOT, sources
+from longgraft.eval.checks.losslessness import margin
+from longgraft.eval.levels import Check, first_divergence, level
+from longgraft.loading import AUTO, assemble
+from longgraft.sampling import Sampling
+from longgraft.session import Generation, Session, answer
+from longgraft.settings import Settings
+
+METHODS = ("ar", "eagle3", "graft", "graft-x")
+LATE = 20.0     # seconds
+CUDNN = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+
+
+@dataclass(frozen=True)
+class Task:
+    """lengths: prompt tokens; new: tokens of an answer; repeats: of each answer, of which the fastest counts; graphs:
+    as `Settings` has it."""
+
+    device: torch.device
+    dtype: str
+    lengths: Sequence[int]
+    new: int
+    repeats: int = 2
+    graphs: str = "auto"
+
+    def texts(self, session: Session) -> Iterator[tuple[int, list[int], list[int]]]:
+        """(length, prompt, what the source itself goes on with), of each length, from the sources' beginning."""
+        ids = session.encode(sources()[:8 * max(self.lengths) + 8 * self.new])
+        for length in self.lengths:
+            if len(ids) < length + self.new:
+                raise ValueError(f"The sources have {len(ids):,} tokens; {length + self.new:,} are needed.")
+            yield length, ids[:length], ids[length:length + self.new]
+
+
+def methods(task: Task, names: Sequence[str] = METHODS) -> Iterator[Row]:
+    """Greedy, and with the source's own continuation in place of the draws, which does not repeat itself."""
+    sessions = {name: _session(task, name) for name in names}
+    for length, prompt, continuation in task.texts(next(iter(sessions.values()))):
+        for mode, sampling in (("greedy", Sampling()), ("replay", Sampling(replay=continuation))):
+            answers = {name: _fastest(session, prompt, task, sampling) for name, session in sessions.items()}
+            plain = answers["ar"]
+            for name, found in answers.items():
+                same, said = _exact(sessions[name], prompt, found, plain) if mode == "greedy" else (None, "")
+                yield _row(task, mode, length, name, found, plain, same, said)
+
+
+def _row(task: Task, mode: str, length: int, name: str, found: Generation, plain: Generation, same: bool | None,
+         said: str) -> Row:
+    stats, which = found.stats, name if task.graphs == "auto" else f"{name}, graphs {task.graphs}"
+    rate = stats.decode_tokens_per_second
+    ratio = rate / plain.stats.decode_tokens_per_second
+    return Row(f"{task.dtype} {mode}", f"{length:,} {which}", 1 / rate, ok=same,
+               note=f"{rate:,.0f} tokens/s, {ratio:.2f} of ar, {stats.tokens_per_step:.2f} a step, prefill "
+                    f"{stats.prefill_seconds:.2f} s{said}",
+               figures={"dtype": task.dtype, "mode": mode, "prefix": length, "method": name, "graphs": task.graphs,
+                        "ratio": ratio, **stats.as_dict()})
+
+
+def _session(task: Task, name: str) -> Session:
+    settings = Settings(method=name, device=str(task.device), dtype=task.dtype, graphs=task.graphs)
+    return assemble(None, AUTO, settings).session()
+
+
+def _fastest(session: Session, prompt: list[int], task: Task, sampling: Sampling) -> Generation:
+    # Kernels are loaded, plans made and graphs recorded by the first one.
+    found = [answer(session.open(prompt, task.new, sampling, eos=()), progress=False) for _ in range(1 + task.repeats)]
+    return max(found[1:], key=lambda each: each.stats.decode_tokens_per_second)
+
+
+def _exact(session: Session, prompt: list[int], ours: Generation, plain: Generation) -> tuple[bool, str]:
+    """Whether it says what plain decoding says, but for near ties; and what to say of that."""
+    at, dtype = first_divergence(ours.token_ids, plain.token_ids), str(session.target.dtype)[6:]
+    if at is None:
+        return True, ", identical"
+    text, target = [*prompt, *plain.token_ids[:at]], session.target
+    gap, largest = margin(target, target.cache(len(text)), text)
+    if dtype == "float32":      # on a GPU a product's rounding depends on its number of rows
+        near = target.device.type == "cuda" and gap < 1e-3
+    else:
+        near = level([Check(len(plain.token_ids), at, gap, largest)], dtype) != "none"
+    return near, f", differs from token {at}, margin {gap:.4f}"
+
+
+def baseline(task: Task, static: bool = False) -> Iterator[Row]:
+    """transformers' generate of the same target: seconds of a token, the prefill's taken away.  static: with its static
+    cache, which compiles the model on a GPU."""
+    session = _session(task, "ar")
+    model: Any = session.target.model
+    more = {"cache_implementation": "static"} if static else {}
+    for length, prompt, _ in task.texts(session):
+        ids = torch.tensor([prompt], device=task.device)
+
+        def generate(new: int, ids: torch.Tensor = ids) -> None:
+            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
+                           do_sample=False, **more)
+            wait(task.device)
+
+        spent = race({"one": lambda: generate(1), "all": lambda: generate(1 + task.new)}, task.device, 0.0,
+                     least=task.repeats)
+        took = (spent["all"] - spent["one"]) / task.new
+        kind = "static, compiled" if static else "sdpa"
+        kind += ", cuDNN last" if os.environ.get(CUDNN) else ""
+        yield Row(f"{task.dtype} greedy", f"{length:,} transformers, {kind}", took, note=f"{1 / took:,.0f} tokens/s",
+                  figures={"dtype": task.dtype, "mode": "greedy", "prefix": length, "method": "transformers",
+                           "static": static, "cudnn_last": bool(os.environ.get(CUDNN))})
+
+
+def elsewhere(task: Task, static: bool, cudnn_last: bool, seconds: float) -> Iterator[Row]:
+    """`baseline` in a process of its own, since torch reads the order of its kernels once; RuntimeError with its last
+    line where it fails.  seconds: after which no length is begun; LATE more, and it is ended."""
+    command = [sys.executable, "-m", "benchmarks", "baseline", "--device", str(task.device), "--dtype", task.dtype,
+               "--prefix", ",".join(map(str, task.lengths)), "--new", str(task.new), "--minutes",
+               str(seconds / 60), *(["--static"] if static else [])]
+    environment = {name: value for name, value in os.environ.items() if name != CUDNN}
+    if cudnn_last:
+        environment[CUDNN] = "1"
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment,
+                          timeout=seconds + LATE)
+    rows = [Row(**json.loads(line[1:])) for line in done.stdout.splitlines() if line.startswith("\t")]
+    yield from rows
+    if done.returncode or not rows:
+        raise RuntimeError(f"transformers' generate ended with status {done.returncode}: "
+                           f"{(done.stderr.strip().splitlines() or ['it said nothing'])[-1][:300]}")

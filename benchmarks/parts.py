@@ -1,0 +1,244 @@
+"""Every part of a decoding step and of a prefill, timed on its own against its floor.
+
+Knows rigs, floors and the stopwatch; knows no file and no command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import floors
+from benchmarks.machine import Machine, Work, race, rates
+from benchmarks.report import Row
+from benchmarks.shapes import Rig, two_chains
+from benchmarks.texts import numbered
+from longgraft.acceptance import DrawThenWalk, Greedy, Sampled
+from longgraft.costs import Costs
+from longgraft.memories.adjacency import WIDTH
+from longgraft.observation import Wants
+from longgraft.padded import PaddedTree, Tree, on_host, size_of
+from longgraft.prefill.chunked import read_prompt
+from longgraft.timing import key_of
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+
+ROWS = (1, 8, 16, 32, 64)
+DEEP = 9                # levels of the draft that is timed, the root's own included
+FED = (1, 16)           # observed tokens
+SLOTS = (8, 20, 36, 52)     # freed by the drafter's gates: nodes that are looked up
+BUDGET = 60
+NEW = 16                # tokens of transformers' generate
+RULES: dict[str, DrawThenWalk] = {
+    "greedy": Greedy(), "sampled": Sampled(seed=1), "top-k 50": Sampled(top_k=50, seed=1),
+    "top-p 0.95": Sampled(top_p=0.95, seed=1)}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is timed, and for how long.  prefixes: tokens; patience: seconds for each number."""
+
+    rig: Rig
+    machine: Machine
+    prefixes: Sequence[int]
+    patience: float = 0.3
+    mode: str = "eager"
+
+    @property
+    def name(self) -> str:
+        return self.rig.target.name
+
+    @property
+    def which(self) -> str:
+        """The model and its mode, for people."""
+        return f"{self.name} {self.mode}"
+
+    def race(self, actions: dict[str, Callable[[], object]]) -> dict[str, float]:
+        return race(actions, self.machine.device, self.patience)
+
+    def row(self, part: str, case: str, seconds: float, work: Work, note: str = "", **figures: object) -> Row:
+        """Of this model, against the floor of its work."""
+        floor, bound = self.machine.floor(work)
+        return Row(part, case, seconds, floor, bound, note,
+                   figures={"model": self.name, "mode": self.mode, **figures})
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    """A target pass over 1 to 64 rows, draw, walk and commit included."""
+    rig = bench.rig
+    for prefix in bench.prefixes:
+        spent = bench.race({str(n): partial(rig.verify, two_chains(n), prefix) for n in ROWS})
+        for n in ROWS:
+            work = floors.target_pass(rig.target, prefix, n)
+            yield bench.row(f"pass, {n} rows", f"{bench.which} {prefix:,}", spent[str(n)], work,
+                            f"{spent[str(n)] / spent['1']:.2f} of one row, {rates(work, spent[str(n)])}",
+                            table="passes", prefix=prefix, rows=n)
+
+
+def draft(bench: Bench) -> Iterator[Row]:
+    """A draft level of ten nodes, and observed tokens going into the drafter's cache."""
+    rig, network = bench.rig, bench.rig.network
+    deep, flat = rig.drafter(DEEP), rig.drafter(1)
+    for prefix in bench.prefixes:
+        spent = bench.race({
+            "deep": partial(rig.draft, deep, prefix), "flat": partial(rig.draft, flat, prefix),
+            **{str(fed): partial(rig.draft, flat, prefix, fed) for fed in FED}})
+        width = deep.top_k
+        level = max(0.0, spent["deep"] - spent["flat"]) / (DEEP - 1)
+        yield bench.row("draft level", f"{bench.which} {prefix:,}", level,
+                        floors.draft_level(network, prefix, width), f"{width} nodes, mean of {DEEP - 1}",
+                        table="levels", prefix=prefix, rows=width)
+        for fed in FED:
+            yield bench.row(f"draft feed, {fed}", f"{bench.which} {prefix:,}", spent[str(fed)],
+                            floors.draft_feed(network, prefix, fed), "and the root's candidates",
+                            table="feeds", prefix=prefix, rows=fed)
+
+
+def seeding(bench: Bench) -> Iterator[Row]:
+    """A prompt read with and without the matrix being seeded from it."""
+    rig, target = bench.rig, bench.rig.target
+    for tokens in bench.prefixes:
+        prompt = torch.tensor(numbered(tokens, target.vocab_size))
+
+        def read(wants: Wants, prompt: Tensor = prompt) -> None:
+            rig.verifier.cache.length = 0
+            for seen in read_prompt(rig.verifier, prompt, wants):
+                if wants.topk:
+                    rig.rows.observe(seen)
+
+        spent = race({"seeded": partial(read, Wants(topk=WIDTH)), "plain": partial(read, Wants())},
+                     bench.machine.device, 0.0, least=3)
+        distinct = len(set(prompt.tolist()))
+        share = spent["seeded"] / spent["plain"] - 1
+        yield bench.row("prefill", f"{bench.name} {tokens:,}", spent["plain"], floors.prefill(target, tokens),
+                        f"{tokens / spent['plain']:,.0f} tokens/s", prefix=tokens)
+        yield bench.row("seeding", f"{bench.name} {tokens:,}", max(0.0, spent["seeded"] - spent["plain"]),
+                        floors.seeding(target, distinct), f"{100 * share:.1f} % of the prefill; {distinct:,} distinct",
+                        prefix=tokens, distinct=distinct, share=share)
+
+
+def retrieval(bench: Bench) -> Iterator[Row]:
+    """A tree looked up in the matrix, and the matrix told of a verified tree."""
+    rig, vocab = bench.rig, bench.rig.target.vocab_size
+    spent = bench.race({str(slots): partial(rig.retriever.candidates, 1, slots) for slots in SLOTS})
+    for slots in SLOTS:
+        yield bench.row(f"retrieval, {slots} slots", bench.which, spent[str(slots)], Work(4.0 * WIDTH * slots),
+                        slots=slots)
+    device = rig.target.device
+    for n in ROWS:
+        tokens, topk = torch.randint(vocab, (n,), device=device), torch.randint(vocab, (n, WIDTH), device=device).int()
+        write = partial(rig.rows.matrix.update, tokens, topk)
+        with torch.inference_mode():
+            took = bench.race({"": partial(rig.regions, ("update", n), write)})[""]
+        yield bench.row(f"update, {n} rows", bench.which, took, Work(2 * 4.0 * WIDTH * n), rows=n)
+
+
+def merge(bench: Bench) -> Iterator[Row]:
+    """A drafted tree whose freed slots are filled with what was retrieved."""
+    rig, regions = bench.rig, bench.rig.regions
+    for slots in SLOTS:
+        found, drafted = rig.retriever.candidates(1, slots), _drafted(bench, slots)
+        if isinstance(found, PaddedTree):
+            padded = PaddedTree.of(drafted, size_of(len(drafted)), rig.target.device)
+
+            def merged(slots: int = slots, found: PaddedTree = found, padded: PaddedTree = padded) -> Tree:
+                return regions(("merge", slots), lambda: padded.first(len(padded), size_of(BUDGET)).merge(
+                    replace(found), at=0, budget=BUDGET))
+        else:
+            merged = partial(drafted.merge, found, 0, BUDGET)
+        with torch.inference_mode():
+            took, both = bench.race({"": merged})[""], on_host(merged())
+        yield bench.row(f"merge, {slots} slots", bench.which, took, Work(8.0 * BUDGET), f"{len(both)} nodes",
+                        slots=slots, retrieved=int((both.origin & RETRIEVED).bool().sum()))
+
+
+def _drafted(bench: Bench, slots: int) -> ProposalTree:
+    """A tree with so many slots free, half of which hold what is retrieved as well, so that there is something to
+    skip."""
+    found, kept = on_host(bench.rig.retriever.candidates(1, slots)), BUDGET - slots
+    tokens = [1, *found.tokens[1:1 + min(kept - 1, len(found) // 2)].tolist()]
+    tokens += list(range(1, kept - len(tokens) + 1))
+    return ProposalTree.build(tokens, [-1] + [0] * (len(tokens) - 1), [0.0] * len(tokens),
+                              [ROOT] + [DRAFT] * (len(tokens) - 1))
+
+
+def acceptance(bench: Bench) -> Iterator[Row]:
+    """Logits to the walked path: greedy and sampled."""
+    rig, target = bench.rig, bench.rig.target
+    for n in (1, 16, BUDGET):
+        padded = size_of(n) if rig.regions.fixed else n
+        logits = torch.randn(padded, target.vocab_size, device=target.device, dtype=target.dtype) * 3
+        tree = two_chains(n)
+        positions = 4096 + tree.depths
+        if rig.regions.fixed:
+            actions: dict[str, Callable[[], object]] = {
+                name: partial(_walked, bench, rule, tree, logits) for name, rule in RULES.items()}
+        else:
+            actions = {name: partial(rule, tree, logits, positions) for name, rule in RULES.items()}
+        # A CPU draws only where it walks, and of random logits nothing but the root is accepted.
+        read = padded if rig.regions.fixed or target.device.type != "cpu" else 1
+        with torch.inference_mode():
+            spent = bench.race(actions)
+        for name in RULES:
+            yield bench.row(f"acceptance, {n} rows", f"{bench.which} {name}", spent[name],
+                            floors.reading(read, target.vocab_size, logits.itemsize), rows=n, rule=name)
+
+
+def _walked(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits: Tensor) -> object:
+    """Drawn and walked in a region, as a pass of fixed shape does it.  logits: [m, V] of the padded tree."""
+    regions, n, device, rows = bench.rig.regions, len(tree), logits.device, len(logits)
+    padded = regions.kept(("tree", n), lambda: PaddedTree.of(tree, rows, device))
+    positions = regions.kept(("positions", n), lambda: 4096 + padded.depths)
+    chance = regions.kept(("chance", n), lambda: torch.zeros_like(positions))
+    chance.copy_(rule.chance(positions))
+    return regions(("walk", n, rule.law), lambda: replace(padded).walk(rule.choose(logits, chance)))
+
+
+def peer(bench: Bench) -> Iterator[Row]:
+    """transformers' own generate of the same model: a token of plain decoding."""
+    model: Any = bench.rig.target.model
+    device, vocab = bench.machine.device, bench.rig.target.vocab_size
+    for prefix in dict.fromkeys((bench.prefixes[0], bench.prefixes[-1])):
+        ids = torch.tensor([numbered(prefix, vocab)], device=device)
+
+        def generate(new: int, ids: Tensor = ids) -> None:
+            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
+                           do_sample=False, pad_token_id=0)
+
+        # torch takes cuDNN first on some chips, which plans anew for every length.
+        for cudnn in (True, False) if device.type == "cuda" else (False,):
+            torch.backends.cuda.enable_cudnn_sdp(cudnn)
+            try:
+                spent = race({"one": partial(generate, 1), "all": partial(generate, 1 + NEW)}, device, 0.0, least=2)
+            finally:
+                torch.backends.cuda.enable_cudnn_sdp(True)
+            yield bench.row("transformers", f"{bench.name} {prefix:,}{' cuDNN' if cudnn else ''}",
+                            max(0.0, spent["all"] - spent["one"]) / NEW,
+                            floors.target_pass(bench.rig.target, prefix, 1), f"mean of {NEW}", prefix=prefix, rows=1,
+                            cudnn=cudnn)
+
+
+ONCE = ("seeding", "peer")      # what is the same in every mode
+PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "rows": rows, "draft": draft, "seeding": seeding, "retrieval": retrieval, "merge": merge, "acceptance": acceptance,
+    "peer": peer}
+
+
+def costs(bench: Bench, found: Sequence[Row], source: str) -> Costs | None:
+    """What `longgraft project` and the controller read, from this bench's rows; None without passes.
+
+    host: retrieval, merge and update, where they are among the rows: what a step costs besides.
+    """
+    tables: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}}
+    for row in found:
+        if (table := row.figures.get("table")) and row.seconds is not None:
+            tables[table].setdefault(row.figures["prefix"], {})[row.figures["rows"]] = row.seconds
+    if not tables["passes"]:
+        return None
+    besides = (f"retrieval, {SLOTS[1]} slots", f"merge, {SLOTS[1]} slots", f"update, {ROWS[-1]} rows")
+    rig, host = bench.rig, sum(row.seconds or 0.0 for row in found if row.part in besides)
+    return Costs(key_of(rig.target, rig.network, rig.regions), source, **tables, host=host)

@@ -1,0 +1,172 @@
+"""Rows of a benchmark, as they come: a table for people, JSON for programs, and an exit status that does not forgive.
+
+Knows rows and a deadline; knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.texts import sources
+from longgraft.eval.runs.provenance import git
+
+T = TypeVar("T")
+WIDTH = 160     # of a table that goes to no terminal
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line.  seconds: measured; floor and bound: what it must take at least, and for want of what; ok: of a check;
+    figures: more, for JSON."""
+
+    part: str
+    case: str
+    seconds: float | None = None
+    floor: float | None = None
+    bound: str = ""
+    note: str = ""
+    ok: bool | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> float | None:
+        """Share of the floor: 1 where it takes no longer than it must."""
+        return self.floor / self.seconds if self.floor and self.seconds else None
+
+
+class Report:
+    """Everything one command finds.  Written after every row, so that what stops the command takes nothing away."""
+
+    def __init__(self, name: str, out: Path, minutes: float, device: torch.device, **about: Any) -> None:
+        """minutes: after which no part and no row is begun."""
+        self.device = device
+        self.name, self.path, self.end = name, out / f"{name}.json", time.monotonic() + 60 * minutes
+        self.about = {**environment(device), "minutes": minutes, **about}
+        self.rows: list[Row] = []
+        self.failures: list[dict[str, str]] = []
+        self.left_out: list[str] = []
+        out.mkdir(parents=True, exist_ok=True)
+        self._save()
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.end - time.monotonic()
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self._save()
+
+    def take(self, part: str, rows: Iterable[Row], least: float = 0.0) -> None:
+        """A part's rows, which are made as they are taken; otherwise as `attempt`."""
+        def taken() -> None:
+            for row in rows:
+                self.add(row)
+                if self.left <= 0:
+                    self.left_out.append(f"the rest of {part}")
+                    break
+        self.attempt(part, taken, least)
+
+    def attempt(self, part: str, action: Callable[[], T], least: float = 0.0) -> T | None:
+        """What it returns.  least: seconds under which it is not begun.
+
+        What it raises is said and ends this part alone; the command then ends with status 1.
+        """
+        if self.left <= least:
+            self.left_out.append(part)
+            self._save()
+            return None
+        print(f"{self.name}: {part}, {self.left:.0f} s left", file=sys.stderr, flush=True)
+        try:
+            return action()
+        except Exception as error:      # the other parts are still worth their time on a card
+            traceback.print_exc()
+            if isinstance(error, torch.AcceleratorError):
+                self.left_out.append("all that followed: the device is lost to this process")
+                self.end = time.monotonic()
+            self.failures.append({"part": part, "error": f"{type(error).__name__}: {error}"[:500],
+                                  "trace": traceback.format_exc()[-3000:]})
+            return None
+        finally:
+            self._save()
+
+    def finish(self) -> int:
+        """Print the table; 1 where a part raised, a check failed or nothing was found."""
+        console = Console(width=None if sys.stdout.isatty() else WIDTH)
+        console.print(self._table())
+        for failure in self.failures:
+            console.print(f"FAILED {failure['part']}: {failure['error']}", markup=False, style="bold red")
+        for part in self.left_out:
+            console.print(f"left out for want of time: {part}", markup=False, style="yellow")
+        console.print(f"{self.path}", markup=False)
+        self._save()
+        return int(bool(self.failures) or not self.rows or any(row.ok is False for row in self.rows))
+
+    def _table(self) -> Table:
+        about = self.about
+        title = (f"{self.name}: {about['device']}, torch {about['torch']}, transformers {about['transformers']}, "
+                 f"commit {about['commit'][:10]}{' and changes' if about['changed'] else ''}, "
+                 f"sources {about['sources']}")
+        table = Table(title=title, caption=str(about.get("machine", "")))
+        table.add_column("part")
+        table.add_column("case")
+        for name in ("ms", "floor, ms", "of floor"):
+            table.add_column(name, justify="right")
+        table.add_column("note")
+        for row in self.rows:
+            bound = f" {row.bound}" if row.bound else ""
+            said = {None: "", True: "ok ", False: "FAILED "}[row.ok] + row.note
+            table.add_row(row.part, row.case, _ms(row.seconds), _ms(row.floor),
+                          "" if row.reached is None else f"{100 * row.reached:.1f} %{bound}", said,
+                          style="bold red" if row.ok is False else None)
+        return table
+
+    def _save(self) -> None:
+        rows = [{**asdict(row), "reached": row.reached} for row in self.rows]
+        whole = {"name": self.name, "about": self.about, "rows": rows, "failures": self.failures,
+                 "left_out": self.left_out}
+        part = self.path.with_suffix(".partial")
+        part.write_text(json.dumps(whole, indent=1, default=str) + "\n", encoding="utf-8")
+        part.replace(self.path)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a result needs to be believed."""
+    on_gpu = device.type == "cuda"
+    return {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
+            "torch": torch.__version__, "transformers": transformers.__version__, "triton": _version("triton"),
+            "python": platform.python_version(), "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+            "capability": list(torch.cuda.get_device_capability(device)) if on_gpu else None,
+            "threads": torch.get_num_threads(), "cores": os.cpu_count(), "commit": git("rev-parse", "HEAD"),
+            # Where a checkout travels without its history, this tells which one it was.
+            "sources": hashlib.sha256(sources().encode()).hexdigest()[:12],
+            "changed": git("status", "--porcelain", "--untracked-files=no") not in ("", "unknown"),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:,.4g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"

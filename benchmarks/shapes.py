@@ -1,0 +1,169 @@
+"""Models of real shapes with random weights, and a decoding state behind a random prefix: nothing is read or prefilled.
+
+Knows targets, drafters and memories; knows no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
+from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.drafters.policies import Dense
+from longgraft.kv import KVCache
+from longgraft.memories.adjacency import WIDTH, AdjacencyMatrix
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.rows import RowsMemory
+from longgraft.observation import Observation, Wants
+from longgraft.padded import Tree
+from longgraft.proposer import Ask
+from longgraft.regions import EAGER, Regions
+from longgraft.retrievers.matrix import MatrixRetriever
+from longgraft.target.model import Target
+from longgraft.tree import DRAFT, ROOT, ProposalTree
+from longgraft.verifier import Verifier
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.rope import Rope
+
+YARN = Rope(kind="yarn", factor=32.0, original=2048)        # of the 64K heads
+BEHIND = 64 + LEVELS * TOP_K + 64       # rows behind a prefix: a tree, a draft, what is fed
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A public target's and its EAGLE-3 head's sizes.
+
+    name: what sessions of that target call it in the key of their costs
+    config: of transformers' `family`; mlp, draft_vocab: the head's.
+    """
+
+    name: str
+    family: str
+    config: Mapping[str, Any]
+    mlp: int
+    draft_vocab: int = 32_000
+
+    def small(self) -> Shape:
+        """To rehearse with: the same family, layers and sizes of a toy; positions stay."""
+        sizes = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+                     num_key_value_heads=2, head_dim=16)
+        return replace(self, name=f"toy-{self.name}", config={**self.config, **sizes}, mlp=96, draft_vocab=256)
+
+    def target(self, device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Target:
+        """Random weights, made on the device: a cast of a whole model would cast its rotary frequencies too."""
+        config = getattr(transformers, self.family)(**self.config)
+        with torch.device(device):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return Target(model.eval(), self.name, attention)
+
+    def network(self, target: Target) -> Eagle3Network:
+        """A head for it, which shares its embedding."""
+        c = target.config
+        config = HeadConfig(
+            hidden_size=c.hidden_size, target_hidden_size=c.hidden_size, intermediate_size=self.mlp,
+            heads=c.num_attention_heads, kv_heads=c.num_key_value_heads, head_dim=c.head_dim, vocab_size=c.vocab_size,
+            draft_vocab_size=self.draft_vocab, max_positions=65_536, rope=YARN, layout="specpv",
+            feature_layers=(2, c.num_hidden_layers // 2, c.num_hidden_layers - 3))
+        with torch.device(target.device):
+            network = Eagle3Network(config).to(target.dtype)
+        network.share_embedding(target.model.get_input_embeddings())
+        return network.eval()
+
+
+def _rope(theta: float, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
+
+
+SHAPES = {
+    "llama-3.1-8b": Shape("Llama-3.1-8B-Instruct", "LlamaConfig", {
+        "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+        **_rope(5e5, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=8192)}, mlp=14_336),
+    "qwen3-8b": Shape("Qwen3-8B", "Qwen3Config", {
+        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, **_rope(1e6)}, mlp=12_288),
+    "embedded": Shape("embedded", "Qwen3Config", {
+        "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 65_536,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": True, **_rope(1e6)}, mlp=768, draft_vocab=3584)}
+
+
+class Rig:
+    """A target and its drafter behind a prefix of random keys and values.  longest: tokens of it at most."""
+
+    def __init__(self, target: Target, network: Eagle3Network, longest: int, regions: Regions = EAGER) -> None:
+        self.target, self.network, self.regions = target, network, regions
+        self.memory = DrafterMemory(network, kernels=target.kernels, regions=regions)
+        self.wants = Wants(topk=WIDTH) | self.memory.wants
+        self.verifier = Verifier(target, target.cache(longest + BEHIND), Greedy(), Clock(), regions)
+        seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)     # buffers exist when they are written
+        fill(self.verifier.cache)
+        self._features = {layer: rows[:1].clone() for layer, rows in seen.hidden.items()}
+        self.memory.room(LEVELS * TOP_K)
+        self.memory.reset(longest + BEHIND)
+        self.draft(Eagle3Drafter(self.memory, Dense(), 1), 0, 1)
+        fill(self.memory.cache)
+
+    def verify(self, tree: ProposalTree, prefix: int) -> Observation:
+        """A pass behind so many tokens; the next one is behind as many as it is told, too."""
+        self.verifier.cache.length = prefix
+        return self.verifier.verify(tree, self.wants)
+
+    def draft(self, drafter: Eagle3Drafter, prefix: int, fed: int = 0) -> Tree:
+        """A proposal behind so many tokens, after `fed` more were observed."""
+        self.memory.cache.length = prefix
+        if fed:
+            self.memory.observe(self.observed(fed))
+        return drafter.propose(Ask(0, 60, prefix + fed))
+
+    def drafter(self, levels: int, top_k: int = TOP_K) -> Eagle3Drafter:
+        """One that never stops: `levels` of them in all, the root's own included."""
+        return Eagle3Drafter(self.memory, Dense(), levels, top_k)
+
+    def observed(self, fed: int) -> Observation:
+        """So many kept tokens, with their features."""
+        return Observation(ProposalTree.chain(torch.arange(fed)), torch.arange(fed), 0,
+                           hidden={layer: row.expand(fed, -1) for layer, row in self._features.items()})
+
+    @cached_property
+    def rows(self) -> RowsMemory:
+        """The adjacency matrix, with every row seen."""
+        vocab, device = self.target.vocab_size, self.target.device
+        memory = RowsMemory(AdjacencyMatrix(vocab, device=device), seeded=True, regions=self.regions)
+        memory.matrix.update(torch.arange(vocab, device=device), self._successors(vocab, device))
+        return memory
+
+    @cached_property
+    def retriever(self) -> MatrixRetriever:
+        return MatrixRetriever(self.rows)
+
+    @staticmethod
+    def _successors(vocab: int, device: torch.device) -> Tensor:
+        """[V, K] int32: eight distinct tokens behind each."""
+        start = torch.randint(vocab, (vocab, 1), device=device)
+        return ((start + torch.arange(WIDTH, device=device) * 7) % vocab).int()
+
+
+def two_chains(rows: int) -> ProposalTree:
+    """Side by side under the root: a mask that no causal one equals."""
+    return ProposalTree.build(list(range(1, rows + 1)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
+                              [ROOT] + [DRAFT] * (rows - 1))
+
+
+def fill(cache: KVCache) -> None:
+    """Random keys and values: zeros would be multiplied in less time, and what was there before may be NaN."""
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys.normal_()
+            layer.values.normal_()

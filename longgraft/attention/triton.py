@@ -1,0 +1,234 @@
+"""Attention of a tree's rows over prefix and tree in one launch that serves every prefix length.
+
+Knows tensors, row geometry and Triton; knows no model and no cache class.  Programs share the columns of one key head,
+each with a tile of its query heads' rows (flash decoding), and a second kernel merges what they found.  How many there
+are depends on shapes alone: the length is read on the device, so a recorded launch can be replayed at any.
+
+Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D head size, S splits; BM rows and BN
+columns of a tile, BT columns of one that needs a mask, BD the power of two that D is padded to.  Row r of a key head
+is row r % n of its query head r // n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longgraft.attention.layout import DeviceLayout
+
+LOG2E = tl.constexpr(1.4426950408889634)
+MOST_SPLITS = 64        # one program merges a row's parts
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Multiprocessors, and whether four warps of one share a matrix product of 64 rows (Hopper and data centre
+    Blackwell, which also have the shared memory for it)."""
+
+    processors: int
+    shares: bool
+
+    @classmethod
+    @cache
+    def of(cls, device: torch.device) -> Chip:
+        """One processor where Triton's interpreter computes."""
+        if device.type != "cuda":
+            return cls(1, False)
+        found = torch.cuda.get_device_properties(device)
+        return cls(found.multi_processor_count, found.major in (9, 10))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A launch: BM rows and BN columns of a tile, warps of a program, tiles in flight, and S programs for a tile of
+    rows.  The tiles of half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has
+    been measured on no device."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    splits: int
+
+    @classmethod
+    def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip) -> Plan:
+        """For so many rows (G * n) of each key head; kv: [1, Hkv, capacity, D].  Lengths have no say."""
+        _, heads, capacity, size = kv
+        if dtype == torch.float32:                      # multiplied exactly, which is not for tensor cores
+            tile, columns, warps, stages = min(32, _padded(rows)), 16, 8, 1
+        elif size > 128:
+            tile, columns, warps, stages = ((64, 64, 8, 2) if rows > 32 and chip.shares else
+                                            (32, 32, 8, 2) if rows > 16 else (16, 32, 4, 2))
+        elif rows > 64 and (rows % 128 == 0 or rows % 128 > 64 or not chip.shares):
+            tile, columns, warps, stages = 128, 64, 8, 3        # reads the cache half as often as two tiles of 64
+        elif rows > 32 and chip.shares:
+            tile, columns, warps, stages = 64, 64, 4, 3
+        else:
+            tile, columns, warps, stages = (32, 64, 4, 3) if rows > 16 else (16, 32, 4, 4)
+        together = 1 if warps == 8 else 2               # programs that fit on a multiprocessor
+        splits = together * chip.processors // (-(-rows // tile) * heads)
+        return cls(tile, columns, warps, stages, max(1, min(splits, MOST_SPLITS, -(-capacity // columns))))
+
+
+def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale: float, window: int | None,
+                   softcap: float | None = None, sinks: Tensor | None = None, plan: Plan | None = None) -> Tensor:
+    """q [1, H, n, D], k and v the whole buffers [1, Hkv, capacity, D], their rows contiguous; sinks [H] ->
+    [1, H, n, D], in memory [1, n, H, D]."""
+    _, query_heads, n, size = q.shape
+    heads = k.shape[1]
+    group = query_heads // heads
+    assert q.stride(3) == k.stride(3) == v.stride(3) == 1 and layout.words.is_contiguous()
+    plan = plan or Plan.of(group * n, k.shape, q.dtype, Chip.of(q.device))
+    found = q.new_empty(plan.splits, heads, group * n, size, dtype=torch.float32)
+    weight = q.new_empty(plan.splits, heads, group * n, dtype=torch.float32)
+    out = q.new_empty(1, n, query_heads, size)
+    # A cap's tanh is taken by powers of two as well: scores come to twice its argument.
+    factor = scale if softcap is None else 2 * scale / softcap
+    with torch.cuda.device_of(q):
+        _parts[(-(-group * n // plan.rows), plan.splits, heads)](
+            q, k, v, layout.length, layout.depths, layout.column_depths, layout.words, found, weight,
+            q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2), n, len(layout.column_depths),
+            factor * LOG2E.value, (softcap or 0.0) * LOG2E.value, G=group, D=size, BD=_padded(size), BM=plan.rows,
+            BN=plan.columns, BT=min(32, plan.columns), WORDS=layout.words.shape[1], WINDOW=window or 0,
+            CAPPED=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            num_warps=plan.warps, num_stages=plan.stages)
+        _merge[(group * n, heads)](found, weight, sinks, out, n, plan.splits, G=group, D=size, BD=_padded(size),
+                                   BS=triton.next_power_of_2(plan.splits))
+    return out.transpose(1, 2)
+
+
+def _padded(number: int) -> int:
+    """The power of two that holds it; 16 is the least that a matrix product takes."""
+    return max(16, triton.next_power_of_2(number))
+
+
+@triton.jit
+def _seen(start, offs_n, rows_ok, row, position, length, m, column_depths, words, WORDS: tl.constexpr,
+          WINDOW: tl.constexpr):
+    """[BM, BN]: which of the columns from start each row sees."""
+    columns = start + offs_n
+    own = columns - length                                                  # below 0 in the prefix
+    word = tl.zeros([row.shape[0], offs_n.shape[0]], tl.int32)
+    for w in tl.static_range(WORDS):        # a load per row and word: a gather of [BM, BN] spills
+        row_word = tl.load(words + row * WORDS + w, mask=rows_ok, other=0)
+        word = tl.where(((own >> 5) == w)[None, :], row_word[:, None], word)
+    seen = (own < 0)[None, :] | (((word >> (own & 31)[None, :]) & 1) != 0)
+    if WINDOW > 0:
+        depth = tl.load(column_depths + own, mask=(own >= 0) & (own < m), other=0)
+        at = tl.where(own < 0, columns, length + depth)
+        seen = seen & (at[None, :] > (position - WINDOW)[:, None])
+    return seen & (own < m)[None, :]
+
+
+@triton.jit
+def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, scale, cap, D: tl.constexpr,
+          MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile of columns joins a running softmax.  seen: [BM, BN] where MASKED; rows behind total may hold NaN."""
+    kp = k + start * kn.to(tl.int64) + (offs_n[None, :] * kn + offs_d[:, None])                   # [BD, BN]
+    vp = v + start * vn.to(tl.int64) + (offs_n[:, None] * vn + offs_d[None, :])                   # [BN, BD]
+    written, sized = start + offs_n < total, offs_d < D
+    if MASKED:
+        keys = tl.load(kp, mask=written[None, :] & sized[:, None], other=0.0)
+    elif offs_d.shape[0] == D:
+        keys = tl.load(kp)
+    else:
+        keys = tl.load(kp, mask=sized[:, None], other=0.0)
+    s = tl.dot(q, keys, input_precision=PRECISION) * scale                  # to base 2, or half a tanh's argument
+    if CAPPED:
+        s = cap - 2 * cap / (1 + tl.exp2(s))                                # cap * tanh
+    if MASKED:
+        s = tl.where(seen, s, float("-inf"))
+    higher = tl.maximum(top, tl.max(s, 1))
+    base = higher
+    if MASKED:
+        base = tl.where(higher == float("-inf"), 0.0, higher)               # a row that has seen nothing yet
+    p = tl.exp2(s - base[:, None])
+    fade = tl.exp2(top - base)
+    if MASKED:
+        values = tl.load(vp, mask=written[:, None] & sized[None, :], other=0.0)
+    elif offs_d.shape[0] == D:
+        values = tl.load(vp)
+    else:
+        values = tl.load(vp, mask=sized[None, :], other=0.0)
+    sums = sums * fade + tl.sum(p, 1)
+    acc = acc * fade[:, None] + tl.dot(p.to(values.dtype), values, input_precision=PRECISION)
+    return higher, sums, acc
+
+
+@triton.jit
+def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Found, Weight, qh, qn, kh, kn, vh, vn, n, m, scale, cap,
+           G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+           WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """A tile of rows over its share of the columns: their softmax [S, Hkv, G * n, D] and log2 of its sum."""
+    split, head = tl.program_id(1), tl.program_id(2)
+    length = tl.load(Length)
+    total = length + m
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    rows_ok = r < G * n
+    row = r % n
+    offs_n, offs_d, offs_t = tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BT)
+    position = length + tl.load(Depths + row)
+    first = 0
+    free = 0                                                                # the first column that every row sees
+    if WINDOW > 0:
+        first = tl.minimum(length, tl.maximum(0, tl.min(position, 0) - WINDOW + 1)) // BN * BN
+        free = tl.cdiv(tl.maximum(0, tl.max(position, 0) - WINDOW + 1), BN) * BN
+    tiles = tl.cdiv(total - first, BN)
+    low = first + tiles * split // tl.num_programs(1) * BN
+    high = first + tiles * (split + 1) // tl.num_programs(1) * BN
+    top = tl.full([BM], float("-inf"), tl.float32)
+    sums = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, BD], tl.float32)
+    at = (split * tl.num_programs(2) + head) * (G * n) + r
+    if low < high:
+        q_mask = rows_ok[:, None] & (offs_d < D)[None, :]
+        q = tl.load(Q + ((head * G + r // n) * qh + row * qn)[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
+        k, v = K + head.to(tl.int64) * kh, V + head.to(tl.int64) * vh
+        free_low = tl.minimum(tl.maximum(low, free), high)
+        free_high = tl.maximum(tl.minimum(high, length // BN * BN), free_low)
+        if WINDOW > 0:
+            for start in tl.range(low, free_low, BT, num_stages=1):
+                seen = _seen(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS, WINDOW)
+                top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, seen,
+                                       scale, cap, D, True, CAPPED, PRECISION)
+        for start in tl.range(free_low, free_high, BN):
+            top, sums, acc = _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, None,
+                                   scale, cap, D, False, CAPPED, PRECISION)
+        for start in tl.range(free_high, high, BT, num_stages=1):
+            seen = _seen(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS, WINDOW)
+            top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, seen,
+                                   scale, cap, D, True, CAPPED, PRECISION)
+        safe = tl.where(sums > 0, sums, 1.0)
+        tl.store(Found + at[:, None] * D + offs_d[None, :], acc / safe[:, None], mask=q_mask)
+        top += tl.log2(safe)
+    tl.store(Weight + at, top, mask=rows_ok)
+
+
+@triton.jit
+def _merge(Found, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+           BS: tl.constexpr):
+    """One row's parts by their weights, -inf where a program had no columns and wrote nothing."""
+    r, head = tl.program_id(0), tl.program_id(1)
+    query_head = head * G + r // n
+    offs_s, offs_d = tl.arange(0, BS), tl.arange(0, BD)
+    at = (offs_s * tl.num_programs(1) + head) * (G * n) + r
+    weight = tl.load(Weight + at, mask=offs_s < splits, other=float("-inf"))
+    top = tl.max(weight, 0)
+    if Sinks is not None:
+        sink = tl.load(Sinks + query_head).to(tl.float32) * LOG2E
+        top = tl.maximum(top, sink)
+    top = tl.where(top == float("-inf"), 0.0, top)                          # a row that sees nothing: zeros
+    share = tl.exp2(weight - top)
+    total = tl.sum(share, 0)
+    if Sinks is not None:
+        total += tl.exp2(sink - top)
+    mask = (share > 0)[:, None] & (offs_d < D)[None, :]
+    found = tl.load(Found + at[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
+    out = tl.sum(found * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(Out + ((r % n) * (tl.num_programs(1) * G) + query_head) * D + offs_d, out.to(Out.dtype.element_ty),
+             mask=offs_d < D)

@@ -1,0 +1,49 @@
+"""Compiles `rows_triton` as an 8B model launches it, without a GPU, and fails where a register is spilled."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from longgraft.kernels import rows_triton
+
+LAUNCHES = [        # kernel, its constants, warps
+    ("_norm", {"size": 4096, "FORM": "rounded", "TOGETHER": 1, "WIDTH": 4096}, 8),
+    ("_norm", {"size": 128, "FORM": "rounded", "TOGETHER": 8, "WIDTH": 128}, 2),
+    ("_norm", {"size": 5376, "FORM": "from one", "TOGETHER": 1, "WIDTH": 8192}, 16),
+    ("_gated", {"ACTIVATION": "silu", "TILE": rows_triton.TILE}, 4),
+    ("_gated", {"ACTIVATION": "tanh", "TILE": rows_triton.TILE}, 4),
+    ("_rotary", {"HALF": 64}, 1), ("_write", {"WIDTH": 128}, 1)]
+ARCHITECTURES = {80: "sm_80", 90: "sm_90a"}
+ALIGNED = [["tt.divisibility", 16]]
+
+
+def kind(name: str, element: str, constants: dict) -> str:
+    """How a launch types this argument: pointers have capital names."""
+    if name in constants:
+        return "constexpr"
+    return {"ROWS": "*i64", "epsilon": "fp32"}.get(name, element if name.isupper() else "i32")
+
+
+for capability in ARCHITECTURES:
+    for name, constants, warps in LAUNCHES:
+        for element in ("*bf16", "*fp32"):
+            function = getattr(rows_triton, name)
+            kinds = {each: kind(each, element, constants) for each in function.arg_names}
+            aligned = {(place,): ALIGNED for place, each in enumerate(kinds.values())
+                       if each not in ("constexpr", "fp32")}
+            made = compile(ASTSource(function, kinds, constants, aligned), target=GPUTarget("cuda", capability, 32),
+                           options={"num_warps": warps, **rows_triton.EXACT})
+            with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+                file.write(made.asm["ptx"])
+                file.flush()
+                told = subprocess.run([knobs.nvidia.ptxas.path, "-v", f"--gpu-name={ARCHITECTURES[capability]}",
+                                       file.name, "-o", "/dev/null"], capture_output=True, text=True, check=True).stderr
+            used = int(re.search(r"Used (\d+) registers", told)[1])
+            print(f"sm_{capability} {name} {element} {constants}: {used} registers")
+            assert "0 bytes spill stores, 0 bytes spill loads" in told, told

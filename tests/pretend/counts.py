@@ -1,0 +1,259 @@
+"""What a decoding step does on a GPU, counted on the pretend one: {case: {method: counts}} and probes as JSON.
+
+    python tests/pretend/counts.py [CASE ...]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from pretend.device import CUDA, Answer, Event, Pretend, pretend
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+
+import longgraft.attention.triton as kernel
+from longgraft.engine import Engine
+from longgraft.methods import build, find
+from longgraft.needs import HEAD
+from longgraft.parts import Parts
+from longgraft.regions import EAGER, Regions
+from longgraft.request import Goal
+from longgraft.sampling import Sampling
+from longgraft.target import fused
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.rope import Rope
+
+PROMPT, CHUNK, STEPS = 700, 512, 4      # tokens; the last step is counted: what is made once was made before
+YARN = Rope(kind="yarn", factor=32.0)
+TOY: dict[str, Any] = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+                           num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target and a head of these shapes, in this number format."""
+
+    target: Callable[[], PretrainedConfig]
+    head: HeadConfig
+    dtype: torch.dtype
+    methods: tuple[str, ...] = ("ar", "eagle3", "graft")
+    attention: str = "auto"
+    recorded: bool = False
+    fused: bool = False
+
+
+def toy() -> LlamaConfig:
+    return LlamaConfig(**TOY)
+
+
+def windowed() -> MistralConfig:
+    return MistralConfig(**TOY, sliding_window=300)
+
+
+def llama() -> LlamaConfig:
+    """Llama-3.1-8B."""
+    return LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+                       num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072,
+                       rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0,
+                                        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                        "original_max_position_embeddings": 8192})
+
+
+def qwen() -> Qwen3Config:
+    """Qwen3-8B."""
+    return Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
+                       num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960)
+
+
+TOY_HEAD = HeadConfig(64, 64, 96, 4, 2, 16, 512, 256, (1, 2, 3), 4096, YARN)
+EIGHT = {"llama": (llama, HeadConfig(4096, 4096, 14336, 32, 8, 128, 128256, 32000, (2, 16, 29), 65536, YARN)),
+         "qwen": (qwen, HeadConfig(4096, 4096, 12288, 32, 8, 128, 151936, 32000, (2, 18, 33), 65536, YARN))}
+CASES = {
+    "toy-float32": Case(toy, TOY_HEAD, torch.float32),
+    "toy-bfloat16": Case(toy, TOY_HEAD, torch.bfloat16),
+    "toy-sdpa": Case(toy, TOY_HEAD, torch.float32, ("eagle3",), attention="sdpa"),
+    "toy-window": Case(windowed, TOY_HEAD, torch.bfloat16, ("ar",)),
+    "toy-recorded": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"),
+                         recorded=True),
+    "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar",), recorded=True, fused=True),
+} | {name: Case(*shapes, torch.bfloat16) for name, shapes in EIGHT.items()} | {
+    f"{name}-fused": Case(*shapes, torch.bfloat16, recorded=True, fused=True) for name, shapes in EIGHT.items()}
+
+
+def gate(nth: int, like: Tensor) -> Tensor:
+    """Two gates are open and the third is closed, so that most levels are drafted and slots are left to fill."""
+    return torch.full_like(like, -0.01 if nth < 2 else -9.0)
+
+
+def drafted(_: int, like: Tensor) -> Tensor:
+    """Ten candidates of the root; under the second of them a chain.  Rows: pool index, token, parent, score."""
+    n = like.shape[1]
+    nodes = torch.arange(n)
+    parents = torch.where(nodes < 10, -1, torch.where(nodes == 10, 1, nodes - 1))
+    return torch.stack([nodes, 100 + nodes, parents, torch.zeros(n)])
+
+
+def preferred(_: int, like: Tensor) -> Tensor:
+    """A target that follows that chain for three nodes, so that rows of the cache must move."""
+    said = torch.zeros_like(like)
+    for node, token in ((0, 101), (2, 110), (11, 111)):
+        if node < len(said):
+            said[node] = token
+    return said
+
+
+def told(_: int, like: Tensor) -> Tensor:
+    """A pass in which the root and one node below it were kept: tree, path, its length, the next token."""
+    rows = (len(like) - 2) // 7
+    said = torch.zeros(7, rows, dtype=torch.int64)
+    said[0], said[1], said[2], said[4], said[5] = torch.arange(rows), 0, 1, 2, 1
+    said[1:3, 0], said[4, 0] = torch.tensor([-1, 0]), 1
+    kept = min(2, rows)
+    said[6] = -1
+    said[6, :kept] = torch.arange(kept)
+    return torch.cat([said.flatten(), torch.tensor([kept, 7])])
+
+
+ANSWERS: dict[str, Answer] = {
+    "longgraft.drafters.policies:__call__": gate,
+    "longgraft.drafters.policies:mass": lambda _, like: torch.full_like(like, 0.9),
+    "longgraft.drafters.eagle3:_on_host": drafted,
+    "longgraft.target.fixed:told": told,
+    "longgraft.acceptance:__call__": preferred,
+}
+
+
+class Recorded:
+    """A recorder whose regions must be such that a capture succeeds; `launches` is what they hold, by their replays."""
+
+    def __init__(self, device: Pretend) -> None:
+        self.device, self.launches = device, 0
+
+    def __call__(self, region: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        region()
+        begin = len(self.device.log)
+        made = region()
+        held = self.device.log[begin:]
+        assert not (wrong := [event for event in held if event.kind != "launch"]), f"inside a capture: {wrong}"
+
+        def replay() -> None:
+            self.device.note("replay", "graph")
+            self.launches += len(held)
+
+        return replay, made
+
+
+def attention(q: Tensor, *_: Any) -> Tensor:
+    """Two kernels: what ours launches, which cannot run here."""
+    return q.clone().clone()
+
+
+@dataclass(frozen=True)
+class Fused:
+    """In place of `kernels.rows_triton`, whose functions launch one kernel each."""
+
+    device: Pretend
+
+    def norm(self, x: Tensor, *_: Any) -> Tensor:
+        return self._one("norm", x)
+
+    def gated(self, gate: Tensor, *_: Any) -> Tensor:
+        return self._one("gated", gate)
+
+    def rotary(self, q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return self._one("rotary", q), torch.empty_like(k)
+
+    def write(self, keys: Tensor, *_: Any) -> None:
+        self.device.note("launch", "write")
+
+    def _one(self, name: str, like: Tensor) -> Tensor:
+        self.device.note("launch", name, like)
+        return torch.empty_like(like)
+
+
+def counted(device: Pretend, case: Case, method: str) -> dict[str, Any]:
+    """The last of a few steps: tokens; events by kind and by place; operations by name, and how many were replayed.  Of
+    the whole request: how often the allocator was asked, and bytes of the largest tensor that an operation made."""
+    model = device.module(lambda: AutoModelForCausalLM.from_config(case.target(), dtype=case.dtype))
+    target = Target(model, attention=case.attention, fused=fused.Fused(model, Fused(device)) if case.fused else None)
+    head = device.module(lambda: Eagle3Network(case.head, own_embedding=True).to(case.dtype))
+    recorder = Recorded(device)
+    parts = Parts(target, {HEAD.name: head}, regions=Regions(recorder) if case.recorded else EAGER)
+    engine = Engine(target, build(method, parts), parts.clock, find(method).budget, CHUNK, parts.regions)
+    log: list[Event] = []
+    device.log.clear()
+    request = engine.open([n % 500 for n in range(PROMPT)], Sampling(), Goal(64))
+    for _ in range(-(-PROMPT // CHUNK) + STEPS):
+        log += device.log
+        device.log.clear()
+        recorder.launches = 0
+        step = request.step()
+        assert step is not None
+    last = list(device.log)
+    assert parts.regions.fixed == case.recorded
+    request.close()
+    log += device.log
+    return {"tokens": len(step.tokens), "kinds": Counter(event.kind for event in last),
+            "waits": Counter(f"{event.kind} {event.place}:{event.line}" for event in last if event.kind != "launch"),
+            "recorded": recorder.launches,
+            "operations": Counter(event.name for event in last if event.kind == "launch"),
+            "statistics": Counter(event.name for event in log if event.kind == "statistics"),
+            "largest": max(event.bytes for event in log if event.kind == "launch")}
+
+
+def probed(device: Pretend) -> dict[str, list[str]]:
+    """Kinds of the events of what is written in a few ways."""
+    numbers = torch.arange(3)
+    pinned, there, weight = numbers.pin_memory(), numbers.to(CUDA), torch.ones(2, 3, device=CUDA)
+    ways: dict[str, Callable[[], object]] = {
+        "to": lambda: numbers.to(CUDA),
+        "to, pinned": lambda: pinned.to(CUDA),
+        "to, not blocking": lambda: numbers.to(CUDA, non_blocking=True),
+        "to, pinned and not blocking": lambda: pinned.to(CUDA, non_blocking=True),
+        "to, pinned and not blocking, of another dtype": lambda: pinned.to(CUDA, torch.int32, non_blocking=True),
+        "tensor": lambda: torch.tensor([1, 2], device=CUDA),
+        "index by a list": lambda: there[[0, 2]],
+        "index on the device": lambda: there[there],
+        "tolist": lambda: there.tolist(),
+        "int": lambda: int(there[0]),
+        "cpu": lambda: there.cpu(),
+        "arange": lambda: torch.arange(3, device=CUDA),
+        "views": lambda: weight.view(3, 2)[1:].T.expand(1, -1, -1),
+        "empty": lambda: weight.new_empty(5),
+        "reshape of a transposed": lambda: weight.T.reshape(6),
+        "linear": lambda: torch.nn.functional.linear(weight, weight),
+        "synchronize": lambda: torch.cuda.synchronize(),
+    }
+    found = {}
+    for name, way in ways.items():
+        device.log.clear()
+        with torch.inference_mode():
+            way()
+        found[name] = [event.kind for event in device.log]
+    return found
+
+
+def main(names: list[str]) -> None:
+    device = pretend(ANSWERS)
+    kernel.tree_attention = attention
+    # Norms are known by what they say of numbers, which theirs are none.
+    fused.norm_of = lambda module: ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None
+    with device:
+        found: dict[str, Any] = {
+            name: {method: counted(device, CASES[name], method) for method in CASES[name].methods} for name in names}
+        print(json.dumps(found | {"probes": probed(device)}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(CASES))

@@ -1,0 +1,76 @@
+"""A stand-in for CUDA graphs on a CPU: operations are recorded with their Python numbers frozen, and replayed into the
+tensors that they wrote when they were recorded.
+
+What passes bakes in no length, reads nothing on the host, copies nothing to the device and keeps its shapes: what a
+capture would refuse is an error here, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from longgraft.target import interface
+
+READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2"}
+HOST = (interface.ROWS, interface.BACK)     # where masks are asked, on the host by intention
+
+
+class Refused(RuntimeError):
+    """A capture would have failed."""
+
+
+class _Tape(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, tuple, dict, list[Tensor]]] = []
+        # id of what was made here -> whether it is the device's; None: of nothing (zeros, arange), so that it may be
+        # either's.
+        self.made: dict[int, bool | None] = {}
+        self.kept: list[Any] = []               # what is freed could share its id with a later one
+        self.host = {id(one) for one in HOST}
+
+    def on_device(self, tensor: Tensor) -> bool | None:
+        return self.made.get(id(tensor), id(tensor) not in self.host)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        name, theirs = func._schema.name.split("::")[1], [self.on_device(one) for one in given]
+        if name in READS and any(theirs):
+            raise Refused(f"{name} reads a value of the device")
+        if any(theirs) and any(one.ndim and device is False for one, device in zip(given, theirs, strict=True)):
+            raise Refused(f"{name} takes a host's tensor to the device")
+        out = func(*args, **kwargs)
+        outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        device = True if any(theirs) else False if False in theirs or name == "lift_fresh" else None
+        for one in outs:
+            self.made.setdefault(id(one), device)
+        self.kept += [given, outs]
+        if device is not False:
+            views = {one.untyped_storage().data_ptr() for one in given}
+            self.operations.append((func, args, kwargs, [
+                one for one in outs if one.untyped_storage().data_ptr() not in views or not one.numel()]))
+        return out
+
+
+def recorder(region):
+    """A `longgraft.regions.Recorder`: the region runs once beforehand, as it would on a GPU."""
+    region()
+    tape = _Tape()
+    with tape:
+        returned = region()
+
+    def replay() -> None:
+        for func, args, kwargs, outs in tape.operations:
+            new = func(*args, **kwargs)
+            fresh = [leaf for leaf in tree_leaves(new) if isinstance(leaf, Tensor)]
+            # Views of what is there already, and operations in place, have written where they should.
+            if outs:
+                for old, one in zip(outs, fresh, strict=True):
+                    old.copy_(one)
+
+    return replay, returned

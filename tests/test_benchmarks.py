@@ -1,0 +1,214 @@
+"""Benchmarks: floors are the arithmetic of public shapes, what fails is said, and a rehearsal needs no card."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from benchmarks import __main__ as program
+from benchmarks import floors, parts
+from benchmarks.checks import tests as marked_tests
+from benchmarks.machine import Machine, Work, race
+from benchmarks.modes import MODES
+from benchmarks.report import Report, Row
+from benchmarks.shapes import SHAPES
+from benchmarks.texts import numbered
+from benchmarks.training import carried, encode
+from longgraft.costs import Costs
+from longgraft.loading import assemble
+from longgraft.needs import embedded
+from longgraft.settings import Settings
+from longgraft.target.weights import read_config
+from longgraft.timing import key_of
+from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.yarn_drafters.layouts import TargetShape
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+H200 = Machine(torch.device("cuda"), torch.bfloat16, copy=4.3e12, products=790e12, latency=5e-6)
+QUICK = ["--toy", "--prefix", "16", "--patience", "0", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def unbuilt(name: str) -> SimpleNamespace:
+    """A target of this shape without weights."""
+    config = getattr(transformers, SHAPES[name].family)(**SHAPES[name].config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return SimpleNamespace(config=config, dtype=torch.bfloat16, model=model, head=model.get_output_embeddings(),
+                           vocab_size=config.vocab_size)
+
+
+@pytest.mark.parametrize("name, prefix, rows, ms", [
+    ("llama-3.1-8b", 4096, 1, 3.62), ("llama-3.1-8b", 4096, 60, 3.64), ("llama-3.1-8b", 32_768, 1, 4.49),
+    ("qwen3-8b", 4096, 1, 3.66), ("qwen3-8b", 32_768, 1, 4.64)])
+def test_a_pass_takes_at_least_what_its_bytes_take(name, prefix, rows, ms):
+    """Worked out by hand: weights but for the input embedding, and keys and values, at 4.3 TB/s."""
+    seconds, bound = H200.floor(floors.target_pass(unbuilt(name), prefix, rows))
+    assert 1e3 * seconds == pytest.approx(ms, abs=0.02) and bound == "memory"
+
+
+def test_many_rows_behind_a_long_prefix_are_bound_by_arithmetic_and_little_work_by_the_launch():
+    assert H200.floor(floors.attention((32, 8), 128, 2, 32_768, 1))[1] == "memory"
+    assert H200.floor(floors.attention((32, 8), 128, 2, 32_768, 512))[1] == "arithmetic"
+    assert H200.floor(Work(1000)) == (5e-6, "launch")
+
+
+def test_a_race_takes_its_actions_in_turn():
+    seen: list[str] = []
+    took = race({name: lambda name=name: seen.append(name) for name in "ab"}, CPU, 0.0, least=3)
+    assert set(took) == {"a", "b"} and min(took.values()) > 0
+    timed = "".join(seen)[4:]
+    assert len(timed.replace("a", " ").split()) == len(timed.replace("b", " ").split()) == 3
+
+
+@pytest.mark.parametrize("name", [*parts.PARTS, "attention"])
+def test_each_part_has_its_command_table_and_json(name, tmp_path):
+    done = CliRunner().invoke(program.app, [name, *QUICK, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / f"{name}.json").read_text())
+    assert found["failures"] == [] and found["left_out"] == []
+    assert {"device", "torch", "transformers", "commit", "sources", "rates", "threads"} <= found["about"].keys()
+    for row in found["rows"]:
+        difference = row["part"] in ("seeding", "draft level", "transformers")     # of two noisy times
+        assert row["seconds"] > 0 or difference, row
+        assert row["floor"] > 0 and row["bound"] in ("memory", "arithmetic", "launch"), row
+        assert row["part"] in done.output
+
+
+def test_the_costs_it_writes_are_those_that_the_controller_reads(tmp_path):
+    found = {}
+    for name in ("rows", "draft"):
+        CliRunner().invoke(program.app, [name, *QUICK, "--mode", "eager,graphs", "--out", str(tmp_path / name)])
+        found[name] = list((tmp_path / name).glob("costs-*.json"))
+    assert found["draft"] == [], "levels without passes are no costs"
+    name = "costs-toy-Llama-3.1-8B-Instruct"
+    assert {path.stem for path in found["rows"]} == {f"{name}-{mode}" for mode in MODES[:2]}
+    for path in found["rows"]:
+        costs = Costs.load(path)
+        assert sorted(costs.passes[16]) == [1, 8, 16, 32, 64] and costs.key["model"] == "toy-Llama-3.1-8B-Instruct"
+
+
+def test_the_costs_of_a_shape_are_a_session_s_of_that_model(tmp_path):
+    CliRunner().invoke(program.app, ["rows", "--shape", "embedded", *QUICK[1:], "--out", str(tmp_path)])
+    costs = Costs.load(tmp_path / "costs-embedded-eager.json")
+    loaded = assemble(None, "auto", Settings(method="eagle3", device="cpu"))
+    assert costs.fits(key_of(loaded.target, loaded.parts.head)) == []
+
+
+def test_a_part_that_raises_fails_the_command_and_not_the_other_parts(tmp_path, monkeypatch):
+    def broken(bench):
+        yield from parts.merge(bench)
+        raise RuntimeError("the third kernel is gone")
+
+    monkeypatch.setattr(program, "PARTS", {"rows": broken, "acceptance": parts.acceptance})
+    done = CliRunner().invoke(program.app, ["time", "--shape", "qwen3-8b", "--device", "cpu", "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "FAILED rows of toy-Qwen3-8B eager: RuntimeError: the third kernel is gone" in done.output
+    found = json.loads((tmp_path / "time.json").read_text())
+    assert {each["part"] for each in found["failures"]} == {f"rows of toy-Qwen3-8B {mode}" for mode in MODES[:2]}
+    assert any("acceptance" in row["part"] for row in found["rows"])
+
+
+def test_a_wrong_row_fails_the_command_and_so_does_an_empty_report(tmp_path):
+    report = Report("x", tmp_path, 1, CPU)
+    assert report.finish() == 1
+    report.add(Row("a", "b", ok=True))
+    assert report.finish() == 0
+    report.add(Row("a", "c", ok=False, note="it differs"))
+    assert report.finish() == 1
+
+
+def test_what_has_no_time_is_left_out_and_said(tmp_path, capsys):
+    report = Report("x", tmp_path, 1, CPU)
+    report.end -= 61
+    report.take("the kernels", iter([Row("a", "b")]))
+    assert report.rows == []
+    report.finish()
+    assert "left out for want of time: the kernels" in capsys.readouterr().out
+    assert json.loads((tmp_path / "x.json").read_text())["left_out"] == ["the kernels"]
+
+
+def test_rows_are_on_disk_before_the_part_has_ended(tmp_path):
+    report = Report("x", tmp_path, 1, CPU)
+
+    def rows():
+        yield Row("a", "b", 0.5, 0.25)
+        row, = json.loads((tmp_path / "x.json").read_text())["rows"]
+        assert row["reached"] == 0.5
+        yield Row("c", "d")
+
+    report.take("a", rows())
+    assert not report.failures and len(report.rows) == 2
+
+
+def test_without_tests_nothing_is_shown(tmp_path):
+    report = Report("check", tmp_path, 1, CPU)
+    report.attempt("tests", lambda: marked_tests(report, "no_test_has_this_name"))
+    assert report.finish() == 1 and "nothing is shown" in report.failures[0]["error"]
+
+
+def test_prompts_of_32k_are_in_the_checkout_and_repeat_themselves_as_text_does():
+    ids = numbered(32_768, 128_256)
+    assert len(ids) == 32_768 and 0.02 < len(set(ids)) / len(ids) < 0.3
+
+
+def test_a_carried_corpus_is_what_was_encoded(tmp_path):
+    (tmp_path / "a.py").write_text("def add(a, b):\n    return a + b\n" * 9)
+    made = encode([tmp_path / "a.py"], tmp_path / "corpus.npz")
+    found = carried(tmp_path / "corpus.npz")
+    assert found.tokens.tolist() == made.tokens.tolist() and found.types == made.types
+    with pytest.raises(ValueError, match=r"gone\.npz is missing, the text to train on"):
+        carried(tmp_path / "gone.npz")
+
+
+SCRIPTS = {     # what is left out of a rehearsal's options, and which parts its table must have
+    "check": (["-k", "(bit and split) or split-float32 or (recorded_pass and llama) or qwen2-graft-single"],
+              {"copy", "product, 64 rows", "every backend equals float64", "toys say what plain decoding says"}),
+    "time": (["--shape", "llama-3.1-8b"],
+             {"pass, 64 rows", "draft level", "prefill", "seeding", "attention, 64 rows", "acceptance, 60 rows",
+              "transformers"}),
+    "pair": ([], {f"{dtype} {mode}" for dtype in ("float32", "bfloat16") for mode in ("greedy", "replay")}),
+    "train": ([], {"training step", "training"})}
+
+
+@pytest.mark.slow
+def test_the_embedded_head_is_trained_further(tmp_path):
+    done = CliRunner().invoke(program.app, ["train", "--what", "drafter", "--device", "cpu", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    shape = TargetShape.of(read_config(str(embedded("target")), "embedded"))
+    ours, shipped = (load_head(folder, shape) for folder in (tmp_path / "head", embedded("drafter")))
+    assert (ours.config.rope, ours.config.max_positions) == (shipped.config.rope, 65_536)
+    assert not torch.equal(ours.fc.weight, shipped.fc.weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_rehearsed_from_a_bare_checkout(name, tmp_path):
+    """Nothing that is installed of longgraft is used: bare.sh sees to that."""
+    options, needed = SCRIPTS[name]
+    environment = {**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", f"benchmarks/gpu/{name}.sh", "--device", "cpu", *options], cwd=ROOT,
+                          capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / f"{name}.json").read_text())
+    assert needed <= {row["part"] for row in found["rows"]}
+    assert not found["failures"] and not found["left_out"]
+    if name == "pair":
+        methods = {row["figures"]["method"] for row in found["rows"]}
+        assert methods == {"ar", "eagle3", "graft", "graft-x", "transformers"}
+    if name == "train":
+        assert (tmp_path / "model.safetensors").stat().st_size and (tmp_path / "training.jsonl").exists()

@@ -1,0 +1,327 @@
+"""Steps of fixed shape: recorded once, they serve every prefix and every tree, and say what single launches say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import FAMILIES, answered, toy_parts, toy_prompt, toy_session
+from oracle import plain
+from recorder import Refused, recorder
+
+from longgraft.acceptance import Greedy
+from longgraft.attention.backends import triton
+from longgraft.clock import Clock
+from longgraft.engine import Engine
+from longgraft.kernels import rows_triton
+from longgraft.kv import KVCache
+from longgraft.methods import METHODS, build
+from longgraft.observation import Wants
+from longgraft.padded import SIZES, PaddedTree, size_of
+from longgraft.regions import EAGER, Regions
+from longgraft.sampling import Sampling
+from longgraft.session import Session
+from longgraft.target.fixed import FixedPass, why_not_fixed
+from longgraft.target.fused import Fused
+from longgraft.target.model import Segment, Target
+from longgraft.tree import ProposalTree
+from longgraft.verifier import Verifier
+
+SHAPE = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=None, eos_token_id=None)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 128, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "rope_theta": 1e4}
+HEADS, WINDOW = {"head_dim": 16}, {"sliding_window": 24}
+TEN = {
+    "llama": ("LlamaConfig", {}),
+    "llama with llama3 rope": ("LlamaConfig", {"rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", HEADS),
+    "qwen3 with yarn": ("Qwen3Config", HEADS | {"rope_parameters": YARN}),
+    "qwen3-moe": ("Qwen3MoeConfig", HEADS | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    "mistral with a window": ("MistralConfig", WINDOW),
+    "gemma2": ("Gemma2Config", HEADS | WINDOW),
+    "gemma3": ("Gemma3TextConfig", HEADS | WINDOW),
+    "phi3": ("Phi3Config", {}),
+}
+WANTS = Wants(layers=(0, 2), final=True, topk=4)
+
+
+def model_of(family: str, **more) -> Target:
+    import transformers
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    name, extra = TEN[family]
+    config = getattr(transformers, name)(**SHAPE | extra | more)
+    return Target(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), family)
+
+
+def random_tree(nodes: int, seed: int) -> ProposalTree:
+    generator = torch.Generator().manual_seed(seed)
+    parents = [-1] + [int(torch.randint(max(0, n - 5), n, (1,), generator=generator)) for n in range(1, nodes)]
+    return ProposalTree.build(list(range(1, nodes + 1)), parents, [0.0] * nodes, [1] + [2] * (nodes - 1))
+
+
+def prefilled(target: Target, length: int, wants: Wants = WANTS, capacity: int = 256) -> KVCache:
+    cache = target.cache(capacity)
+    if not cache.layers[0].is_initialized:
+        Verifier(target, cache, Greedy(), Clock()).read(torch.tensor(toy_prompt(length, seed=length)), wants)
+    return cache
+
+
+@pytest.mark.parametrize("family", TEN)
+@torch.inference_mode()
+def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
+    target, regions = model_of(family), Regions(recorder)
+    cache = prefilled(target, 150)
+    fixed = FixedPass(target, cache, 16, WANTS, regions)
+    for length, nodes in ((20, 9), (3, 16), (150, 12), (61, 1), (100, 15)):
+        cache.length = length
+        tree = random_tree(nodes, length)
+        expected, = target.run([Segment(tree, cache)], WANTS)
+        rows = [layer.keys[:, :, length:length + nodes].clone() for layer in cache.layers]
+        fixed.load(tree)
+        seen, positions = fixed.forward()
+        torch.testing.assert_close(seen.logits[:nodes], expected.logits, atol=1e-5, rtol=1e-4)
+        for layer, hidden in expected.hidden.items():
+            torch.testing.assert_close(seen.hidden[layer][:nodes], hidden, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(seen.final[:nodes], expected.final, atol=1e-5, rtol=1e-4)
+        assert torch.equal(seen.topk[:nodes, 0], expected.topk[:, 0])
+        assert positions[:nodes].tolist() == (length + 1 + tree.depths).tolist()
+        for layer, before in zip(cache.layers, rows, strict=True):
+            torch.testing.assert_close(layer.keys[:, :, length:length + nodes], before, atol=1e-5, rtol=1e-4)
+    assert regions.fixed and len(regions._recorded) == 1
+
+
+def as_on_a_gpu(target: Target) -> Target:
+    """With the kernels that CUDA would take, in Triton's interpreter where there is none."""
+    target.fused, target.fixed_backend = Fused(target.model, rows_triton), triton
+    return target
+
+
+class Fixed(Regions):
+    """Fixed shapes, each time anew: the interpreter's kernels cannot be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(recorder)
+
+    def __call__(self, key, region):
+        return region()
+
+
+@pytest.mark.parametrize("family", TEN)
+@torch.inference_mode()
+def test_the_gpu_s_kernels_together_say_what_single_launches_say(family):
+    target = as_on_a_gpu(model_of(family))
+    cache, tree = prefilled(target, 30), random_tree(7, 5)
+    fixed = FixedPass(target, cache, 8, WANTS, Fixed())
+    expected, = target.run([Segment(tree, cache)], WANTS)
+    fixed.load(tree)
+    seen, _ = fixed.forward()
+    torch.testing.assert_close(seen.logits[:7], expected.logits, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(seen.final[:7], expected.final, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["ar", "graft"])
+def test_a_whole_answer_by_the_gpu_s_kernels(method):
+    parts = toy_parts("qwen3", regions=Fixed())
+    as_on_a_gpu(parts.target)
+    proposer = build(method, parts)
+    if method == "graft":
+        parts.drafted()._fixed_backend = triton
+    session = Session(Engine(parts.target, proposer, parts.clock, 8, None, parts.regions), None)
+    found, usual = (answered(one, toy_prompt(60), 4) for one in (session, toy_session(method, "qwen3", 8)))
+    assert found.token_ids == usual.token_ids == plain("qwen3", 60, 24, GREEDY)[:4]
+    assert found.stats.accepted_per_step == usual.stats.accepted_per_step
+
+
+def test_a_model_that_reads_a_value_on_the_host_is_not_recorded():
+    target, regions = model_of("llama"), Regions(recorder)
+    cache = prefilled(target, 40)
+    reads = target.layers[1].mlp.register_forward_hook(lambda _, __, out: out if out.abs().max() > 0 else None)
+    with pytest.warns(UserWarning, match="decodes without CUDA graphs: .* reads a value of the device"), \
+            torch.inference_mode():
+        fixed = FixedPass(target, cache, 8, WANTS, regions)
+        fixed.load(random_tree(5, 0))
+        fixed.forward()
+    reads.remove()
+    assert not regions.fixed
+
+
+def test_a_named_attention_that_reads_lengths_on_the_host_is_not_recorded():
+    assert "split reads the length on the host" in why_not_fixed("split")
+    assert why_not_fixed("auto") == why_not_fixed("triton") == "no CUDA device"
+
+
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, seed=5)
+
+
+@pytest.mark.parametrize("method, family", [*((method, "qwen3-moe") for method in METHODS),
+                                            *(("graft", family) for family in FAMILIES)])
+def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
+    """Of three requests in one session; the third is longer than all before, so that its buffers are larger."""
+    regions = Regions(recorder)
+    ours, usual = toy_session(method, family, regions=regions), toy_session(method, family)
+    for length, new, sampling in ((60, 24, GREEDY), (45, 16, SAMPLED), (300, 4, GREEDY)):
+        said = [answered(session, toy_prompt(length), new, sampling) for session in (ours, usual)]
+        assert said[0].token_ids == said[1].token_ids == plain(family, length, new, sampling)
+        assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
+        assert said[0].stats.accepted_by_origin == said[1].stats.accepted_by_origin
+        assert said[0].stats.stages == said[1].stats.stages
+        for name, (nodes, estimates, accepted) in said[0].stats.by_probability.items():
+            assert (nodes, pytest.approx(estimates, rel=1e-4), accepted) == said[1].stats.by_probability[name]
+    assert regions.fixed and regions._recorded
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.adaptive])
+def test_a_controller_s_trees_are_verified_in_recorded_steps(method):
+    regions = Regions(recorder)
+    ours, usual = (toy_session(method, adaptive=True, regions=one) for one in (regions, EAGER))
+    said = [answered(session, toy_prompt(60), 24) for session in (ours, usual)]
+    assert said[0].token_ids == said[1].token_ids == plain("llama", 60, 24, GREEDY)
+    assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
+    assert regions.fixed and regions._recorded
+
+
+def test_seeds_share_their_recordings_and_say_what_they_say():
+    regions = Regions(recorder)
+    session = toy_session("eagle3", regions=regions)
+    said, laws = set(), set()
+    for seed in (5, 6, 7):
+        sampling = Sampling(temperature=0.8, top_p=0.95, seed=seed)
+        ids = answered(session, toy_prompt(60), 24, sampling).token_ids
+        assert ids == plain("llama", 60, 24, sampling)
+        said.add(tuple(ids))
+        laws |= {key[-1] for key in regions._recorded if "settle" in key}
+    assert len(said) == 3 and len(laws) == 1
+
+
+@pytest.mark.parametrize("method", ["ar", "eagle3", "graft"])
+def test_what_cannot_be_recorded_is_launched_one_by_one_and_said_once(method):
+    def never(region):
+        raise Refused("out of room")
+
+    regions = Regions(never)
+    with pytest.warns(UserWarning, match="longgraft decodes without CUDA graphs: out of room") as said:
+        found = answered(toy_session(method, regions=regions), toy_prompt(60), 24)
+    assert found.token_ids == plain("llama", 60, 24, GREEDY) and len(said) == 1 and not regions.fixed
+
+
+def test_a_region_that_fails_late_leaves_the_answer_as_it_is():
+    """The first regions were recorded; then there is no room for more."""
+    for late in range(1, 9):
+        left = iter([recorder] * late)
+
+        def sometimes(region, left=left):
+            if (one := next(left, None)) is None:
+                raise Refused("out of room")
+            return one(region)
+
+        regions = Regions(sometimes)
+        with pytest.warns(UserWarning, match="out of room"):
+            found = answered(toy_session("graft", budget=40, regions=regions), toy_prompt(60), 24)
+        assert found.token_ids == plain("llama", 60, 24, GREEDY) and not regions.fixed
+
+
+def test_features_are_those_of_the_kept_path():
+    """Of a path that skips siblings, in recorded passes and as they come."""
+    found = []
+    for regions in (EAGER, Regions(recorder)):
+        parts = toy_parts(regions=regions)
+        cache = prefilled(parts.target, 40, Wants(), 256)
+        verifier = Verifier(parts.target, cache, Greedy(), Clock(), regions)
+        first = int(parts.target.run([Segment(ProposalTree.root_only(7), cache)], Wants())[0].logits.argmax())
+        other = (first + 1) % 96
+        tree = ProposalTree.build([7, other, first], [-1, 0, 0], [0.0] * 3, [1, 2, 2])
+        report, = parts.target.run([Segment(tree, cache)], WANTS)
+        wanted = report.hidden[2][[0, 2]].clone(), report.final[[0, 2]].clone()
+        seen = verifier.verify(tree, WANTS)
+        assert seen.path.tolist() == [0, 2] and seen.kept.tolist() == [7, first]
+        torch.testing.assert_close(seen.hidden[2], wanted[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(seen.final, wanted[1], atol=1e-5, rtol=1e-4)
+        found.append(seen.features((0, 2)))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+
+
+def test_what_was_observed_outlives_the_next_pass():
+    parts = toy_parts(regions=Regions(recorder))
+    verifier = Verifier(parts.target, prefilled(parts.target, 40, Wants()), Greedy(), Clock(), parts.regions)
+    first = verifier.verify(random_tree(5, 1), WANTS)
+    features = first.features((0, 2)).clone()
+    verifier.verify(random_tree(6, 2), WANTS)
+    assert torch.equal(first.features((0, 2)), features)
+
+
+@torch.inference_mode()
+def test_rows_behind_the_path_stay_where_they_are():
+    """They are scratch; but committed rows must not be where a path of one node leaves the others."""
+    parts = toy_parts(regions=Regions(recorder))
+    cache = prefilled(parts.target, 40, Wants())
+    fixed = FixedPass(parts.target, cache, 8, Wants(), parts.regions)
+    fixed.load(ProposalTree.root_only(7))
+    report, positions = fixed.forward()
+    before = cache.layers[1].keys[:, :, 40:48].clone()
+    fixed.settle(report, positions, Greedy())
+    assert torch.equal(cache.layers[1].keys[:, :, 40:48], before)
+
+
+def test_the_matrix_holds_the_same_rows():
+    found = []
+    for regions in (EAGER, Regions(recorder)):
+        session = toy_session("graft", "qwen3", regions=regions)
+        answered(session, toy_prompt(60), 24)
+        rows = next(memory for memory in session.engine.proposer.memories if memory.name == "matrix")
+        found.append(rows.matrix.rows.clone())
+    assert torch.equal(*found)
+
+
+def test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones():
+    regions = Regions(recorder)
+    session = toy_session("eagle3", regions=regions)
+    answered(session, toy_prompt(60), 16)
+    before = dict(regions._recorded)
+    answered(session, toy_prompt(58), 16)
+    assert before.items() <= regions._recorded.items()
+    answered(session, toy_prompt(400), 16)
+    assert not before.keys() & regions._recorded.keys()
+
+
+def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_keeps_them():
+    for regions, kept in ((EAGER, False), (Regions(recorder), True)):
+        session = toy_session("eagle3", regions=regions)
+        answered(session, toy_prompt(60), 8)
+        assert (session.engine.cache.bytes() > 0) is kept
+
+
+def test_sizes_hold_every_tree_of_the_common_budget():
+    assert [size_of(n) for n in (1, 2, 8, 9, 33, 60, 64)] == [1, 8, 8, 16, 64, 64, 64] and SIZES[-1] == 64
+    with pytest.raises(ValueError, match="65 nodes"):
+        size_of(65)
+
+
+def test_a_tree_beyond_the_largest_size_is_verified_as_it_comes():
+    regions = Regions(recorder)
+    found = answered(toy_session("token-recycling", regions=regions), toy_prompt(60), 24)
+    assert found.token_ids == plain("llama", 60, 24, GREEDY)
+
+
+def test_one_tree_goes_to_the_device_in_one_copy_and_comes_back_whole(monkeypatch):
+    parts = toy_parts(regions=Regions(recorder))
+    cache, sends = prefilled(parts.target, 30, Wants()), []
+    monkeypatch.setattr("longgraft.target.fixed.sent", lambda tensor, device: sends.append(tensor.shape) or tensor)
+    verifier = Verifier(parts.target, cache, Greedy(), Clock(), parts.regions)
+    tree = random_tree(11, 4)
+    assert verifier.verify(tree, Wants()).tree is tree and len(sends) == 1
+    padded = PaddedTree.of(tree, 16, torch.device("cpu")).shallower(2)
+    seen = verifier.verify(padded, Wants())
+    short = tree.shallower(2)
+    assert seen.tree.tokens.tolist() == short.tokens.tolist() and seen.tree.parents.tolist() == short.parents.tolist()
+    assert len(sends) == 2
+
+
+def test_a_decoder_stops_at_its_limit_inside_a_tree_that_is_on_the_device():
+    for new in (1, 2, 3, 7):
+        regions = Regions(recorder)
+        found = answered(toy_session("graft", regions=regions), toy_prompt(60), new)
+        assert found.token_ids == plain("llama", 60, 24, GREEDY)[:new]

@@ -1,0 +1,211 @@
+"""What is computed in one launch says what the library's own modules say, only where a pass of ours asks for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import toy_model
+from test_families import random_model, tiny
+from transformers import CONFIG_MAPPING
+from transformers.models.llama import modeling_llama
+
+from longgraft.kernels.build import NotBuilt
+from longgraft.target.forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
+from longgraft.target.fused import Fused, fused, kernels_for, wrong_ones
+
+HALF = [torch.float32, torch.bfloat16]
+IDS = torch.arange(3, 20)[None]
+
+
+class Torch:
+    """The forms themselves as kernels; called: their names."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def norm(self, x, weight, epsilon, form):
+        self.called.append("norm")
+        return NORMS[form](x, weight, epsilon)
+
+    def gated(self, gate, up, activation):
+        self.called.append("gated")
+        return ACTIVATIONS[activation](gate) * up
+
+    def rotary(self, q, k, cos, sin):
+        self.called.append("rotary")
+        return turned(q, cos, sin), turned(k, cos, sin)
+
+    def write(self, keys, values, k, v, rows):
+        keys.index_copy_(2, rows, k)
+        values.index_copy_(2, rows, v)
+
+
+def model_of(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    return random_model(tiny(CONFIG_MAPPING[family], **more)).to(dtype)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("family, norms, gated, rotations", [       # per layer, and one norm behind the last
+    ("llama", 2, 1, 1), ("qwen2", 2, 1, 1), ("qwen3", 4, 1, 1), ("mistral", 2, 1, 1), ("gemma2", 4, 1, 1),
+    ("gemma3_text", 6, 1, 1), ("phi3", 2, 1, 1), ("olmo2", 4, 1, 1), ("granite", 2, 1, 1), ("qwen3_moe", 4, 0, 1)])
+def test_what_is_fused_of_a_family_says_the_same_to_the_last_bit(family, norms, gated, rotations, dtype):
+    model, kernels = model_of(family, dtype), Torch()
+    ours = Fused(model, kernels)
+    each = {"norm": 6 * norms + 1, "gated": 6 * gated, "rotary": 6 * rotations}
+    assert [ours.counts[kind] for kind in ("norms", "gated", "rotations")] == list(each.values())
+    expected = logits(model)
+    with ours():
+        assert torch.equal(logits(model), expected)
+    assert {kind: kernels.called.count(kind) for kind in each} == each
+
+
+def test_a_rotation_of_a_part_of_a_head_is_the_library_s():
+    """Phi-3's function can do it, as GPT-NeoX's; which it is does not show before it is called."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    model, kernels = model_of("phi3", rope_parameters=rope), Torch()
+    expected, ours = logits(model), Fused(model, kernels)
+    with ours():
+        assert torch.equal(logits(model), expected)
+    assert ours.counts["rotations"] == 6 and "rotary" not in kernels.called
+
+
+@pytest.mark.parametrize("family", ["gptj", "cohere", "glm4", "ernie4_5"])
+def test_rotations_of_neighbours_are_left_alone(family):
+    """Or wider ones, GLM's: their functions have the same name."""
+    module = sys.modules[type(model_of(family)).__module__]
+    assert tables_of(module.apply_rotary_pos_emb, torch.bfloat16) == set()
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_each_norm_is_of_the_form_that_rounds_as_it_does(dtype):
+    forms = {family: norm_of(model_of(family, dtype).get_decoder().norm) for family in ("llama", "olmo2", "gemma2")}
+    wide = "rounded" if dtype == torch.float32 else "wide"      # float32 has nothing to round
+    assert forms == {"llama": ("rounded", 1e-6), "olmo2": (wide, 1e-5), "gemma2": ("from one", 1e-6)}
+
+
+@pytest.mark.parametrize("said", [
+    lambda norm, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),                       # no weight
+    lambda norm, x: F.layer_norm(x, x.shape[-1:], norm.weight, None, 1e-6),                        # a mean
+    lambda norm, x: norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2e-6),         # another epsilon
+    lambda norm, x, gate: x])
+def test_a_norm_that_says_something_else_is_left_alone(said):
+    kind = type("OtherRMSNorm", (modeling_llama.LlamaRMSNorm,), {"forward": said})
+    assert norm_of(kind(32)) is None and norm_of(modeling_llama.LlamaRMSNorm(32)) == ("rounded", 1e-6)
+
+
+@pytest.mark.parametrize("said", [
+    lambda mlp, x: mlp.down_proj(mlp.act_fn(mlp.up_proj(x)) * mlp.gate_proj(x)),
+    lambda mlp, x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) + mlp.up_proj(x)),
+    lambda mlp, x: mlp.down_proj(F.gelu(mlp.gate_proj(x)) * mlp.up_proj(x)),
+    lambda mlp, x: 2 * mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))])
+def test_a_product_that_says_something_else_is_left_alone(said):
+    own = toy_model().get_decoder().layers[0].mlp
+    kind = type("OtherMLP", (type(own),), {"forward": said})
+    assert gate_of(kind(toy_model().config)) is None and gate_of(own) == "silu"
+
+
+def test_asking_changes_neither_the_model_nor_torch_s_random_state():
+    model = model_of("llama")
+    before, state = [dict(module.__dict__) for module in model.modules()], torch.get_rng_state()
+    Fused(model, Torch())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.__dict__ == own for module, own in zip(model.modules(), before, strict=True))
+
+
+def test_nothing_is_left_on_the_model_or_the_library_also_after_an_exception():
+    model, rotation = model_of("llama"), modeling_llama.apply_rotary_pos_emb
+    ours, other, kernels = Fused(model, Torch()), model_of("llama"), Torch()
+    before = [module.__dict__.keys() for module in model.modules()]
+    with pytest.raises(ZeroDivisionError), Fused(other, kernels)():
+        assert modeling_llama.apply_rotary_pos_emb is rotation
+        logits(model)               # of the same classes, and not ours
+        assert not kernels.called
+        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError), ours():
+        _ = 1 / 0
+    assert [module.__dict__.keys() for module in model.modules()] == before
+    assert all("forward" not in module.__dict__ for module in [*model.modules(), *other.modules()])
+
+
+def test_another_thread_sees_none_of_it():
+    model, kernels = model_of("llama"), Torch()
+    expected = logits(model)
+    with Fused(model, kernels)(), ThreadPoolExecutor(1) as thread:
+        assert torch.equal(thread.submit(logits, model).result(), expected) and not kernels.called
+        logits(model)
+        assert kernels.called
+
+
+def test_a_module_with_a_forward_of_its_own_keeps_it():
+    model, kernels = model_of("llama"), Torch()
+    norm = model.get_decoder().norm
+    norm.forward = own = lambda x: x
+    with Fused(model, kernels)():
+        logits(model)
+    assert norm.forward is own and kernels.called.count("norm") == 12
+
+
+@pytest.mark.parametrize("call", [
+    lambda norm: norm(torch.ones(2, 32, dtype=torch.bfloat16)),         # of another dtype than its weight
+    lambda norm: norm(torch.ones(32, 2).mT),                            # rows that are not dense
+    lambda norm: norm(hidden_states=torch.ones(2, 32))])
+def test_what_does_not_fit_is_the_module_s_own(call):
+    norm, kernels = modeling_llama.LlamaRMSNorm(32), Torch()
+    with torch.no_grad(), Fused(norm, kernels)():
+        call(norm)
+        assert not kernels.called
+        norm(torch.ones(2, 32))
+        norm(torch.ones(1, 3, 2, 32).transpose(1, 2))
+    assert kernels.called == ["norm", "norm"]
+
+
+def test_a_norm_that_is_given_more_than_it_was_shown_is_its_own():
+    """As those that also gate, where there is a gate."""
+    def forward(self, x, gate=None):
+        return super(kind, self).forward(x if gate is None else x * gate)
+
+    kind = type("GatedRMSNorm", (modeling_llama.LlamaRMSNorm,), {"forward": forward})
+    norm, kernels, x, gate = kind(32), Torch(), torch.randn(2, 32), torch.randn(2, 32)
+    with torch.no_grad(), Fused(norm, kernels)():
+        for said in (norm(x, gate), norm(x, gate=gate)):
+            assert torch.equal(said, NORMS["rounded"](x * gate, norm.weight, 1e-6)) and not kernels.called
+        assert norm(x) is not None and kernels.called == ["norm"]
+
+
+def test_where_gradients_are_wanted_it_is_the_module_s_own():
+    norm, kernels = modeling_llama.LlamaRMSNorm(32), Torch()
+    with Fused(norm, kernels)():
+        norm(torch.ones(2, 32)).sum().backward()
+    assert norm.weight.grad is not None and not kernels.called
+
+
+def test_without_a_gpu_it_is_said_why():
+    assert isinstance(why := fused(toy_model()), NotBuilt) and "they are for CUDA" in str(why)
+    assert isinstance(kernels_for(torch.device("cpu"), torch.float32), NotBuilt)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_that_say_something_else_are_named(dtype):
+    def other(name: str, wrong: Callable) -> list[str]:
+        kernels = Torch()
+        right = getattr(kernels, name)
+        setattr(kernels, name, lambda *args: wrong(right, *args))
+        return wrong_ones(kernels, torch.device("cpu"), dtype)
+
+    assert wrong_ones(Torch(), torch.device("cpu"), dtype) == []
+    assert other("norm", lambda norm, x, weight, epsilon, form: norm(x, weight, epsilon, "from one")) == [
+        "rounded norm", "wide norm"]
+    assert other("gated", lambda gated, gate, up, name: gated(up, gate, name)) == ["silu", "tanh"]
+    assert other("rotary", lambda rotary, q, k, cos, sin: rotary(q, k, cos, -sin)) == ["rotated q", "rotated k"]
+    assert other("write", lambda write, keys, values, k, v, rows: write(keys, values, v, k, rows)) == ["written rows"]

@@ -1,0 +1,285 @@
+"""The padded tree: on random trees every verb gives what the host tree gives, without a look at any value."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from longgraft.acceptance import walk
+from longgraft.memories.rows import _worst_first
+from longgraft.padded import SIZES, WORD, PaddedTree, Pattern, filled, size_of
+from longgraft.retrievers.matrix import _live
+from longgraft.templates import envelope
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+
+CPU = torch.device("cpu")
+NAN = float("nan")
+
+
+def grown(dice: random.Random, nodes: int, root: int = 0, near: int = 99, vocabulary: int = 4) -> ProposalTree:
+    """At most `nodes` nodes under parents among the last `near`: 1 makes chains.  Few scores, so that they tie; of some
+    trees each node has its parent's or less, as drafters' do."""
+    falling = dice.random() < 0.5
+    tokens, parents, scores, origin = [root], [-1], [0.0], [ROOT]
+    taken = set()
+    for _ in range(nodes - 1):
+        pair = dice.randrange(max(0, len(tokens) - near), len(tokens)), dice.randrange(vocabulary)
+        if pair not in taken:
+            taken.add(pair)
+            parents.append(pair[0])
+            tokens.append(pair[1])
+            gain = dice.choice([NAN, -0.0, -0.5, -0.5, -1.25, -dice.random(), float("-inf")])
+            scores.append(scores[pair[0]] + dice.choice([-0.0, -0.5, -0.5, gain]) if falling else gain)
+            origin.append(dice.choice([DRAFT, RETRIEVED, DRAFT | RETRIEVED]))
+    return ProposalTree.build(tokens, parents, scores, origin, stage=dice.choice([None, 1]))
+
+
+def trees(count: int, most: int = 64):
+    """Trees of all kinds, sizes and depths, each with the dice that made it."""
+    for seed in range(count):
+        dice = random.Random(seed)
+        nodes = dice.choice([1, 2, most, dice.randint(1, most), dice.randint(1, most)])
+        yield dice, grown(dice, nodes, near=dice.choice([1, 2, 5, 99]), vocabulary=dice.choice([2, 4, 9]))
+
+
+def scattered(dice: random.Random, tree: ProposalTree, rows: int) -> PaddedTree:
+    """The tree in rows among which some are dead; what dead rows hold may mean something elsewhere."""
+    places = [0, *sorted(dice.sample(range(1, rows), len(tree) - 1))]
+    whole = PaddedTree.of(tree, rows, CPU)
+    live = torch.zeros(rows, dtype=torch.bool)
+    live[places] = True
+
+    def spread(column, dead):
+        out = torch.full((rows,), dead, dtype=column.dtype)
+        out[places] = column[:len(tree)]
+        return out
+
+    parents = torch.tensor([-1] + [places[parent] for parent in tree.parents[1:].tolist()])
+    return replace(whole, tokens=spread(tree.tokens, 0), parents=spread(parents, 0), depths=spread(tree.depths, 0),
+                   scores=spread(tree.scores, dice.choice([0.0, NAN, -0.1])), origin=spread(tree.origin, 0), live=live)
+
+
+def rows_for(dice: random.Random, tree: ProposalTree) -> int:
+    return dice.choice([size for size in SIZES if size >= len(tree)])
+
+
+def host(tree: PaddedTree) -> ProposalTree:
+    """Through the record, as a tree comes to the host; what holds of every padded tree is looked at on the way."""
+    found = PaddedTree.host(tree.record(), tree.stage)
+    assert tree.live[0] and tree.parents[0] == -1 and torch.equal(tree.depths[tree.live], found.depths)
+    assert int(tree.depths.max()) <= tree.deepest
+    for column in (tree.tokens, tree.parents, tree.depths, tree.origin):
+        assert not column[~tree.live].any(), "a dead row holds something"
+    return found
+
+
+def compact(tree: PaddedTree) -> bool:
+    return bool((tree.live[:-1] >= tree.live[1:]).all())
+
+
+def same(a: ProposalTree, b: ProposalTree) -> bool:
+    exact = all(torch.equal(x, y) for x, y in ((a.tokens, b.tokens), (a.parents, b.parents), (a.origin, b.origin)))
+    return exact and a.stage == b.stage and torch.equal(a.scores.view(torch.int32), b.scores.view(torch.int32))
+
+
+def test_a_size_is_the_fewest_rows_that_hold_the_nodes():
+    assert [size_of(n) for n in (1, 2, 8, 9, 16, 17, 32, 33, 60, 64)] == [1, 8, 8, 16, 16, 32, 32, 64, 64, 64]
+    with pytest.raises(ValueError, match="65 nodes was asked for; at most 64 rows"):
+        size_of(65)
+
+
+def test_trees_come_back_from_their_rows_as_they_went():
+    for dice, tree in trees(200):
+        rows = rows_for(dice, tree)
+        padded = PaddedTree.of(tree, rows, CPU)
+        assert padded.rows == rows and padded.deepest == tree.depths.max() and compact(padded)
+        assert same(host(padded), tree)
+        assert same(host(PaddedTree.unpack(PaddedTree.pack(tree, rows), stage=tree.stage)), tree)
+        assert same(host(scattered(dice, tree, rows)), tree)
+
+
+def test_rows_see_their_ancestors_and_dead_rows_themselves():
+    for dice, tree in trees(200, most=90):
+        rows = dice.choice([size for size in (*SIZES, 90, 97) if size >= len(tree)])
+        padded = scattered(dice, tree, rows)
+        seen = torch.eye(rows, dtype=torch.bool)
+        live = padded.live.nonzero().flatten()
+        seen[live[:, None], live] = tree.mask
+        assert torch.equal(padded.ancestors, seen)
+        assert padded.words.dtype == torch.int32 and padded.words.shape == (rows, -(-rows // WORD))
+        for row, words in zip(seen.tolist(), padded.words.tolist(), strict=True):
+            bits = sum(bit << column for column, bit in enumerate(row))
+            assert [word % (1 << WORD) for word in words] == [
+                bits >> WORD * w & (1 << WORD) - 1 for w in range(len(words))]
+
+
+def test_the_best_nodes_are_the_host_trees_best():
+    for dice, tree in trees(400):
+        padded = scattered(dice, tree, rows_for(dice, tree))
+        for budget in {1, dice.randint(1, 64), max(1, len(tree) - 1), len(tree)}:
+            assert same(host(padded.top(budget)), tree.top(budget))
+
+
+def test_what_is_cut_by_depth_is_what_the_host_tree_cuts():
+    for dice, tree in trees(200):
+        padded = scattered(dice, tree, rows_for(dice, tree))
+        for depth in {0, 1, dice.randint(0, 9), padded.deepest}:
+            cut = tree.shallower(depth)
+            assert same(host(padded.shallower(depth)), cut)
+            assert same(host(padded.shallower(torch.tensor([depth]))), cut)
+
+
+def test_the_first_nodes_move_together():
+    for dice, tree in trees(200, most=80):
+        padded = scattered(dice, tree, 97)
+        budget = dice.randint(1, 64)
+        rows = dice.choice([size for size in SIZES if size >= budget])
+        found = padded.first(budget, rows)
+        assert found.rows == rows and compact(found)
+        assert same(host(found), tree.select(list(range(min(budget, len(tree))))))
+
+
+def test_merged_trees_are_the_host_trees_merged():
+    kinds = set()
+    for dice, tree in trees(500):
+        rows = rows_for(dice, tree)
+        other = grown(dice, dice.randint(1, 81), dice.randrange(3), dice.choice([1, 3, 99]), dice.choice([2, 4]))
+        budget, at = dice.choice([rows, dice.randint(len(tree), rows)]), dice.choice([0, dice.randrange(len(tree))])
+        wanted = tree.merge(other, at, budget)
+        padded, more = PaddedTree.of(tree, rows, CPU), scattered(dice, other, dice.choice([81, 97]))
+        for place in (at, torch.tensor([at])):
+            found = padded.merge(more, place, budget)
+            assert found.rows == rows and compact(found) and same(host(found), wanted)
+        kinds |= {("full", len(wanted) == budget), ("grown", len(wanted) > len(tree)), ("at the root", at == 0),
+                  ("shared", not torch.equal(wanted.origin[:len(tree)], tree.origin))}
+    assert len(kinds) == 8
+
+
+def test_a_tree_that_is_over_the_budget_takes_no_node_and_loses_none():
+    tree, other = (ProposalTree.chain(torch.tensor(tokens)) for tokens in ([5, 6, 7], [5, 6, 8]))
+    found = PaddedTree.of(tree, 8, CPU).merge(PaddedTree.of(other, 3, CPU), 0, 2)
+    assert same(host(found), tree.merge(other, 0, 2)) and len(host(found)) == 3
+
+
+def drawn(dice: random.Random, tree: ProposalTree) -> list[int]:
+    """A token per node, mostly one of its children's."""
+    return [dice.choice([token for (parent, token) in tree.children if parent == node] or [0])
+            if dice.random() < 0.9 else dice.randrange(9) for node in range(len(tree))]
+
+
+def test_walks_are_the_host_trees_walks():
+    lengths = set()
+    for dice, tree in trees(400):
+        padded = scattered(dice, tree, rows_for(dice, tree))
+        places, draws = padded.live.nonzero().flatten(), drawn(dice, tree)
+        # What is drawn in dead rows means nothing.
+        everywhere = torch.tensor([dice.randrange(9) for _ in range(padded.rows)])
+        everywhere[places] = torch.tensor(draws)
+        path, length, token = padded.walk(everywhere)
+        wanted, last = walk(tree, draws)
+        assert (length.shape, token.shape, path.shape) == ((1,), (1,), (padded.rows,))
+        assert (int(length), int(token)) == (len(wanted), last) and (path[len(wanted):] == -1).all()
+        assert torch.equal(path[:len(wanted)], places[wanted])
+        lengths.add(len(wanted))
+    assert len(lengths) > 9
+
+
+def test_rows_are_written_in_the_host_trees_order():
+    for dice, tree in trees(400):
+        padded = scattered(dice, tree, rows_for(dice, tree))
+        places, (path, token) = padded.live.nonzero().flatten(), walk(tree, drawn(dice, tree))
+        rows = torch.full((padded.rows,), -1)
+        rows[:len(path)] = places[path]
+        order = padded.update_order(rows)
+        assert sorted(order.tolist()) == list(range(padded.rows))
+        wanted = _worst_first(SimpleNamespace(tree=tree, path=path, next_token=token))
+        assert torch.equal(order[padded.live[order]], places[wanted])
+        assert padded.live[order[-len(path):]].all()
+
+
+def test_filled_templates_are_the_host_trees():
+    envelopes = [envelope(slots).parents for slots in (1, 7, 24, 40, 59)]
+    for seed in range(300):
+        dice = random.Random(seed)
+        shape = grown(dice, dice.randint(1, 81), near=dice.choice([2, 99])).parents.tolist()
+        parents = dice.choice([*envelopes, shape])
+        tokens = [dice.randrange(3)] + [dice.choice([-1, 0, 1, 2, 2, 3]) for _ in parents[1:]]
+        found = filled(torch.tensor(tokens), Pattern.of(parents, CPU))
+        assert found.rows == len(tokens) and same(host(found), _live(tokens, parents))
+
+
+def region(record, tokens, draws, at, pattern: Pattern) -> list[torch.Tensor]:
+    """Every verb that a recorded region may call."""
+    found, tree = filled(tokens, pattern), PaddedTree.unpack(record)
+    small = tree.top(20).first(20, 32).merge(found, 0, 30)
+    large = tree.merge(found, at, 60).shallower(12).shallower(at + 5)
+    path, length, token = large.walk(draws)
+    return [small.record(), large.record(), tree.words, path, length, token, large.update_order(path)]
+
+
+def inputs(seed: int, device: torch.device = CPU) -> list:
+    """What is made outside, and what a region is given anew at each step: record, tokens, draws, and where to merge."""
+    dice = random.Random(seed)
+    tree = grown(dice, 50)
+    parents = envelope(24).parents
+    given = [[dice.choice([-1, 0, 1, 2]) for _ in parents], [dice.randrange(4) for _ in range(64)],
+             [dice.randrange(len(tree))]]
+    return [PaddedTree.pack(tree, 64).to(device), *(torch.tensor(x, device=device) for x in given),
+            Pattern.of(parents, device)]
+
+
+class Blind(TorchDispatchMode):
+    """Refuses what reads a value, makes a tensor of Python numbers, or has a shape that depends on values."""
+
+    REFUSED = ("_local_scalar_dense", "nonzero", "equal.default", "lift_fresh", "masked_select", "unique", "is_nonzero",
+               "repeat_interleave.Tensor", "bincount", "_to_copy.device", "pin_memory")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not any(name in str(func) for name in self.REFUSED), f"{func} in a recorded region"
+        if str(func).startswith("aten.index"):
+            indices = [x for x in (args[1] if isinstance(args[1], (list, tuple)) else ()) if x is not None]
+            assert all(x.dtype == torch.int64 for x in indices), f"{func} by a mask in a recorded region"
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_verb_looks_at_a_value_or_copies_one_to_the_device():
+    shapes = []
+    # Tensors of the meta device have no values to look at, and mix with none of the CPU.
+    for device in (CPU, torch.device("meta")):
+        given = inputs(3, device)
+        with Blind():
+            shapes.append([out.shape for out in region(*given)])
+    assert shapes[0] == shapes[1]
+
+
+def test_what_was_recorded_of_one_tree_serves_all_others():
+    *first, pattern = inputs(0)
+    recorded = make_fx(lambda *given: region(*given, pattern))(*first)
+    for seed in range(1, 30):
+        *given, pattern = inputs(seed)
+        for ours, theirs in zip(recorded(*given), region(*given, pattern), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("look", [
+    lambda x: x.tolist(), lambda x: x[0].item(), lambda x: bool(x.any()), lambda x: x[x > 0], lambda x: x.nonzero(),
+    lambda x: torch.tensor([1, 2]), lambda x: x[[0, 1]], lambda x: torch.equal(x, x), lambda x: x.cpu().numpy()])
+def test_a_look_at_a_value_is_noticed(look):
+    with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), Blind():
+        for device in ("cpu", "meta"):
+            look(torch.arange(3, device=device))
+
+
+def test_verbs_leave_nothing_on_a_tree():
+    """What stayed would be that of the run in which a region was recorded."""
+    tree = PaddedTree.of(grown(random.Random(1), 20), 32, CPU)
+    other, fields = PaddedTree.of(grown(random.Random(2), 20), 32, CPU), set(tree.__dict__)
+    path, _, _ = tree.walk(torch.zeros(32, dtype=torch.int64))
+    _ = tree.words, tree.top(9), tree.shallower(2), tree.first(9, 16), tree.merge(other, 0, 32), tree.update_order(path)
+    assert set(tree.__dict__) == set(other.__dict__) == fields

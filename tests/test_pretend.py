@@ -1,0 +1,135 @@
+"""What a decoding step does on a GPU, counted where none is: `pretend/counts.py` runs steps on a pretend one.
+
+The pretend device changes torch for its process, so it has one of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import longgraft
+
+COUNTS = Path(__file__).parent / "pretend" / "counts.py"
+TOYS = "toy-float32", "toy-bfloat16", "toy-recorded", "toy-fused"
+REAL = "llama", "llama-fused", "qwen", "qwen-fused"
+
+
+class Held(NamedTuple):
+    """At most these of one step.
+
+    reads:    of the device by the host: its waits
+    copies:   to the device that the host waits for; sent: those that it does not wait for
+    launches: operations launched one by one; replays: of recorded regions; held: operations in those
+    """
+
+    reads: int
+    copies: int
+    sent: int
+    launches: int
+    replays: int = 0
+    held: int = 0
+
+
+# Versions of torch differ in a few operations: they are rounded up to tens.
+HELD = {
+    ("toy-float32", "ar"): Held(1, 0, 2, 170), ("toy-bfloat16", "ar"): Held(1, 0, 2, 190),
+    ("toy-float32", "eagle3"): Held(2, 0, 6, 1030), ("toy-bfloat16", "eagle3"): Held(2, 0, 6, 1210),
+    ("toy-float32", "graft"): Held(6, 0, 8, 880), ("toy-bfloat16", "graft"): Held(6, 0, 8, 1000),
+    ("toy-recorded", "ar"): Held(1, 0, 1, 2, 2, 240), ("toy-recorded", "eagle3"): Held(1, 0, 2, 20, 13, 1240),
+    ("toy-recorded", "graft"): Held(4, 0, 2, 30, 13, 1150), ("toy-recorded", "graft-x"): Held(11, 0, 3, 60, 13, 1220),
+    ("toy-fused", "ar"): Held(1, 0, 1, 2, 2, 140),
+    ("llama", "ar"): Held(1, 0, 2, 1310), ("llama-fused", "ar"): Held(1, 0, 1, 2, 2, 580),
+    ("llama", "eagle3"): Held(2, 0, 6, 2660), ("llama-fused", "eagle3"): Held(1, 0, 2, 20, 13, 1570),
+    ("llama", "graft"): Held(6, 0, 8, 2460), ("llama-fused", "graft"): Held(4, 0, 2, 30, 13, 1480),
+    ("qwen", "ar"): Held(1, 0, 2, 2040), ("qwen-fused", "ar"): Held(1, 0, 1, 2, 2, 720),
+    ("qwen", "eagle3"): Held(2, 0, 6, 3450), ("qwen-fused", "eagle3"): Held(1, 0, 2, 20, 13, 1700),
+    ("qwen", "graft"): Held(6, 0, 8, 3240), ("qwen-fused", "graft"): Held(4, 0, 2, 30, 13, 1620),
+}
+
+
+def counted(*cases: str) -> dict[str, Any]:
+    ours = {"PYTHONPATH": str(Path(longgraft.__file__).parents[1])}      # the package that is tested, also of a copy
+    done = subprocess.run([sys.executable, str(COUNTS), *cases], capture_output=True, text=True, env=os.environ | ours)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, Any]:
+    return counted(*TOYS, "toy-sdpa", "toy-window")
+
+
+def held(found: dict[str, Any], case: str, method: str) -> None:
+    step, most = found[case][method], HELD[case, method]
+    kinds = step["kinds"]
+    spent = Held(*(kinds.get(kind, 0) for kind in ("read", "copy", "sent", "launch", "replay")), held=step["recorded"])
+    within = all(mine <= bound for mine, bound in zip(spent, most, strict=True))
+    assert within and "wait" not in kinds, f"{spent}: {step['waits']}"
+
+
+@pytest.mark.parametrize("case, method", [key for key in HELD if key[0] in TOYS])
+def test_a_step_waits_for_the_device_and_launches_no_more_than_it_did(counts, case, method):
+    held(counts, case, method)
+
+
+@pytest.mark.slow
+def test_steps_of_models_of_eight_billion_launch_no_more_than_they_did():
+    found = counted(*REAL)
+    for case, method in HELD.keys() - {key for key in HELD if key[0] in TOYS}:
+        held(found, case, method)
+
+
+@pytest.mark.parametrize("method, tokens", [("ar", 1), ("eagle3", 4), ("graft", 4)])
+def test_grouped_heads_decode_in_float32_where_kernels_return_transposed_rows(counts, method, tokens):
+    assert counts["toy-float32"][method]["tokens"] == tokens
+
+
+def test_torchs_own_attention_with_a_mask_decodes_in_float32_too(counts):
+    assert counts["toy-sdpa"]["eagle3"]["tokens"] == 4
+
+
+def test_a_windowed_chunk_makes_no_scores_of_all_heads(counts):
+    heads, rows, columns, float32 = 4, 512, 512, 4
+    assert counts["toy-window"]["ar"]["largest"] < heads * rows * columns * float32
+
+
+@pytest.mark.parametrize("case, kernel", [("toy-float32", "_scaled_dot_product_efficient_attention"),
+                                          ("toy-bfloat16", "_scaled_dot_product_flash_attention")])
+def test_plain_decoding_names_its_kernel_and_cudnn_plans_for_no_length(counts, case, kernel):
+    taken = {name: n for name, n in counts[case]["ar"]["operations"].items() if "attention" in name}
+    assert taken == {kernel: 4}     # one a layer
+
+
+@pytest.mark.parametrize("case", TOYS)
+def test_no_step_attends_through_cudnn(counts, case):
+    for method, step in counts[case].items():
+        assert not [name for name in step["operations"] if "cudnn" in name], method
+
+
+def test_what_a_plain_step_needs_goes_to_the_device_in_one_copy_that_nobody_waits_for(counts):
+    kinds = counts["toy-recorded"]["ar"]["kinds"]
+    assert kinds["sent"] == 1 and kinds["read"] == 1 and "copy" not in kinds
+
+
+@pytest.mark.parametrize("case", TOYS)
+def test_the_allocator_is_asked_once_a_request(counts, case):
+    for step in counts[case].values():
+        assert step["statistics"] == {"reset_peak_memory_stats": 1, "max_memory_allocated": 1}
+
+
+@pytest.mark.parametrize("written, kinds", {
+    "to": ["copy"], "to, pinned": ["copy"], "to, not blocking": ["copy"], "to, pinned and not blocking": ["sent"],
+    "to, pinned and not blocking, of another dtype": ["copy"], "tensor": ["copy"],
+    "index by a list": ["copy", "launch"], "index on the device": ["launch"],
+    "tolist": ["read"], "int": ["read"], "cpu": ["read"], "arange": ["launch"],
+    "views": [], "empty": [], "reshape of a transposed": ["launch"], "linear": ["launch"], "synchronize": ["wait"],
+}.items())
+def test_the_pretend_device_counts_what_a_gpu_would_do(counts, written, kinds):
+    assert counts["probes"][written] == kinds

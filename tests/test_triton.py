@@ -1,0 +1,254 @@
+"""The tree kernel says what the dense reference says: in Triton's interpreter, on the device where there is one.
+
+In float32, for the interpreter multiplies bfloat16 wrongly.  How it is compiled for chips is in `compiled.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import oracle
+import pytest
+import torch
+from conftest import answered, toy_prompt, toy_session
+from test_target import random_tree
+from torch import Tensor
+
+from longgraft.attention.backends import BACKENDS, available, dense, split, whole
+from longgraft.attention.layout import Layout, words
+from longgraft.attention.triton import Chip, Plan, tree_attention
+from longgraft.sampling import Sampling
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CAPACITY = 448
+CHIPS = {"large tiles": Chip(4, True), "small tiles": Chip(3, False)}
+CLOSE = dict(atol=2e-6, rtol=1e-5)
+
+
+def geometry(kind: str, rows: int, prefix: int) -> Layout:
+    """Random rows: a tree, a chain, or the last rows of a tree over all of it."""
+    tree = random_tree(100 if kind == "appended" else rows, rows)
+    if kind == "chain":
+        return Layout(prefix, torch.arange(rows), None, DEVICE)
+    return Layout(prefix, tree.depths[-rows:], tree.mask[-rows:], DEVICE, tree.depths)
+
+
+def inputs(layout: Layout, heads: tuple[int, int], size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q as transformers hands it over; k and v whole buffers, NaN behind what is written."""
+    torch.manual_seed(layout.prefix + layout.rows)
+    q = torch.randn(1, layout.rows, heads[0], size, device=DEVICE).transpose(1, 2)
+    k, v = torch.randn(2, 1, heads[1], CAPACITY, size, device=DEVICE).unbind(0)
+    k[:, :, layout.end:] = v[:, :, layout.end:] = float("nan")
+    return q, k, v
+
+
+def planned(q: Tensor, k: Tensor, chip: str) -> Plan:
+    """The tiles of half precision, where they are interpreted: on a device float32 does not fit into them."""
+    dtype = torch.bfloat16 if DEVICE.type == "cpu" else q.dtype
+    return Plan.of(q.shape[1] // k.shape[1] * q.shape[2], k.shape, dtype, CHIPS[chip])
+
+
+@pytest.mark.parametrize("window", [None, 5, 100])
+@pytest.mark.parametrize("prefix", [0, 1, 63, 64, 163])
+@pytest.mark.parametrize("heads, size, chip", [((1, 1), 16, "large tiles"), ((2, 1), 24, "small tiles")])
+@pytest.mark.parametrize("kind, rows", [("tree", 1), ("tree", 7), ("tree", 33), ("tree", 64), ("chain", 8),
+                                        ("chain", 21), ("appended", 10)])
+def test_the_kernel_equals_the_reference(kind, rows, heads, size, chip, prefix, window):
+    layout = geometry(kind, rows, prefix)
+    q, k, v = inputs(layout, heads, size)
+    out = tree_attention(q, k, v, layout.on_device, 0.25, window, plan=planned(q, k, chip))
+    torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), **CLOSE)
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+def test_the_kernel_serves_the_head_sizes_of_models(size):
+    layout = geometry("tree", 9, 70)
+    q, k, v = inputs(layout, (4, 2), size)
+    out = tree_attention(q, k, v, layout.on_device, size ** -0.5, 60, plan=planned(q, k, "large tiles"))
+    torch.testing.assert_close(out, dense(q, k, v, layout, size ** -0.5, 60), **CLOSE)
+
+
+def test_rows_of_a_cache_may_lie_apart():
+    """What is between them is not read, also where heads are padded."""
+    layout = geometry("tree", 5, 70)
+    q, k, v = inputs(layout, (4, 2), 24)
+    apart = torch.full((2, 1, 2, CAPACITY, 32), float("nan"), device=DEVICE)[..., :24]
+    apart[0], apart[1] = k, v
+    out = tree_attention(q, *apart.unbind(0), layout.on_device, 0.25, None)
+    torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, None), **CLOSE)
+
+
+def test_rows_may_stand_far_behind_the_prefix():
+    """Deeper than their columns are many: no column before them is in their windows."""
+    layout = geometry("chain", 2, 3)
+    q, k, v = inputs(layout, (4, 2), 16)
+    far = torch.tensor([70, 71], dtype=torch.int32, device=DEVICE)
+    device = replace(layout.on_device, depths=far, column_depths=far)
+    out = tree_attention(q, k, v, device, 0.25, 5)
+    torch.testing.assert_close(out, dense(q, k, v, device, 0.25, 5), **CLOSE)
+    assert (out.abs().amax(-1) > 0).all()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("softcap, sinks", [(2.0, False), (None, True), (50.0, True)])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_caps_and_sinks_equal_the_reference(softcap, sinks, rows, window):
+    layout = geometry("tree", rows, 130)
+    q, k, v = inputs(layout, (4, 2), 16)
+    logits = torch.linspace(2, 8, 4, device=DEVICE) if sinks else None
+    out = tree_attention(q, k, v, layout.on_device, 1.0, window, softcap, logits, planned(q, k, "small tiles"))
+    expected = dense(q, k, v, layout, 1.0, window, softcap, logits)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert (expected - dense(q, k, v, layout, 1.0, window)).abs().max() > 0.01
+
+
+WRONG = {
+    "one column too few": lambda layout: replace(layout, length=layout.length - 1),
+    "one column too many": lambda layout: replace(layout, length=layout.length + 1),
+    "one bit": lambda layout: replace(layout, words=layout.words ^ _bit(layout.words, row=17, column=3)),
+    "the last word's sign": lambda layout: replace(layout, words=layout.words ^ _bit(layout.words, 39, 31)),
+    "a causal mask": lambda layout: replace(layout, words=words(torch.ones(40, 40, device=DEVICE).tril().bool())),
+    "deeper rows": lambda layout: replace(layout, depths=layout.depths + 1),
+    "deeper columns": lambda layout: replace(layout, column_depths=layout.column_depths + 1),
+}
+
+
+def _bit(like: Tensor, row: int, column: int) -> Tensor:
+    seen = torch.zeros(len(like), 32 * like.shape[1], dtype=torch.bool, device=like.device)
+    seen[row, column] = True
+    return words(seen)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_other_geometry_says_something_else(wrong):
+    """Controls: the comparison above would notice."""
+    layout = geometry("tree", 40, 90)
+    q, k, v = inputs(layout, (2, 2), 16)
+    k, v = k.nan_to_num(0.5), v.nan_to_num(0.5)
+    window = 4 if "deeper" in wrong else None
+    expected = dense(q, k, v, layout, 0.25, window)
+    out = tree_attention(q, k, v, WRONG[wrong](layout.on_device), 0.25, window)
+    assert (out - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("window", [40, 42])
+def test_another_window_says_something_else(window):
+    layout = geometry("tree", 12, 90)
+    q, k, v = inputs(layout, (2, 2), 16)
+    out = tree_attention(q, k, v, layout.on_device, 0.25, window)
+    assert (out - dense(q, k, v, layout, 0.25, 41)).abs().max() > 0.01
+
+
+def test_one_geometry_serves_every_prefix():
+    """As a replay does: the same tensors, written anew."""
+    device = geometry("tree", 16, 0).on_device
+    for prefix in (200, 3, 65):
+        layout = geometry("tree", 16, prefix)
+        q, k, v = inputs(layout, (4, 2), 16)
+        device.length.fill_(prefix)
+        out = tree_attention(q, k, v, device, 0.25, None, plan=planned(q, k, "large tiles"))
+        torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, None), **CLOSE)
+
+
+def test_programs_without_columns_are_not_read():
+    """What they would have written is NaN; all but one of 64 programs are without."""
+    layout = geometry("tree", 5, 20)
+    q, k, v = inputs(layout, (2, 2), 16)
+    torch.use_deterministic_algorithms(True)        # fills new memory with NaN
+    try:
+        out = tree_attention(q, k, v, layout.on_device, 0.25, None, plan=Plan(16, 32, 4, 3, 64))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, None), **CLOSE)
+
+
+def test_a_row_that_sees_nothing_is_zeros():
+    """Rows that pad a tree; NaN would reach every row from the caches."""
+    layout = geometry("tree", 6, 0)
+    q, k, v = inputs(layout, (4, 2), 16)
+    live = torch.tensor([1, 1, 0, 1, 0, 1], dtype=torch.int32, device=DEVICE)
+    device = replace(layout.on_device, words=layout.on_device.words * live[:, None])
+    out = tree_attention(q, k, v, device, 0.25, None)
+    for backend in (dense, whole):
+        torch.testing.assert_close(backend(q, k, v, device, 0.25, None), out, **CLOSE)
+    assert (out.abs().amax(dim=(0, 1, 3)) > 0).int().equal(live)
+
+
+def test_the_backend_takes_trees_and_leaves_chunks_to_split():
+    tree, chunk = geometry("tree", 12, 40), geometry("chain", 65, 40)
+    for layout, other in ((tree, dense), (chunk, split)):
+        q, k, v = inputs(layout, (4, 2), 16)
+        out = BACKENDS["triton"](q, k, v, layout, 0.25, None)
+        torch.testing.assert_close(out, other(q, k, v, layout, 0.25, None), **CLOSE)
+        assert out.shape == q.shape
+    assert torch.equal(out, split(q, k, v, chunk, 0.25, None))
+
+
+def test_tiles_follow_the_rows():
+    kv, half = torch.Size((1, 8, 32768, 128)), torch.bfloat16
+    hopper = Chip(132, True)
+    assert [Plan.of(4 * n, kv, half, hopper).rows for n in (1, 8, 16, 32, 64)] == [16, 32, 64, 128, 128]
+    assert Plan.of(7 * 64, kv, half, hopper).rows == 64         # seven tiles of 64 are not four of 128
+    for n in (1, 8, 16, 32, 64):        # programs fill the chip once, and no more than fit
+        plan = Plan.of(4 * n, kv, half, hopper)
+        programs = plan.splits * 8 * -(-4 * n // plan.rows)
+        assert 100 < programs <= 264
+    assert Plan.of(4, torch.Size((1, 8, 100, 128)), half, hopper).splits == 4       # tiles of columns there are
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    if not torch.cuda.is_available():
+        assert available()["triton"] == "no CUDA device"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert available()["triton"] == "triton is not installed (pip install 'longgraft[triton]')"
+    assert "longgraft[flash]" in available()["flash"]
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory) -> list[dict]:
+    """What `compiled.py` says of every launch; by a process that does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("compiled.py"))], capture_output=True,
+                          text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_no_launch_spills(launches):
+    assert {launch["chip"] for launch in launches} == {80, 90} and len(launches) >= 36
+    assert [launch for launch in launches if launch["spilled"]] == []
+
+
+def test_launches_fit_their_chips(launches):
+    """Shared memory of a block on an A100 or a card of sm_86 and sm_89, and of one on a H100."""
+    for launch in launches:
+        assert launch["shared"] <= {80: 99, 90: 227}[launch["chip"]] * 1024, launch
+
+
+def test_hopper_multiplies_trees_by_warp_groups(launches):
+    for launch in launches:
+        if launch["kernel"] == "_parts" and launch["chip"] == 90:
+            assert (launch["wgmma"] > 0) != launch["case"].startswith("one "), launch
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="toys are on the CPU, where a kernel runs only interpreted")
+def test_a_session_answers_by_the_kernel(monkeypatch):
+    """A target with windowed layers and a drafter, which appends rows to its tree, say what they say without it."""
+    rows = set()
+
+    def kernel(q, k, v, layout, scale, window):
+        rows.add((q.shape[2], window))
+        return BACKENDS["triton"](q, k, v, layout, scale, window)
+
+    monkeypatch.setitem(BACKENDS, "split", kernel)
+    session = toy_session("eagle3", "mistral-window", budget=6)
+    greedy = Sampling(temperature=0)
+    assert answered(session, toy_prompt(26), 3, greedy).token_ids == oracle.plain("mistral-window", 26, 3, greedy)
+    assert {window for _, window in rows} == {None, 24} and len(rows) > 4
