@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from longgraft.clock import Clock
-from longgraft.padded import PaddedTree, Tree, on_host, size_of
+from longgraft.padded import SIZES, PaddedTree, Tree, on_host, size_of
 from longgraft.proposer import Ask, Memory, Proposer, Retriever, together
 from longgraft.regions import EAGER, Regions
 from longgraft.tree import UNPRUNED, ProposalTree
@@ -38,7 +38,7 @@ class Graft:
             return drafted
         found = self.retriever.candidates(ask.root, budget - len(drafted))
         with self.clock.part("merge"):
-            if isinstance(drafted, PaddedTree) and isinstance(found, PaddedTree):
+            if isinstance(drafted, PaddedTree) and isinstance(found, PaddedTree) and budget <= SIZES[-1]:
                 return self._on_device(drafted, found, budget)
             return on_host(drafted).merge(on_host(found), at=0, budget=budget)
 

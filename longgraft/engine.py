@@ -11,7 +11,7 @@ from functools import partial
 from weakref import ref
 
 from longgraft.clock import Clock
-from longgraft.kv import KVCache
+from longgraft.kv import ROUND, KVCache
 from longgraft.padded import SIZES
 from longgraft.proposer import Memory, Proposer
 from longgraft.regions import EAGER, Regions
@@ -82,7 +82,7 @@ class Engine:
         if capacity <= self.cache.capacity:
             return self.cache.capacity
         self.regions.forget()
-        step = max(1, (1 << capacity.bit_length()) // ROOMY)
+        step = max(ROUND, (1 << capacity.bit_length()) // ROOMY)
         return -(-capacity // step) * step
 
     def _release(self) -> None:

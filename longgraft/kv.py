@@ -164,10 +164,15 @@ class KVCache(Cache):
                     2, sent(source, block.device))
         self.length += len(nodes)
 
-    def move(self, source: Tensor, to: Tensor) -> None:
-        """Copy rows source [n] to rows to [n], int64 on the device: `keep` where the host need not know the path."""
-        for block, _ in self._blocks.values():
-            block.index_copy_(2, to, block.index_select(2, source))
+    def gathered(self, rows: Tensor) -> list[Tensor]:
+        """Copies of these rows [n] int64 of the device, of all layers."""
+        return [block.index_select(2, rows) for block, _ in self._blocks.values()]
+
+    def put(self, rows: Tensor, copies: list[Tensor]) -> None:
+        """Write what was `gathered` to these rows: with it `keep` where the host need not know the path.  In two steps,
+        since one that reads what it writes would do something else when it runs again."""
+        for (block, _), copy in zip(self._blocks.values(), copies, strict=True):
+            block.index_copy_(2, rows, copy)
 
     def crop(self, length: int) -> None:
         """Forget committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""

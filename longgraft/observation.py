@@ -63,7 +63,7 @@ class Observation:
     final:      [a, H] after the final norm at the kept nodes; None unless wanted
     prompt:     whether this is a prompt chunk
     seconds:    of the pass, with draw and walk
-    walked:     the same on the device, where the pass was one of fixed shape; topk is there then, and not here
+    walked:     the same on the device, where the pass was one of fixed shape
     ranked:     [r] int64, the nodes that topk has rows of, [r, K] then; None: all
     """
 

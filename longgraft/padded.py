@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from longgraft.devices import sent
 from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 SIZES = (1, 8, 16, 32, 64)      # rows of verified trees, each a set of recorded launches
@@ -59,10 +60,8 @@ class PaddedTree:
     @classmethod
     def of(cls, tree: ProposalTree, rows: int, device: torch.device) -> PaddedTree:
         """A host tree on `device`, compact: one copy, which does not wait."""
-        record = cls.pack(tree, rows)
-        if device.type == "cuda":
-            record = record.pin_memory()
-        return cls.unpack(record.to(device, non_blocking=True), int(tree.depths.max()), tree.stage)
+        padded = cls.unpack(sent(cls.pack(tree, rows), device), int(tree.depths.max()), tree.stage)
+        return replace(padded, most=len(tree))
 
     @staticmethod
     def pack(tree: ProposalTree, rows: int) -> Tensor:

@@ -6,6 +6,8 @@ Knows functions and what they return; knows no model, no tree and no method.
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -17,6 +19,14 @@ T = TypeVar("T")
 Replay = Callable[[], object]
 Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
 """A region -> (what runs it again, what it returned: the same tensors at each replay)."""
+
+
+MOST = 256      # recordings of one session: each holds memory of its own
+WARM = 2        # runs before a recording
+
+
+class NotRecorded(RuntimeError):
+    """Why a region cannot be recorded."""
 
 
 class Regions:
@@ -32,6 +42,7 @@ class Regions:
         self._recorder = recorder
         self._recorded: dict[Hashable, tuple[Replay, Any]] = {}
         self._kept: dict[Hashable, Any] = {}
+        self._latest: dict[Hashable, Hashable] = {}
 
     @property
     def fixed(self) -> bool:
@@ -45,7 +56,7 @@ class Regions:
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
         """What the region returns; of a recording the same tensors each time, with new numbers."""
-        if self._recorder is None:
+        if self._recorder is None or (key not in self._recorded and len(self._recorded) >= MOST):
             return region()
         if key not in self._recorded:
             try:
@@ -58,6 +69,13 @@ class Regions:
         replay, returned = self._recorded[key]
         replay()
         return returned
+
+    def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
+        """As a call; of one slot only the kind that was asked for last stays recorded."""
+        if (before := self._latest.get(slot, kind)) != kind:
+            self._recorded.pop((slot, before), None)
+        self._latest[slot] = kind
+        return self((slot, kind), region)
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` made when it was first asked for: tensors that regions share."""
@@ -73,28 +91,53 @@ class Regions:
         """Recordings and what was kept for them: tensors that they read have moved."""
         self._recorded.clear()
         self._kept.clear()
+        self._latest.clear()
 
 
 EAGER = Regions()
+_ONE_AT_A_TIME = threading.Lock()       # a process captures one graph at a time
 
 
 def cuda_graphs(device: torch.device) -> Recorder:
     """A CUDA graph per region."""
+    streams: list[torch.cuda.Stream] = []       # one for all recordings, made with the first
+
     def record(region: Callable[[], Any]) -> tuple[Replay, Any]:
-        # Outside of the graph first: kernels are loaded and compiled, libraries take their workspaces.
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM):
-                region()
-        torch.cuda.current_stream(device).wait_stream(side)
-        # A pool of its own: sharing one is only safe where graphs always follow each other in one order.
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            returned = region()
+        with _ONE_AT_A_TIME, torch.cuda.device(device):
+            if not streams:
+                streams.append(torch.cuda.Stream(device))
+            here, side = torch.cuda.current_stream(device), streams[0]
+            side.wait_stream(here)
+            # Entered around all: a capture that fails does not leave its own stream.
+            with torch.cuda.stream(side):
+                _warm(region)
+                # A pool of its own: sharing one is only safe where graphs always follow each other in one order.
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                    returned = region()
+            here.wait_stream(side)
         return graph.replay, returned
 
     return record
 
 
-WARM = 2        # runs before a recording
+def _warm(region: Callable[[], Any]) -> None:
+    """Outside of a graph first: kernels are compiled and loaded, and libraries take their workspaces.
+
+    NotRecorded where the region waits for the device: torch cleans up badly behind a capture that this ends.
+    """
+    failures: tuple[type[Exception], ...] = (RuntimeError,)
+    if importlib.util.find_spec("triton") is not None:
+        from triton.errors import TritonError
+
+        failures = RuntimeError, TritonError
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        for last in range(WARM):
+            if last == WARM - 1:
+                torch.cuda.set_sync_debug_mode("error")
+            region()
+    except failures as error:
+        raise NotRecorded(str(error).strip() or type(error).__name__) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

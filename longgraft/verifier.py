@@ -87,10 +87,15 @@ class Verifier:
             report, positions = fixed.forward()
         with self.clock.part("accept"):
             walked, kept, record = fixed.settle(report, positions, rule)
-            host, path, next_token = fixed.told(record, tree)
+            host, nodes, path, next_token = fixed.told(record, tree)
             a = len(path)
             self.cache.length += a
         # The next pass writes to what this one reported.
-        return Observation(host, path, next_token, None,
+        return Observation(host, path, next_token, None if report.topk is None else _taken(report.topk, nodes),
                            {layer: rows[:a].clone() for layer, rows in kept.hidden.items()},
                            None if kept.final is None else kept.final[:a].clone(), walked=walked)
+
+
+def _taken(rows: Tensor, nodes: Tensor) -> Tensor:
+    """A copy of these rows, ascending, which on the host are known to be the first ones mostly."""
+    return rows[:len(nodes)].clone() if nodes[-1] == len(nodes) - 1 else rows[sent(nodes, rows.device)]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from longgraft.regions import WARM
 from longgraft.target import interface
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2"}
@@ -58,14 +59,16 @@ class _Tape(TorchDispatchMode):
 
 
 def recorder(region):
-    """A `longgraft.regions.Recorder`: the region runs once beforehand, as it would on a GPU."""
-    region()
+    """A `longgraft.regions.Recorder`: the region runs beforehand, as it would on a GPU."""
+    for _ in range(WARM):
+        region()
     tape = _Tape()
     with tape:
         returned = region()
 
     def replay() -> None:
-        for func, args, kwargs, outs in tape.operations:
+        # Twice: what runs again on the same numbers must do the same.
+        for func, args, kwargs, outs in tape.operations * 2:
             new = func(*args, **kwargs)
             fresh = [leaf for leaf in tree_leaves(new) if isinstance(leaf, Tensor)]
             # Views of what is there already, and operations in place, have written where they should.

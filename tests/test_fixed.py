@@ -8,7 +8,7 @@ from conftest import FAMILIES, answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 from recorder import Refused, recorder
 
-from longgraft.acceptance import Greedy
+from longgraft.acceptance import Greedy, Replay
 from longgraft.attention.backends import triton
 from longgraft.clock import Clock
 from longgraft.engine import Engine
@@ -17,7 +17,7 @@ from longgraft.kv import KVCache
 from longgraft.methods import METHODS, build
 from longgraft.observation import Wants
 from longgraft.padded import SIZES, PaddedTree, size_of
-from longgraft.regions import EAGER, Regions
+from longgraft.regions import EAGER, MOST, Regions
 from longgraft.sampling import Sampling
 from longgraft.session import Session
 from longgraft.target.fixed import FixedPass, why_not_fixed
@@ -193,7 +193,7 @@ def test_seeds_share_their_recordings_and_say_what_they_say():
         ids = answered(session, toy_prompt(60), 24, sampling).token_ids
         assert ids == plain("llama", 60, 24, sampling)
         said.add(tuple(ids))
-        laws |= {key[-1] for key in regions._recorded if "settle" in key}
+        laws |= {key[-1] for key in regions._recorded if isinstance(key[0], tuple)}
     assert len(said) == 3 and len(laws) == 1
 
 
@@ -279,9 +279,12 @@ def test_the_matrix_holds_the_same_rows():
 def test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones():
     regions = Regions(recorder)
     session = toy_session("eagle3", regions=regions)
-    answered(session, toy_prompt(60), 16)
+    answered(session, toy_prompt(130), 24)
     before = dict(regions._recorded)
-    answered(session, toy_prompt(58), 16)
+    for length in (130, 140, 60):
+        answered(session, toy_prompt(length), 24 if length == 130 else 4)
+        assert {key for key in regions._recorded if key not in before} <= {
+            key for key in regions._recorded if {"feed", "forward", "settle", "commit"} & set(key)}
     assert before.items() <= regions._recorded.items()
     answered(session, toy_prompt(400), 16)
     assert not before.keys() & regions._recorded.keys()
@@ -298,6 +301,54 @@ def test_sizes_hold_every_tree_of_the_common_budget():
     assert [size_of(n) for n in (1, 2, 8, 9, 33, 60, 64)] == [1, 8, 8, 16, 64, 64, 64] and SIZES[-1] == 64
     with pytest.raises(ValueError, match="65 nodes"):
         size_of(65)
+
+
+@pytest.mark.parametrize("method, budget", [("graft", 66), ("graft-root", 80), ("eagle3", 100), ("graft-x", 90)])
+def test_budgets_beyond_the_largest_size_are_those_of_single_launches(method, budget):
+    said = [answered(toy_session(method, budget=budget, regions=one), toy_prompt(60), 24)
+            for one in (EAGER, Regions(recorder))]
+    assert said[0].token_ids == said[1].token_ids == plain("llama", 60, 24, GREEDY)
+    assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
+
+
+def test_a_path_that_skips_rows_is_committed_as_often_as_one_likes():
+    """A recording runs it several times on the same numbers."""
+    parts = toy_parts(regions=Regions(recorder))
+    cache = prefilled(parts.target, 40, Wants())
+    fixed = FixedPass(parts.target, cache, 8, Wants(), parts.regions)
+    tree = ProposalTree.build([7, 8, 9, 10, 11], [-1, 0, 0, 2, 2], [0.0] * 5, [1, 2, 2, 2, 2])
+    with torch.inference_mode():
+        fixed.load(tree)
+        report, positions = fixed.forward()
+        rows = cache.layers[1].keys[:, :, 40:45].clone()
+        rule = Replay([9, 11, 3], 41)
+        fixed.settle(report, positions, rule)
+    assert torch.equal(cache.layers[1].keys[:, :, 40:43], rows[:, :, [0, 2, 4]])
+
+
+def test_a_memory_s_top_tokens_are_those_of_the_tree_s_nodes():
+    found = []
+    for regions in (EAGER, Regions(recorder)):
+        parts = toy_parts(regions=regions)
+        verifier = Verifier(parts.target, prefilled(parts.target, 40, Wants()), Greedy(), Clock(), regions)
+        found.append(verifier.verify(random_tree(7, 3), WANTS).topk)
+    assert torch.equal(*found) and found[0].shape == (7, 4)
+
+
+def test_of_sampling_s_settings_only_the_last_stay_recorded():
+    regions = Regions(recorder)
+    session, counts = toy_session("eagle3", regions=regions), []
+    for temperature in (0.7, 0.8, 0.9):
+        answered(session, toy_prompt(60), 12, Sampling(temperature=temperature, seed=1))
+        counts.append(sum("draw" in key[0] for key in regions._recorded if isinstance(key[0], tuple)))
+    assert counts == [1, 1, 1]
+
+
+def test_there_are_never_more_recordings_than_can_be_held():
+    calls, regions = [], Regions(lambda region: (lambda: None, region()))
+    for key in range(MOST + 5):
+        assert regions(key, lambda: calls.append(1) or 7) == 7
+    assert regions.recorded == MOST and len(calls) == MOST + 5
 
 
 def test_a_tree_beyond_the_largest_size_is_verified_as_it_comes():

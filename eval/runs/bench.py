@@ -140,6 +140,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                 key = job.key(fitted, mode, variant.name, repeat)
                 if key in wanted:
                     yield _measure(bench, state, checks, variant, draw, key, fitted)
+    state.release()
 
 
 def _measure(bench: Bench, state: Prefilled, checks: _Checks, variant: Variant, draw: _Draw, key: Key,

@@ -186,13 +186,17 @@ class Prefilled:
             while decoder.finish_reason is None:
                 tokens += decoder.step().tokens
         seconds = clock.lap()
-        if self._regions.recorded > recorded:       # what is done once for a session is not this answer's cost
+        if self._regions.recorded != recorded:      # what is done once for a session is not this answer's cost
             return self.decode(variant, sampling, limit, eos, run)
         if run:     # repeats start from this prompt's marks all the same
             self._learned.learn(variant.name, run, _lasting(proposer), self._before[variant.name, run] + 1)
         return tokens, decoder.tally.stats(
             prompt_tokens=len(self.ids), prefill_seconds=prefill, decode_seconds=sum(seconds.values()),
             seconds_by_part=seconds, peak_memory_bytes=peak_memory(self.target.device))
+
+    def release(self) -> None:
+        """Give the recordings back: they hold memory, and refer to what refers to them."""
+        self._regions.forget()
 
     def margin(self, tokens: Sequence[int]) -> tuple[float, float]:
         """(difference of the target's two largest logits, the larger) after the prompt and these tokens."""

@@ -44,7 +44,7 @@ class MatrixRetriever:
 
     @torch.inference_mode()
     def _first(self, tree: PaddedTree, budget: int) -> PaddedTree:
-        return self.regions((self, "first", budget), lambda: tree.first(budget, size_of(budget)))
+        return self.regions((self, tree, budget), lambda: tree.first(budget, size_of(budget)))
 
     @torch.inference_mode()
     def candidates(self, root: int, slots: int) -> Tree:

@@ -36,14 +36,14 @@ def why_not_fixed(attention: str) -> str:
 class FixedPass:
     """`rows` nodes on one cache: `load` a tree, `forward`, `settle`.
 
-    logits of the wanted kind are those of all rows; dead rows see the prefix and themselves, and are never walked to.
+    Logits and top-k are those of all rows; dead rows see the prefix and themselves, and are never walked to.
     """
 
     def __init__(self, target: Target, cache: KVCache, rows: int, wants: Wants, regions: Regions) -> None:
         self.target, self.cache, self.rows, self.wants, self.regions = target, cache, rows, wants, regions
         device = target.device
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
-        self.chance = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.chance, self.draws = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self.places = torch.arange(rows, device=device)
 
     def load(self, tree: Tree) -> None:
@@ -89,28 +89,32 @@ class FixedPass:
         record, the path, its length and the token that follows)
         """
         self.chance.copy_(rule.chance(positions))
-        return self.regions((self, "settle", rule.law), lambda: self._settle(report, rule))
+        self.regions.latest((self, "draw"), rule.law,
+                            lambda: self.draws.copy_(rule.choose(report.logits, self.chance)))
+        walked, kept, record, rows = self.regions((self, "settle"), lambda: self._settle(report))
+        self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.places, rows))
+        return walked, kept, record
 
-    def _settle(self, report: Report, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
+    def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         tree = self._tree()
-        path, length, following = tree.walk(rule.choose(report.logits, self.chance))
+        path, length, following = tree.walk(self.draws)
         nodes = torch.where(path < 0, self.places, path)        # what is not kept stays where it is
-        prefix = self.inputs[-NUMBERS]
-        self.cache.move(prefix + nodes, prefix + self.places)
+        rows = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
         kept = Report(report.logits, report.topk, {layer: rows[nodes] for layer, rows in report.hidden.items()},
                       None if report.final is None else report.final[nodes])
         record = torch.cat([self.inputs[:-NUMBERS], path, length, following])
-        return Walked(tree, path, length, report.topk), kept, record
+        return Walked(tree, path, length, report.topk), kept, record, rows
 
-    def told(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, int]:
-        """(the tree that was loaded, its path, the next token), all of them on the host: the step's one wait."""
+    def told(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
+        """(the tree that was loaded, the rows of its nodes, its path, the next token), all of them on the host: the
+        step's one wait."""
         fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
-        path = path[:int(length)]
+        fields, path = fields.view(FIELDS, self.rows), path[:int(length)]
+        live = PaddedTree.unpack(fields).live
         if isinstance(tree, PaddedTree):
-            fields = fields.view(FIELDS, self.rows)
-            path = (PaddedTree.unpack(fields).live.cumsum(0) - 1)[path]     # among the live ones
+            path = (live.cumsum(0) - 1)[path]
             tree = PaddedTree.host(fields, tree.stage)
-        return tree, path, int(following)
+        return tree, live.nonzero().flatten(), path, int(following)
 
     def _tree(self) -> PaddedTree:
         return PaddedTree.unpack(self.inputs[:-NUMBERS].view(FIELDS, self.rows))
