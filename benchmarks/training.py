@@ -74,7 +74,7 @@ Make = Callable[[Recipe, Path], Trainer]
 def target_recipe(device: torch.device, tokens: int, small: bool) -> TargetRecipe:
     """The embedded target's.  tokens: of a step; small: to rehearse with."""
     made = TargetRecipe.load(Path("embedded_target"), device=str(device), tokens_per_step=tokens, total_tokens=ENDLESS)
-    tiny = dict(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
+    tiny: dict[str, Any] = dict(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
     return replace(made, **tiny, **SMALL) if small else made
 
 
