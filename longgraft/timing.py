@@ -73,6 +73,7 @@ def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[in
     regions = regions.anew()
     rig = _Rig(target, network, prefixes, regions)
     spent = rig.times(seconds)
+    regions.forget()        # what was recorded refers to what refers to it
     grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
     for (what, length, rows), took in spent.items():
         if what == "levels":        # a draft of several levels, less one that only reads the root's candidates

@@ -11,12 +11,15 @@ from recorder import Refused, recorder
 from longgraft.acceptance import Greedy, Replay
 from longgraft.attention.backends import triton
 from longgraft.clock import Clock
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.policies import Dense, Split
 from longgraft.engine import Engine
 from longgraft.kernels import rows_triton
 from longgraft.kv import KVCache
 from longgraft.methods import METHODS, build
-from longgraft.observation import Wants
-from longgraft.padded import SIZES, PaddedTree, size_of
+from longgraft.observation import Observation, Wants
+from longgraft.padded import SIZES, PaddedTree, on_host, size_of
+from longgraft.proposer import Ask
 from longgraft.regions import EAGER, MOST, Regions
 from longgraft.sampling import Sampling
 from longgraft.session import Session
@@ -333,6 +336,21 @@ def test_a_memory_s_top_tokens_are_those_of_the_tree_s_nodes():
         verifier = Verifier(parts.target, prefilled(parts.target, 40, Wants()), Greedy(), Clock(), regions)
         found.append(verifier.verify(random_tree(7, 3), WANTS).topk)
     assert torch.equal(*found) and found[0].shape == (7, 4)
+
+
+def test_drafters_of_one_memory_share_their_recordings():
+    regions = Regions(recorder)
+    parts = toy_parts(regions=regions)
+    drafters = [parts.drafter(policy) for policy in (Dense(), Split())]
+    memory = drafters[0].memory
+    memory.reset(100)
+    memory.observe(Observation(ProposalTree.chain(torch.arange(30)), torch.arange(30), 1, prompt=True,
+                               hidden={layer: torch.randn(30, 32) for layer in (1, 2, 3)}))
+    alone = [on_host(Eagle3Drafter(memory, drafter.policy).propose(Ask(1, 60, 30))).tokens.tolist()
+             for drafter in drafters]
+    before = regions.recorded
+    assert [on_host(drafter.propose(Ask(1, 60, 30))).tokens.tolist() for drafter in drafters] == alone
+    assert regions.recorded == before == 9 + 2      # levels with the root's, and a selection each
 
 
 def test_of_sampling_s_settings_only_the_last_stay_recorded():

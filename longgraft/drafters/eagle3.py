@@ -55,10 +55,6 @@ class Eagle3Drafter:
         self.memory, self.network, self.policy, self.levels = memory, memory.network, policy, levels
         self.top_k = min(top_k, self.network.config.draft_vocab_size)
         self.clock, self.device, self.regions = clock or Clock(), memory.device, memory.regions
-        # Where regions begin: the newest pair's state, and the root.
-        self._start = torch.zeros(1, 1, self.network.config.hidden_size, dtype=self.network.fc.weight.dtype,
-                                  device=self.device)
-        self._root = torch.zeros(1, dtype=torch.int64, device=self.device)
         memory.room(self.levels * self.top_k)
 
     @torch.inference_mode()
@@ -66,8 +62,8 @@ class Eagle3Drafter:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
-            self._start.copy_(self.memory.newest())
-            self._root.fill_(ask.root)
+            self.memory.start.copy_(self.memory.newest())
+            self.memory.root.fill_(ask.root)
             self.memory.committed.fill_(self.memory.cache.length)
             return self._draft(ask)
 
@@ -89,14 +85,15 @@ class Eagle3Drafter:
         return self._on_host(ask.root, levels, slots, stage)
 
     def _region(self, name: Hashable, region: Callable[[], T]) -> T:
-        return self.regions((self, self.memory.cache.age, name), region)
+        # Drafters of one memory share what is recorded of the same levels.
+        return self.regions((self.memory, self.top_k, self.memory.cache.age, name), region)
 
     def _first(self) -> _Drafted:
         """The root's own draft step."""
         k, device = self.top_k, self.device
-        ids, gains = self._children(self._start)                                # [1, k]
+        ids, gains = self._children(self.memory.start)                                # [1, k]
         return _Drafted(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
-                        self._start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device))
+                        self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device))
 
     def _next(self, before: _Drafted, index: int) -> _Drafted:
         """One expansion of the level before, the first of index 0."""
@@ -141,4 +138,4 @@ class Eagle3Drafter:
         # The kept ones are in order, so a parent's place is how many of them come before it.
         parents = torch.where(above < 0, 0, torch.searchsorted(best, above) + 1)
         depths = torch.cat([torch.full_like(level.tokens, depth) for depth, level in enumerate(levels, 1)])[best]
-        return PaddedTree.drafted(self._root, (tokens, parents, depths, scores), rows, stage, len(levels))
+        return PaddedTree.drafted(self.memory.root, (tokens, parents, depths, scores), rows, stage, len(levels))

@@ -58,8 +58,9 @@ class DrafterMemory(Memory):
         self._fused = nullcontext if fused is None else Fused(network, fused)
         self._write = index_copy if fused is None else fused.write
         self.cache = KVCache(network.config.layers, 0)
-        # `cache.length` where fixed places are counted from; whoever runs there fills it in.
-        self.committed = torch.zeros(1, dtype=torch.int64, device=weight.device)
+        # Where regions begin, filled in by whoever runs them: `cache.length`, the newest state, and the root.
+        self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
+        self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
         self._scratch = 0
         self._newest: Tensor | None = None
         self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
