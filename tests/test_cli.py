@@ -256,7 +256,9 @@ def test_costs_are_measured_here_printed_and_kept(pair, capsys, monkeypatch, tmp
     shown = [line.split(", ms")[0] for line in out.splitlines() if ", ms" in line]
     found = Costs.load(tmp_path / "costs")
     assert code == 0 and shown == ["passes", "levels", "feeds", "host"] and sorted(found.passes) == [32, 64]
-    assert f"{1e3 * found.passes[64][16]:10.2f}" in out and found.host > 0
+    passes = next(line for line in out.splitlines() if line.startswith("64 tokens")).split()
+    # The file has more digits than the table, and was rounded by itself.
+    assert float(passes[-1]) == pytest.approx(1e3 * max(found.passes[64].items())[1], abs=0.006) and found.host > 0
     assert_before_loading(monkeypatch)
     assert "exists already" in run(capsys, monkeypatch, *common)[2]
     assert "--prefixes is [0]" in run(capsys, monkeypatch, "costs", "--prefixes", 0)[2]
