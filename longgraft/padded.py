@@ -18,7 +18,6 @@ from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 SIZES = (1, 8, 16, 32, 64)      # rows of verified trees, each a set of recorded launches
 FIELDS = 6                      # int64 columns of a record: tokens, parents, depths, scores' bits, origin, live
-WORD = 32                       # columns in a word of `PaddedTree.words`
 
 
 def size_of(nodes: int) -> int:
@@ -133,12 +132,6 @@ class PaddedTree:
         for jump in _jumps(self.above, self.deepest):
             seen = seen | seen[jump]
         return seen
-
-    @property
-    def words(self) -> Tensor:
-        """[n, ceil(n / WORD)] int32: bit j of word w of row i is ancestors[i, WORD w + j]."""
-        bits = pad(self.ancestors, (0, -self.rows % WORD)).view(self.rows, -1, WORD).int()
-        return (bits << torch.arange(WORD, dtype=torch.int32, device=bits.device)).sum(-1, dtype=torch.int32)
 
     def top(self, budget: int) -> PaddedTree:
         """The best `budget` nodes as `ProposalTree.top` ranks them; the others are dead."""

@@ -364,7 +364,7 @@ FIXED = tuple(Mutation(name, f"longgraft/{file}.py", old, new, f"test_fixed.py::
     ("rows that are not kept move to the root's", "target/fixed", "torch.where(path < 0, self.places, path)",
      "path.clamp(min=0)", "test_rows_behind_the_path_stay_where_they_are"),
     ("accepted rows move in the region that reads them", "target/fixed",
-     "        kept = Report(report.logits", "        self.cache.put(self.inputs[-NUMBERS] + self.places, rows)\n"
+     "        kept = Report(report.logits", "        self.cache.put(self.inputs[-NUMBERS] + self.places, moved)\n"
      "        kept = Report(report.logits", "test_a_path_that_skips_rows_is_committed_as_often_as_one_likes"),
     ("every setting of sampling stays recorded", "regions", "self._recorded.pop((slot, before), None)", "pass",
      "test_of_sampling_s_settings_only_the_last_stay_recorded"),

@@ -12,13 +12,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longgraft.acceptance import walk
+from longgraft.attention.layout import words
 from longgraft.memories.rows import _worst_first
-from longgraft.padded import SIZES, WORD, PaddedTree, Pattern, filled, size_of
+from longgraft.padded import SIZES, PaddedTree, Pattern, filled, size_of
 from longgraft.retrievers.matrix import _live
 from longgraft.templates import envelope
 from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 CPU = torch.device("cpu")
+WORD = 32       # columns in a word of a mask
 NAN = float("nan")
 
 
@@ -112,11 +114,12 @@ def test_rows_see_their_ancestors_and_dead_rows_themselves():
         live = padded.live.nonzero().flatten()
         seen[live[:, None], live] = tree.mask
         assert torch.equal(padded.ancestors, seen)
-        assert padded.words.dtype == torch.int32 and padded.words.shape == (rows, -(-rows // WORD))
-        for row, words in zip(seen.tolist(), padded.words.tolist(), strict=True):
+        packed = words(padded.ancestors)
+        assert packed.dtype == torch.int32 and packed.shape == (rows, -(-rows // WORD))
+        for row, those in zip(seen.tolist(), packed.tolist(), strict=True):
             bits = sum(bit << column for column, bit in enumerate(row))
-            assert [word % (1 << WORD) for word in words] == [
-                bits >> WORD * w & (1 << WORD) - 1 for w in range(len(words))]
+            assert [word % (1 << WORD) for word in those] == [
+                bits >> WORD * w & (1 << WORD) - 1 for w in range(len(those))]
 
 
 def test_the_best_nodes_are_the_host_trees_best():
@@ -220,7 +223,7 @@ def region(record, tokens, draws, at, pattern: Pattern) -> list[torch.Tensor]:
     small = tree.top(20).first(20, 32).merge(found, 0, 30)
     large = tree.merge(found, at, 60).shallower(12).shallower(at + 5)
     path, length, token = large.walk(draws)
-    return [small.record(), large.record(), tree.words, path, length, token, large.update_order(path)]
+    return [small.record(), large.record(), words(tree.ancestors), path, length, token, large.update_order(path)]
 
 
 def inputs(seed: int, device: torch.device = CPU) -> list:
@@ -281,5 +284,6 @@ def test_verbs_leave_nothing_on_a_tree():
     tree = PaddedTree.of(grown(random.Random(1), 20), 32, CPU)
     other, fields = PaddedTree.of(grown(random.Random(2), 20), 32, CPU), set(tree.__dict__)
     path, _, _ = tree.walk(torch.zeros(32, dtype=torch.int64))
-    _ = tree.words, tree.top(9), tree.shallower(2), tree.first(9, 16), tree.merge(other, 0, 32), tree.update_order(path)
+    _ = tree.ancestors, tree.top(9), tree.shallower(2), tree.first(9, 16), tree.merge(other, 0, 32)
+    tree.update_order(path)
     assert set(tree.__dict__) == set(other.__dict__) == fields

@@ -116,8 +116,8 @@ class Layout:
     @cached_property
     def on_device(self) -> DeviceLayout:
         """The same geometry as numbers on the device, made there: of the host it needs the prefix alone."""
-        return DeviceLayout(torch.full((1,), self.prefix, dtype=torch.int32, device=self.device),
-                            self.depths.int(), self.column_depths.int(), words(self.own(None)))
+        prefix = torch.full((1,), self.prefix, dtype=torch.int32, device=self.device)
+        return DeviceLayout.of(prefix, self.depths, self.column_depths, self.own(None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +134,11 @@ class DeviceLayout:
     depths: Tensor
     column_depths: Tensor
     words: Tensor
+
+    @classmethod
+    def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
+        """Of whole numbers of any width, and seen [n, m] bool: the own columns of each row."""
+        return cls(length.int(), depths.int(), column_depths.int(), words(seen))
 
     @property
     def rows(self) -> int:

@@ -91,7 +91,7 @@ class Eagle3Drafter:
     def _first(self) -> _Drafted:
         """The root's own draft step."""
         k, device = self.top_k, self.device
-        ids, gains = self._children(self.memory.start)                                # [1, k]
+        ids, gains = self._children(self.memory.start)                          # [1, k]
         return _Drafted(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
                         self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
-from longgraft.attention.layout import DeviceLayout, Layout, words
+from longgraft.attention.layout import DeviceLayout, Layout
 from longgraft.clock import Clock
 from longgraft.devices import sent
 from longgraft.kernels.few_rows import FewRows
@@ -120,18 +120,18 @@ class DrafterMemory(Memory):
         """features [n, F], tokens [n] -> states [1, m, H] of m >= n rows; what lies behind n is scratch."""
         n, rows = len(tokens), size_of(len(tokens))
         key = self, "feed", self.cache.age, rows
-        given = self.regions.kept(key, lambda: (features.new_zeros(rows, features.shape[1]),
-                                                torch.zeros(rows, dtype=torch.int64, device=self.device)))
-        given[0][:n] = features
-        given[1][:n] = sent(tokens, self.device)
+        wide, following = self.regions.kept(key, lambda: (
+            features.new_zeros(rows, features.shape[1]), torch.zeros(rows, dtype=torch.int64, device=self.device)))
+        wide[:n] = features
+        following[:n] = sent(tokens, self.device)
         self.committed.fill_(self.cache.length)
-        return self.regions(key, lambda: self.extend(self.network.fuse(given[0][None]), given[1]))
+        return self.regions(key, lambda: self.extend(self.network.fuse(wide[None]), following))
 
     def extend(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [1, n, H], tokens [n] -> states [1, n, H] of a chain behind the committed rows, in fixed places."""
         n = len(tokens)
         depths = torch.arange(n, device=self.device)
-        layout = _layout(self.committed, depths, depths, depths[:, None] >= depths)
+        layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)
         with self.cache.at(self.committed + depths, self._write), self._fused():
             return self.forward(hidden, tokens, self.committed + depths, layout)
 
@@ -143,7 +143,7 @@ class DrafterMemory(Memory):
         b, m = seen.shape
         if self.regions.fixed:
             at = torch.arange(m, device=self.device)
-            fixed = _layout(self.committed, torch.full((b,), depth, device=self.device), at // b, seen)
+            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device), at // b, seen)
             with self.cache.at(self.committed + at[m - b:], self._write), self._fused():
                 return self.forward(hidden, tokens, (self.committed + depth).expand(b), fixed)
         committed = self.cache.length
@@ -193,8 +193,3 @@ class DrafterMemory(Memory):
     def release(self) -> None:
         self.cache.release()
         self._newest, self._waiting, self._fed = None, (), ()
-
-
-def _layout(length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
-    """seen [n, m] bool: the own columns of each row."""
-    return DeviceLayout(length.int(), depths.int(), column_depths.int(), words(seen))

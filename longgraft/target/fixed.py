@@ -63,7 +63,7 @@ class FixedPass:
     def _forward(self) -> tuple[Report, Tensor]:
         target, tree = self.target, self._tree()
         length, position = self.inputs[-NUMBERS:].split(1)
-        layout = DeviceLayout(length.int(), tree.depths.int(), tree.depths.int(), tree.words)
+        layout = DeviceLayout.of(length, tree.depths, tree.depths, tree.ancestors)
         run = Run(layout, target.fixed_backend)
         positions = position + tree.depths
         with ExitStack() as stack:
@@ -91,19 +91,19 @@ class FixedPass:
         self.chance.copy_(rule.chance(positions))
         self.regions.latest((self, "draw"), rule.law,
                             lambda: self.draws.copy_(rule.choose(report.logits, self.chance)))
-        walked, kept, record, rows = self.regions((self, "settle"), lambda: self._settle(report))
-        self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.places, rows))
+        walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
+        self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.places, moved))
         return walked, kept, record
 
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         tree = self._tree()
         path, length, following = tree.walk(self.draws)
         nodes = torch.where(path < 0, self.places, path)        # what is not kept stays where it is
-        rows = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
+        moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
         kept = Report(report.logits, report.topk, {layer: rows[nodes] for layer, rows in report.hidden.items()},
                       None if report.final is None else report.final[nodes])
         record = torch.cat([self.inputs[:-NUMBERS], path, length, following])
-        return Walked(tree, path, length, report.topk), kept, record, rows
+        return Walked(tree, path, length, report.topk), kept, record, moved
 
     def told(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
         """(the tree that was loaded, the rows of its nodes, its path, the next token), all of them on the host: the
