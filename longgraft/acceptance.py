@@ -24,6 +24,10 @@ from longgraft.tree import ProposalTree
 class AcceptanceRule(Protocol):
     """How far a tree is right, and what the target says after it."""
 
+    @property
+    def guesses(self) -> DrawThenWalk:
+        """How a model that drafts draws its tokens, so that they are the target's most often."""
+
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         """logits [n, V] -> (path [a] int64 from the root to the last accepted node, the token that follows it).
 
@@ -61,6 +65,12 @@ class DrawThenWalk(ABC):
     @abstractmethod
     def choose(self, logits: Tensor, chance: Tensor) -> Tensor:
         """logits [n, V], chance [n] int64 -> the tokens drawn [n] int64, each by its own row alone; no host read."""
+
+    @property
+    def guesses(self) -> DrawThenWalk:
+        """This rule: with the noise of the target's own draw a draft agrees with it more often than with another
+        (Daliri et al., arXiv 2408.07978), and stays a function of the past."""
+        return self
 
     @final
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
@@ -112,6 +122,11 @@ class Replay(DrawThenWalk):
     _placed: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     law = "replay"
+
+    @property
+    def guesses(self) -> DrawThenWalk:
+        """Greedy: who drafts does not know the recording."""
+        return Greedy()
 
     def chance(self, positions: Tensor) -> Tensor:
         device = positions.device

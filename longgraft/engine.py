@@ -26,12 +26,14 @@ ROOMY = 16      # parts of a power of two, in whole ones of which caches are all
 
 
 class Engine:
-    """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory."""
+    """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory;
+    verifies: what is made of a request's verifier."""
 
     def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
-                 chunk: int | None = None, regions: Regions = EAGER) -> None:
+                 chunk: int | None = None, regions: Regions = EAGER,
+                 verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier) -> None:
         self.target, self.proposer, self.clock, self.budget, self.chunk = target, proposer, clock, budget, chunk
-        self.regions = regions
+        self.regions, self.verifies = regions, verifies
         self.cache: KVCache = target.cache(0)
         self._lock = threading.Lock()
         self._current: Callable[[], Request | None] = lambda: None
@@ -70,7 +72,7 @@ class Engine:
             self.clock.lap()
             reset_peak_memory(self.target.device)
             verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
-            decoder = Decoder(verifier, self.proposer, self.budget, goal, text)
+            decoder = Decoder(self.verifies(verifier), self.proposer, self.budget, goal, text)
             request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device))
             self._current = ref(request)     # one that is dropped without being closed has no say
         return request

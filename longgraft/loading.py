@@ -22,7 +22,7 @@ from longgraft.devices import device_of, dtype_of
 from longgraft.engine import Engine
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.few_rows import FewRows, few_rows
-from longgraft.methods import Method, build, find
+from longgraft.methods import Method, build, find, verifies
 from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
 from longgraft.parts import Parts
 from longgraft.regions import EAGER, Regions, cuda_graphs
@@ -80,7 +80,8 @@ class Loaded:
         kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}{kernels}, method {method.name}, budget {spends}{gates}")
-        engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions)
+        engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
+                        verifies(method, parts))
         return Session(engine, self.tokenizer, (*self.notes, about))
 
     def _gates(self, nodes: int) -> str:
@@ -115,7 +116,7 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    method, given, notes = _needs(method, Sources(target, drafter, opts.head))
+    method, given, notes = _needs(method, Sources(target, drafter, opts.head, opts.given))
     if isinstance(why := _kernels(opts, target.device, target.dtype), NotBuilt):
         notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
     regions, why_eager = _regions(opts, target)

@@ -6,8 +6,8 @@ Knows drafter files and known heads; knows no method.
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -33,21 +33,37 @@ class Sources:
     """Where a method's needs come from.
 
     drafter: a hub id or folder of a head; AUTO: the one that is known for the target; None: there is none
+    given:   hub ids, folders or files of other needs, by their names
     """
 
     target: Target
     drafter: str | Path | None = AUTO
     head: HeadOverrides = HeadOverrides()
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def path(self, name: str, part: str = "") -> str | Path:
+        """Where a need of this name was said to be; of the embedded target, its embedded `part`; else `Missing`."""
+        if name in self.given:
+            return self.given[name]
+        if part and self.target.name == EMBEDDED and self.drafter == AUTO:
+            return embedded(part)
+        raise Missing(f"none is known for {self.target.name}.\nPass --with {name}=PATH.")
 
 
 @dataclass(frozen=True)
 class Need(Generic[T]):
     """name: its key; clause: what it is, for people; load: from where the user said, else `Missing` says how to give
-    it."""
+    it; flag: by which it is given, where that is no `--with`."""
 
     name: str
     clause: str
     load: Callable[[Sources], T]
+    flag: str = ""
+
+    @property
+    def switch(self) -> str:
+        """How it is given on the command line."""
+        return self.flag or f"--with {self.name}=PATH"
 
 
 def _head(sources: Sources) -> Eagle3Network:
@@ -78,7 +94,7 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
     return network.eval()
 
 
-HEAD: Need[Eagle3Network] = Need("head", "an EAGLE-3 drafter", _head)
+HEAD: Need[Eagle3Network] = Need("head", "an EAGLE-3 drafter", _head, "--drafter PATH")
 
 
 def embedded(part: str) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -60,6 +60,7 @@ class Parts:
     odds:     how probable remembered tokens are
     costs:    what a step costs here: needed where a controller decides
     regions:  what a step's parts of fixed shape are recorded in
+    choices:  the method's own
     """
 
     target: Target
@@ -78,6 +79,7 @@ class Parts:
     costs: Live | None = None
     clock: Clock = field(default_factory=Clock)
     regions: Regions = EAGER
+    choices: Any = None
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
     def the(self, need: Need[T]) -> T:
@@ -94,7 +96,7 @@ class Parts:
         if self.online is None:
             return self.drafter(policy(Gates(self.thresholds)))
         taus, levels, cost = dict(self.thresholds), self.levels, self.online
-        memory = self._one(("thresholds", *sorted(taus.items()), levels, cost),
+        memory = self.one(("thresholds", *sorted(taus.items()), levels, cost),
                            lambda: FollowedThresholds(taus, levels, cost))
         return Following(self.drafter(policy(Gates(memory.thresholds))), memory)
 
@@ -106,23 +108,23 @@ class Parts:
         """The drafter's keys and values."""
         network = self.the(HEAD)
         window = self.window or window or network.config.window
-        return self._one(("drafted", id(network), window), lambda: DrafterMemory(
+        return self.one(("drafted", id(network), window), lambda: DrafterMemory(
             network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels))
 
     def history(self) -> History:
         """All committed tokens."""
-        return self._one(("history",), History)
+        return self.one(("history",), History)
 
     def text(self, order: int = ORDER) -> Successors:
         """All committed tokens by their n-grams of up to this many tokens."""
-        return self._one(("text", order), lambda: Successors(order))
+        return self.one(("text", order), lambda: Successors(order))
 
     def controlled(self, drafts: bool = True, order: int = ORDER, probing: bool = True) -> Controller:
         """Of one ranking what pays.  drafts: with a drafter; order: as `text` has it, 0 for no memory of the text."""
         assert self.costs is not None, "a controller needs costs"
         costs = self.costs
         text, drafted = self.text(order), self.drafted() if drafts else None
-        experience = self._one(("experience", order, drafts, probing),
+        experience = self.one(("experience", order, drafts, probing),
                                lambda: Experience(text, costs, self.odds, drafted))
         if drafted is None:
             return Controller(Ranked(text, odds=experience, clock=self.clock), experience, clock=self.clock)
@@ -154,7 +156,7 @@ class Parts:
         seeded, in_order and lasting, as `RowsMemory` has them."""
         snapshot = self.snapshot if warm else None
         kind = {"lasting": self.persist} | kind
-        return self._one(("rows", id(snapshot), unseen, *sorted(kind.items())), lambda: RowsMemory(
+        return self.one(("rows", id(snapshot), unseen, *sorted(kind.items())), lambda: RowsMemory(
             AdjacencyMatrix(self.target.vocab_size, device=self.target.device, unseen=unseen), snapshot=snapshot,
             clock=self.clock, regions=self.regions, **kind))
 
@@ -164,7 +166,8 @@ class Parts:
             shape = partial(bounded, depth=self.depth or DEEPEST, width=self.width or WIDEST)
         return MatrixRetriever(self.rows(), shape, self.clock)
 
-    def _one(self, key: tuple, make: Callable[[], M]) -> M:
+    def one(self, key: tuple, make: Callable[[], M]) -> M:
+        """The memory of this key, made where there is none yet."""
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]       # type: ignore[return-value]      # the key tells the kind

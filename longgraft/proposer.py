@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from longgraft.acceptance import DrawThenWalk, Greedy
 from longgraft.observation import Observation, Wants
 from longgraft.padded import Tree
 
@@ -66,11 +67,13 @@ class Ask:
     root:     the committed token that is not yet in the target's cache
     budget:   nodes of the tree at most, root included
     position: absolute position of the root
+    draws:    how a model that drafts draws its tokens, by their absolute positions
     """
 
     root: int
     budget: int
     position: int
+    draws: DrawThenWalk = field(default=Greedy(), compare=False)
 
 
 @runtime_checkable

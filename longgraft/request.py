@@ -73,7 +73,8 @@ class Decoder:
     def step(self) -> Step:
         """One verification pass."""
         left = self.goal.limit - self.tally.new_tokens
-        tree = self.proposer.propose(Ask(self._root, self.budget, self.verifier.cache.position)).shallower(left - 1)
+        ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses)
+        tree = self.proposer.propose(ask).shallower(left - 1)
         seen = self.verifier.verify(tree, self.wants)
         path = seen.path.tolist()
         new, text = self._cut([*seen.kept[1:].tolist(), seen.next_token])

@@ -81,6 +81,9 @@ class Settings:
                                   source="0.06: embedded pair, 60 nodes, one CPU core")
     costs: str | None = option(None, "File of `longgraft costs`, by which decoding then decides the same again",
                                none="measured at load, and followed")
+    given: dict[str, str] = option({}, "What a method needs besides a head, as `longgraft methods` names it: a hub id, "
+                                   "folder or file; repeatable", flag="--with", many=True,
+                                   metavar="NAME=PATH")
     persist: bool = option(False, "The matrix outlives a request")
     head: HeadOverrides = HeadOverrides()
 

@@ -24,6 +24,8 @@ class ProposalTree:
     stage:   expansions after which a policy stopped drafting or gave slots away; UNPRUNED: it did neither; None:
              nothing was drafted in levels
     match:   [n] int64, tokens of the match that a node was retrieved by, 0 without one; None: nothing matched contexts
+    law:     [n, V] float32, probabilities that a node's token was drawn from, on the target's device, where tokens were
+             drawn by chances of their own: then the tree is a chain; None: its tokens follow from the past
     """
 
     tokens: Tensor
@@ -32,6 +34,7 @@ class ProposalTree:
     origin: Tensor
     stage: int | None = None
     match: Tensor | None = None
+    law: Tensor | None = None
 
     @classmethod
     def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
@@ -92,7 +95,8 @@ class ProposalTree:
         index = torch.tensor(nodes)
         parents = torch.tensor([-1] + [place[p] for p in self.parents[index].tolist()[1:]])
         return ProposalTree(self.tokens[index], parents, self.scores[index], self.origin[index], self.stage,
-                            None if self.match is None else self.match[index])
+                            None if self.match is None else self.match[index],
+                            None if self.law is None else self.law[index.to(self.law.device)])
 
     def top(self, budget: int) -> ProposalTree:
         """The best `budget` nodes, root included, by (score, shallower, earlier); nan scores rank last, by node."""

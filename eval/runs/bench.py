@@ -56,7 +56,7 @@ class Bench:
         loaded = assemble(config.model, drafter, settings)
         target = loaded.target
         needs = {need.name: need for v in config.variants if v.ours for need in find(v.method).needs if need != HEAD}
-        own = {name: need.load(Sources(target, drafter)) for name, need in needs.items()}
+        own = {name: need.load(Sources(target, drafter, given=config.given)) for name, need in needs.items()}
         parts = replace(loaded.parts, given=own | dict(loaded.parts.given))
         heads = {"": parts}
         for name, path in config.heads.items():

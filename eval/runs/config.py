@@ -40,7 +40,8 @@ class SweepConfig:
                                       flag="--buckets", unit="tokens", low=1, high=POSITIONS)
     methods: tuple[str, ...] = option(COMPARED, "See `longgraft methods`; method@head takes a "
                                       "--head; method+budget=30, +depth=, +width=, +levels=, +top_k=, +window=, "
-                                      "+thresholds=, +warm= set that of one method; `transformers`: its own generate")
+                                      "+thresholds=, +warm= and its own choices set that of one method; "
+                                      "`transformers`: its own generate")
     modes: tuple[str, ...] = option(("replay",), "replay, sampled, greedy, or several", flag="--mode", choices=MODES)
     prompts: int = option(5, "Of a suite and length, evenly spread over a suite that is taken whole", unit="prompts",
                           low=1, high=10 ** 6)
@@ -54,6 +55,7 @@ class SweepConfig:
     model: str | None = like(Pair, "model")
     drafter: str | None = like(Pair, "drafter")
     heads: dict[str, str] = option({}, "For method@NAME; repeatable", flag="--head", many=True, metavar="NAME=PATH")
+    given: dict[str, str] = like(Settings, "given")
     calibration: str | None = like(Settings, "calibration")
     calibrations: dict[str, str] = option({}, "File of `longgraft calibrate`, for method+thresholds=NAME and "
                                               "+warm=NAME; repeatable", flag="--calibrated", many=True,

@@ -5,7 +5,7 @@ Knows targets, methods and clocks; knows no suite, no file and no table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from longgraft.calibration import Calibration
 from longgraft.clock import Clock
 from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.variants import COLD, Variant
-from longgraft.methods import build
+from longgraft.methods import build, verifies
 from longgraft.observation import Wants
 from longgraft.padded import SIZES
 from longgraft.parts import Parts
@@ -109,6 +109,7 @@ class Prefilled:
             self._clock.wait = partial(torch.cuda.synchronize, target.device)
         self._regions = stock.regions.anew()
         self._learned = learned or Learned()
+        self._verifies: dict[str, Callable[[Verifier], Verifier]] = {}
         self._proposers = self._build(stock, [v for v in variants if v.ours], runs)
         self._before = {key: self._learned.prompts(*key) for key in self._proposers}
         memories = together(self._proposers.values())
@@ -128,6 +129,7 @@ class Prefilled:
             parts = replace(stock.parts(variant), clock=self._clock, regions=self._regions, kept=kept)
             make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
             proposer = made[variant.name, ""] = make(parts)
+            self._verifies[variant.name] = verifies(variant.method, parts)
             for run in runs if any(memory.lasting for memory in proposer.memories) else ():
                 shared = {key: memory for key, memory in kept.items() if not memory.lasting}
                 own = made[variant.name, run] = make(replace(parts, kept=shared))
@@ -174,7 +176,8 @@ class Prefilled:
         self.cache.crop(len(self.ids) - 1)
         for memory in proposer.memories:
             memory.rewind(self._marks[id(memory)])
-        verifier = Verifier(self.target, self.cache, sampling.rule(len(self.ids)), clock, self._regions)
+        verifier = self._verifies[variant.name](
+            Verifier(self.target, self.cache, sampling.rule(len(self.ids)), clock, self._regions))
         decoder = Decoder(verifier, proposer, variant.budget(self._budget), Goal(limit, frozenset(eos)))
         clock.lap()
         with clock.part("host"):

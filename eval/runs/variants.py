@@ -5,25 +5,25 @@ Knows names and numbers; loads nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from longgraft.naming import PLACE, joined, split
 from longgraft.options import options
 from longgraft.roles import PLAIN
 from longgraft.settings import Budget, OfMethod
 
-PLACE = re.compile(r"(.*\.py:|[\w.]+:)?")     # of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +
 COLD = "none"                   # for +warm and +thresholds: no calibration
 TRANSFORMERS = "transformers"   # the other baseline: transformers' own generate
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`method[@head][+setting=value ...]`, the settings being those of `OfMethod`; `transformers` is no method of ours.
+    """`method[@head][+setting=value ...]`, the settings being those of `OfMethod` and the method's own choices;
+    `transformers` is no method of ours.
 
-    calibrations: by setting, the name that one was given under.
+    method: with its own choices; calibrations: by setting, the name that one was given under.
     """
 
     name: str
@@ -35,17 +35,20 @@ class Variant:
     @classmethod
     def parse(cls, name: str) -> Variant:
         """ValueError names what is unknown, out of range, or nothing that this method has."""
-        place = PLACE.match(name)[0]        # type: ignore[index]
-        who, *settings = name[len(place):].split("+")
-        bare, _, head = who.partition("@")
-        bare = place + bare
-        known, taken = options(OfMethod), _taken(bare)
+        given, settings = split(name)
+        place = PLACE.match(given)[0]       # type: ignore[index]
+        who, _, head = given[len(place):].partition("@")
+        bare = place + who
+        known, (taken, own) = options(OfMethod), _taken(bare)
         numbers, names = {}, {}
-        for setting in settings:
-            key, _, text = setting.partition("=")
+        chosen = {key: text for key, text in settings.items() if key in own}
+        for key, text in settings.items():
+            if key in chosen:
+                continue
             if key not in known or not text:
-                wanted = ", ".join(f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items())
-                raise ValueError(f"{setting!r} in {name!r} is no setting. Known: {wanted}.")
+                wanted = ", ".join([f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
+                                   + [f"{key}=..." for key in own])
+                raise ValueError(f"{f'{key}={text}'!r} in {name!r} is no setting. Known: {wanted}.")
             if key not in taken:
                 raise ValueError(f"{name!r}: {bare} has nothing that {key} could set.")
             try:
@@ -57,7 +60,7 @@ class Variant:
                 names[key] = value
             elif value is not None:
                 numbers[key] = value
-        return cls(name, bare, head, numbers, names)
+        return cls(name, joined(bare, chosen), head, numbers, names)
 
     @classmethod
     def plain(cls) -> Variant:
@@ -82,8 +85,8 @@ class Variant:
         return self.ours and find(self.method).chooses(self.numbers.get("budget", wanted))
 
 
-def _taken(bare: str) -> frozenset[str]:
-    """The settings that this method reads."""
+def _taken(bare: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(the settings that this method reads, the choices that it alone has)."""
     from longgraft.methods import find  # where torch is: names can be read without it
 
-    return frozenset() if bare == TRANSFORMERS else find(bare).takes
+    return (frozenset(), ()) if bare == TRANSFORMERS else (find(bare).takes, tuple(one.name for one in find(bare).own))

@@ -29,9 +29,10 @@ def methods(yours: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP
     from longgraft.methods import find, known
 
     for name, method in (known() | {name: find(name) for name in yours or ()}).items():
-        needs = " and ".join(need.clause for need in method.needs) or "nothing"
+        needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
+        own = "".join(f"\n{'':<22}+{one.name}={one.default}: {one.told(one.default)}" for one in method.own)
         print(f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
-              f"{method.promise}")
+              f"{method.promise}{own}")
 
 
 @dataclass(frozen=True)

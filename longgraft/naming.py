@@ -1,0 +1,20 @@
+"""How a method is named with its settings: `name+setting=value...`.  Knows texts only."""
+
+from __future__ import annotations
+
+import re
+
+PLACE = re.compile(r"(.*\.py:|[\w.]+:)?")     # of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +
+SETTING = re.compile(r"\+(?=\w+=)")           # a name may hold a + of its own
+
+
+def split(name: str) -> tuple[str, dict[str, str]]:
+    """(what stands before the settings, the settings as texts)."""
+    place = PLACE.match(name)[0]        # type: ignore[index]
+    bare, *settings = SETTING.split(name[len(place):])
+    return place + bare, dict(setting.split("=", 1) for setting in settings)
+
+
+def joined(name: str, settings: dict[str, str]) -> str:
+    """What `split` splits."""
+    return name + "".join(f"+{key}={text}" for key, text in settings.items())
