@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from longgraft.costs import Costs, Live
 from longgraft.engine import Engine
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.few_rows import FewRows, few_rows
-from longgraft.methods import build, find
+from longgraft.methods import build, find, verifies
 from longgraft.needs import HEAD
 from longgraft.parts import Parts
 from longgraft.sampling import Sampling
@@ -130,9 +131,16 @@ def toy_target(family: str = "llama", attention: str = "auto", kernels: FewRows 
     return Target(toy_model(family), family, attention, kernels)
 
 
+# What methods need, by the need's name, for a toy target and a seed.
+TOYS: dict[str, Callable[[Target, int], object]] = {
+    HEAD.name: lambda target, seed: toy_network(seed),
+}
+
+
 def toy_parts(family: str = "llama", seed: int = 0, kernels: FewRows | None = None, **more) -> Parts:
     more.setdefault("costs", Live(TOY_COSTS, frozen=True))
-    return Parts(toy_target(family, kernels=kernels), {HEAD.name: toy_network(seed)}, **more)
+    target = toy_target(family, kernels=kernels)
+    return Parts(target, {name: toy(target, seed) for name, toy in TOYS.items()}, **more)
 
 
 def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
@@ -141,7 +149,8 @@ def toy_session(method, family: str = "llama", budget: int | None = None, chunk:
     parts = toy_parts(family, **more)
     proposer = build(method, parts, adaptive)
     budget = budget or find(method).budget
-    return Session(Engine(parts.target, proposer, parts.clock, budget, chunk, parts.regions), None)
+    return Session(Engine(parts.target, proposer, parts.clock, budget, chunk, parts.regions,
+                          verifies(method, parts)), None)
 
 
 def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=()) -> Generation:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from longgraft.method import Method
-from longgraft.registry import blocks, chains, dynamic, graft, long_context, retrieval
+from longgraft.registry import blocks, chains, dynamic, graft, long_context, lookup, retrieval
 
-METHODS: dict[str, Method] = {method.name: method for part in (
-    graft, retrieval, dynamic, chains, blocks, long_context) for method in part.METHODS}
+PARTS = (graft, lookup, retrieval, dynamic, chains, blocks, long_context)
+
+METHODS: dict[str, Method] = {method.name: method for part in PARTS for method in part.METHODS}
