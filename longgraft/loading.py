@@ -79,7 +79,7 @@ class Loaded:
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
         kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
-                 f"{self.target.attention}{kernels}, method {method.name}, budget {spends}{gates}")
+                 f"{self.target.attention}{kernels}, method {method}, budget {spends}{gates}")
         engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
                         verifies(method, parts))
         return Session(engine, self.tokenizer, (*self.notes, about))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from longgraft.naming import joined
 from longgraft.needs import Need
 from longgraft.options import Option, options
 from longgraft.parts import Parts
@@ -68,17 +69,19 @@ class Method:
 
     def choosing(self, settings: Mapping[str, str]) -> Method:
         """With other choices, as texts by name; ValueError where it has no such choice, or not that value."""
-        if not settings:
-            return self
-        if self.choices is None:
-            raise ValueError(f"Method {self.name!r} has no choices of its own, and {', '.join(settings)} was given.")
         known, chosen = {one.name: one for one in self.own}, {}
         for name, text in settings.items():
             if name not in known:
-                raise ValueError(f"Method {self.name!r} has no choice {name!r}. Known: {', '.join(known)}.")
+                raise ValueError(f"Method {self.name!r} has no choice {name!r}. Known: {', '.join(known) or 'none'}. "
+                                 "What all methods take is an option of its own, such as --budget.")
             chosen[name] = known[name].parse(text)
             known[name].check(chosen[name])
-        return replace(self, choices=replace(self.choices, **chosen))
+        return replace(self, choices=replace(self.choices, **chosen)) if chosen else self
+
+    def __str__(self) -> str:
+        """Its name with what was chosen otherwise, as `longgraft.methods.find` takes it."""
+        usual = {} if self.choices is None else {name: one.default for name, one in options(type(self.choices)).items()}
+        return joined(self.name, {one.name: f"{one.default}" for one in self.own if one.default != usual[one.name]})
 
     @property
     def own(self) -> tuple[Option, ...]:

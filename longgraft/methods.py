@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -50,7 +51,7 @@ def known() -> dict[str, Method]:
 
 def find(what: str | Method | Proposer) -> Method:
     """A method by its name, as `FILE.py:OBJECT` or `MODULE:OBJECT`, or the object itself: a `Method`, or whatever
-    proposes.  A name may be followed by its own choices, `+name=value` each.  ValueError lists the known ones."""
+    proposes.  A name may be followed by its own choices, `+name=value` each.  ValueError where there is none."""
     if not isinstance(what, str):
         return as_method(what, type(what).__name__)
     what, settings = split(what)
@@ -64,7 +65,9 @@ def _found(what: str) -> Method:
         return as_method(_named(what), what)
     methods = known()
     if what not in methods:
-        raise ValueError(f"Method {what!r} is unknown. Known: {', '.join(methods)}; FILE.py:OBJECT names one of yours.")
+        near = " or ".join(get_close_matches(what, methods))
+        raise ValueError(f"Method {what!r} is unknown{near and f'; perhaps {near} is meant'}. `longgraft methods` "
+                         "lists them; FILE.py:OBJECT names one of yours.")
     return methods[what]
 
 

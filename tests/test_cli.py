@@ -195,7 +195,7 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("change, said", [
-    (["--method", "nope"], "Known: ar, pld"),
+    (["--method", "grafts"], "perhaps graft"),
     (["--budget", 0], "budget is 0"), (["--temperature", -1], "must be 0"),
     (["--max-new-tokens", 0], "from 1 to 1,048,576"), (["--max-new-tokens", 600], "allows 512 positions"),
     (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),

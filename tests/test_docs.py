@@ -21,7 +21,7 @@ from longgraft.tree import ProposalTree
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.DOTALL)
-METHOD_FILE, IN_PYTHON, TEST_FILE = (text for language, text in BLOCKS if language == "python")
+METHOD_FILE, IN_PYTHON, TEST_FILE, CHOICES_FILE = (text for language, text in BLOCKS if language == "python")
 ENTRY_POINTS = next(text for language, text in BLOCKS if language == "toml")
 NAME = "my_method.py:METHOD"
 
@@ -69,6 +69,18 @@ def test_it_is_loaded_as_an_object_and_as_a_proposer(folder):
     plain = longgraft.load(method="ar", tell=False).generate("def add(a, b):", 8).token_ids
     for method in (space["METHOD"], space["Bigrams"](space["Successors"]())):
         assert longgraft.load(method=method, tell=False).generate("def add(a, b):", 8).token_ids == plain
+
+
+def test_what_may_be_chosen_of_a_method_is_set_by_its_name(folder, command):
+    (folder / "sure.py").write_text(CHOICES_FILE)
+    (folder / "prompt.txt").write_text((ROOT / "longgraft/tree.py").read_text()[:1500])
+    answers = [json.loads(command("generate", "--method", f"sure.py:METHOD+least={least}", "--budget", 60, "--json",
+                                  "--prompt-file", "prompt.txt", "--max-new-tokens", 12)) for least in ("0", "1.0")]
+    assert [answer["method"] for answer in answers] == ["sure+least=0.0", "sure+least=1.0"]
+    dense, cut = (answer["stats"] for answer in answers)
+    assert set(dense["stages"]) == {"none"} and set(cut["stages"]) == {"d0"}
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert "+every=2" in command("methods", "sure.py:METHOD")
 
 
 def test_its_own_test_holds(folder):

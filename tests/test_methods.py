@@ -49,7 +49,7 @@ def test_an_object_that_proposes_is_a_method():
 
 
 @pytest.mark.parametrize("what, said", [
-    ("nope", "Known: ar, "), ("{file}:NOPE", "has no attribute 'NOPE'"), ("{file}:WRONG", "is a int"),
+    ("nope", "`longgraft methods` lists"), ("{file}:NOPE", "has no attribute 'NOPE'"), ("{file}:WRONG", "is a int"),
     ("nowhere.py:X", "cannot be loaded"), ("no.such.module:X", "No module named"), (".foo:bar", "cannot be loaded"),
     (":x", "cannot be loaded")])
 def test_what_is_no_method_is_named(file, what, said):

@@ -119,7 +119,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     if recording is not None:
         sampling = Sampling(replay=recording)
     budget = None if loaded.method.chooses(settings.budget) else session.engine.budget
-    settings = replace(settings, method=loaded.method.name, budget=budget)
+    settings = replace(settings, method=str(loaded.method), budget=budget)
     asking = Asking(session, settings, sampling, ends, shown.compare)
     if given.prompts:
         return _answer_all(asking, asked, out)
