@@ -28,6 +28,11 @@ class Check:
         """Whether the two logits were so close that half precision may swap them."""
         return self.margin is not None and self.margin <= tolerance(dtype, self.at)
 
+    def held(self, promise: str, mode: str) -> bool:
+        """Whether a method of this promise must say the same.  Of draws beside a replay, only greedy ones have a
+        margin."""
+        return not may_differ(promise, mode != "greedy" and self.margin is None)
+
 
 def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     """Index of the first difference, a missing token included; None where there is none."""
@@ -45,6 +50,13 @@ def step_of(dtype: str, logit: float) -> float:
 def tolerance(dtype: str, at: float | None) -> float:
     """The margin up to which a divergence is a near tie: EPSILON, or a step of the precision where that is wider."""
     return EPSILON if at is None else max(EPSILON, step_of(dtype, at))
+
+
+def may_differ(promise: str, sampled: bool) -> str:
+    """Why a method of this promise need not have plain decoding's tokens, for people; empty where it must."""
+    if promise == "lossy":
+        return "it promises nothing"
+    return "its law, not its tokens" if promise == "distribution" and sampled else ""
 
 
 def level(checks: Sequence[Check], dtype: str) -> str:

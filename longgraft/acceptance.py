@@ -166,6 +166,10 @@ class Sampled(DrawThenWalk):
         tokens = torch.arange(logits.shape[-1], device=logits.device)
         return gumbel(chance[:, None], tokens).add_(self.warp(logits)).argmax(-1)
 
+    def apart(self, stream: int) -> Sampled:
+        """The same law with noise of its own, independent of this rule's and of other streams'; stream: 1 or more."""
+        return replace(self, seed=int(_mix(torch.tensor(_of_seed(self.seed) + stream))) & ((1 << 63) - 1))
+
     def warp(self, logits: Tensor) -> Tensor:
         """logits [n, V] -> [n, V] float32, -inf where a token cannot be drawn: transformers' warpers in their order.
 
@@ -185,16 +189,21 @@ class Sampled(DrawThenWalk):
         return scores
 
 
-def gumbel(chance: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise of these tokens by a `Sampled`'s chance, float64: both int64 on one device, broadcast.
+def uniform(chance: Tensor, tokens: Tensor) -> Tensor:
+    """Uniform noise of these tokens by a `Sampled`'s chance, float64, strictly inside (0, 1): both int64 on one device,
+    broadcast.
 
     Seed, position and token are taken in by one step of SplitMix64 each (Steele et al., OOPSLA 2014): integers, the
     same on every device and for every part of the vocabulary.
     """
     bits = _mix(tokens * _GOLDEN + chance).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
-    # 52 bits and a half: strictly inside (0, 1) in float64.
-    uniform = bits.double().add_(0.5).mul_(2.0 ** -52)
-    return uniform.log_().neg_().log_().neg_()
+    # 52 bits and a half: never 0 or 1 in float64.
+    return bits.double().add_(0.5).mul_(2.0 ** -52)
+
+
+def gumbel(chance: Tensor, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise of the same, float64."""
+    return uniform(chance, tokens).log_().neg_().log_().neg_()
 
 
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:

@@ -1,12 +1,13 @@
-"""Seconds by part.  Knows names; knows no device but by the function that waits for it."""
+"""Seconds by part, and forwards that only guess.  Knows names; knows no device but by what waits for it."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -16,11 +17,13 @@ class Clock:
     wait: called when the outermost part begins and ends; a CUDA session passes torch.cuda.synchronize, so that
           whole steps are timed truly; inner parts then show when work was launched, unless `profile`
     profile: wait at every part, for true inner times at the price of a sync each
+    forwards: since they were counted last, by whose they were
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     wait: Callable[[], object] | None = None
     profile: bool = False
+    forwards: Counter[str] = field(default_factory=Counter)
     _stack: list[tuple[str, float]] = field(default_factory=list)
 
     def now(self, wait: bool = True) -> float:
@@ -34,6 +37,16 @@ class Clock:
         seconds = dict(self.seconds)
         self.seconds.clear()
         return seconds
+
+    def ran(self, whose: Literal["draft", "own"], times: int = 1) -> None:
+        """Forwards beside the verifications: a drafting network's, or the target's own, all its weights read once."""
+        self.forwards[whose] += times
+
+    def counted(self) -> dict[str, int]:
+        """Forwards since they were counted last, which begin anew."""
+        counted = dict(self.forwards)
+        self.forwards.clear()
+        return counted
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 
 from longgraft.clock import Clock
@@ -46,6 +49,42 @@ class Graft:
     def _on_device(self, drafted: PaddedTree, found: PaddedTree, budget: int) -> PaddedTree:
         return self.regions((self, drafted, found, budget), lambda: drafted.first(len(drafted), size_of(budget)).merge(
             found, at=0, budget=budget))
+
+
+class Route:
+    """One of two proposers a step: the first's tree where it is worth enough, else the second, asked only then.
+
+    worth: of a tree of the first; least: what it must be worth where this is asked
+    """
+
+    def __init__(self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float],
+                 least: Callable[[Ask], float]) -> None:
+        self.first, self.second, self.worth, self.least = first, second, worth, least
+        self.memories = together([first, second])
+
+    def propose(self, ask: Ask) -> Tree:
+        found = on_host(self.first.propose(ask))
+        return found if len(found) > 1 and self.worth(found) >= self.least(ask) else self.second.propose(ask)
+
+
+class Within:
+    """A proposer that is asked for `budget` nodes at most."""
+
+    def __init__(self, proposer: Proposer, budget: int) -> None:
+        self.proposer, self.budget, self.memories = proposer, budget, proposer.memories
+
+    def propose(self, ask: Ask) -> Tree:
+        return self.proposer.propose(replace(ask, budget=min(ask.budget, self.budget)))
+
+
+def matched(tree: ProposalTree) -> float:
+    """Tokens of the longest match that a node was retrieved by."""
+    return 0.0 if tree.match is None else float(tree.match.max())
+
+
+def expected(tree: ProposalTree) -> float:
+    """Tokens below the root that are expected to be accepted, by the tree's own scores."""
+    return float(tree.scores[1:].exp().nansum())
 
 
 class TailGraft:

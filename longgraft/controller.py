@@ -16,7 +16,7 @@ from longgraft.clock import Clock
 from longgraft.costs import Live
 from longgraft.drafters.policies import mass
 from longgraft.memories.drafted import JUDGED
-from longgraft.memories.experience import Experience, Plan
+from longgraft.memories.experience import DRAFTS, Experience, Plan
 from longgraft.proposer import Ask, Level, Verdict
 from longgraft.ranking import Ranked
 from longgraft.tree import UNPRUNED, ProposalTree
@@ -76,11 +76,16 @@ class Prices:
         """In tokens."""
         return self.rate * self.seconds[min(nodes, len(self.seconds)) - 1]
 
+    def worth(self, tree: ProposalTree) -> float:
+        """Tokens that a ranked tree is expected to bring beyond its price."""
+        return float(tree.scores.exp().sum()) - self.of(len(tree))
+
 
 class Controller:
     """Proposes what pays, of a ranking.
 
-    ranked:  by the estimates of `experience`; its drafter, if there is one, stops by `policy`
+    ranked:  by the estimates of `experience`; its drafter, if there is one, stops by `policy`; None: it proposes as a
+             whole, at a cost that is timed
     levels:  draft forwards of a step at most
     probing: whether a drafter that is expected to lose is looked at now and then
     """
@@ -106,8 +111,27 @@ class Controller:
                     tree, plan = self._draft(ask, prices, plan, first)
                 elif self.probing and waiting >= self.experience.learnt.patience:
                     self.experience.look_within(PROBED, prices.feed(waiting + JUDGED))
+            elif self.ranked.drafter is not None:
+                tree, plan = self._asked(ask, prices, tree, plan)
             self.experience.plan = plan
             return tree
+
+    def _asked(self, ask: Ask, prices: Prices, tree: ProposalTree, plan: Plan) -> tuple[ProposalTree, Plan]:
+        """With what a source without levels proposes, where that is expected to bring more than it costs: by what its
+        proposals were worth before, and how often they came true."""
+        experience, cost = self.experience, self.costs.proposal
+        if experience.worth <= prices.rate * cost:
+            if self.probing and experience.learnt.idle >= experience.learnt.patience:
+                experience.look_within(PROBED, DRAFTS * cost)
+            return tree, plan
+        began = self.clock.now(wait=False)
+        drafted = self.ranked.draft(ask)
+        self.costs.proposed(self.clock.now(wait=False) - began)
+        ranked = self.ranked.rank(ask, drafted, prices)
+        experience.proposed(prices.worth(ranked) - prices.worth(tree))
+        promised = float(ranked.scores.exp().sum()) - 1.0 - plan.remembered
+        return ranked, replace(plan, rows=len(ranked), seconds=prices.plain + prices.seconds[len(ranked) - 1] + cost,
+                               drafted=promised if promised > 0.0 else None)
 
     def _priced(self, ask: Ask) -> Prices:
         """At this prefix and the present rate."""

@@ -165,6 +165,7 @@ class Live:
         self.costs, self.frozen = costs, frozen
         # Logarithms of how much slower than `costs` everything is, drafts are beyond that, and passes of so many rows.
         self._machine = self._drafts = 0.0
+        self._proposal: float | None = None     # logarithm of a proposal's seconds
         self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
         self._curves: dict[str, tuple[int, Points]] = {}        # of the prefix last asked for
 
@@ -195,6 +196,21 @@ class Live:
         """A draft, feeding and all, took this long where so much was expected of its levels and feeding."""
         self._drafts += SHARED * self._moved(expected, seconds)
         self._curves.clear()
+
+    @property
+    def proposal(self) -> float:
+        """Seconds of a proposal of whoever has no levels to be priced by: as timed, before that and frozen `host`."""
+        return self.costs.host if self._proposal is None else math.exp(self._proposal)
+
+    def proposed(self, seconds: float) -> None:
+        """Such a proposal took this long.  Noise only adds, and a first one may have begun with what is done once: what
+        took less counts for more."""
+        if self.frozen or seconds <= 0.0:
+            return
+        if self._proposal is None:
+            self._proposal = math.log(seconds)
+        moved = math.log(seconds) - self._proposal
+        self._proposal += moved / 2 if moved < 0.0 else SHARED * min(moved, OUTLIER)
 
     def _moved(self, expected: float, seconds: float) -> float:
         """Logarithm of how much longer it took; 0 where costs stay, or a clock stood still."""

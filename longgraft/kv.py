@@ -7,7 +7,7 @@ Knows rows and lengths; knows no tree, no attention kernel and no method.  Passe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -140,6 +140,12 @@ class KVCache(Cache):
             layer.drop()
 
     @property
+    def last(self) -> tuple[Tensor, Tensor]:
+        """Whole buffers [1, Hkv, capacity, D] of keys and values of the last layer that has rows of its own."""
+        layer = next(layer for layer in reversed(self.layers) if layer.is_initialized)
+        return layer.keys, layer.values
+
+    @property
     def position(self) -> int:
         """Absolute position of the next token."""
         return self.length + self.skipped
@@ -173,6 +179,31 @@ class KVCache(Cache):
         since one that reads what it writes would do something else when it runs again."""
         for (block, _), copy in zip(self._blocks.values(), copies, strict=True):
             block.index_copy_(2, rows, copy)
+
+    def keys(self) -> dict[int, Tensor]:
+        """Layer -> committed keys [Hkv, length, D], views; of layers that have rows of their own."""
+        return {index: layer.keys[0, :, :self.length] for index, layer in enumerate(self.layers)
+                if layer.is_initialized}
+
+    def take(self, source: KVCache, rows: Mapping[int, Tensor], until: int) -> None:
+        """Hold these of another cache's rows [0, until) and no others, but stand where it stood at `until`.
+
+        rows: layer -> [m] int64 on the device, ascending, or [Hkv, m] where heads differ; m is the same everywhere.
+        """
+        m = next(iter(rows.values())).shape[-1]
+        self.clear()
+        self.reserve(m)
+        for index, chosen in rows.items():
+            theirs = source.layers[index]
+            self.layers[index].update(_of(theirs.keys, chosen), _of(theirs.values, chosen))
+        self.length, self.skipped = m, source.skipped + until - m
+
+    def append(self, source: KVCache, start: int, end: int) -> None:
+        """Commit copies of another cache's rows [start, end), of each layer."""
+        for layer, theirs in zip(self.layers, source.layers, strict=True):
+            if theirs.is_initialized:
+                layer.update(theirs.keys[:, :, start:end], theirs.values[:, :, start:end])
+        self.length += end - start
 
     def crop(self, length: int) -> None:
         """Forget committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
@@ -228,6 +259,13 @@ class KVCache(Cache):
 def _row(rows: Tensor) -> tuple:
     """What rows must share to lie in one block."""
     return rows.shape[1], rows.shape[3], rows.dtype
+
+
+def _of(states: Tensor, rows: Tensor) -> Tensor:
+    """states [1, Hkv, C, D] -> [1, Hkv, m, D], of rows [m] or [Hkv, m]."""
+    if rows.ndim == 1:
+        return states.index_select(2, rows)
+    return states.gather(2, rows[None, ..., None].expand(-1, -1, -1, states.shape[3]))
 
 
 def _rounded(capacity: int) -> int:

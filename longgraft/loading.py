@@ -5,7 +5,6 @@ Knows hub ids, folders and the registries; knows no decoding.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from longgraft.engine import Engine
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import Method, build, find, verifies
-from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, embedded
+from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, check_given, embedded
 from longgraft.parts import Parts
 from longgraft.regions import EAGER, Regions, cuda_graphs
 from longgraft.roles import HEADLESS
@@ -34,13 +33,15 @@ from longgraft.target.fixed import why_not_fixed
 from longgraft.target.fused import Fused, fused
 from longgraft.target.model import Target
 from longgraft.target.weights import check_finite, read_config, read_model, read_tokenizer
-from longgraft.text import Prompt
+from longgraft.text import Prompt, digest, vocabulary
 from longgraft.timing import costs_for
 from longgraft.yarn_drafters.network import Eagle3Network
 
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was
 # kept (embedded pair, README "Results").
 CPU_BUDGET = 16
+PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samples",
+            "lossy": ", LOSSY: need not say what the target would"}
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ class Loaded:
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
         kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
-                 f"{self.target.attention}{kernels}, method {method}, budget {spends}{gates}")
+                 f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
         engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
                         verifies(method, parts))
-        return Session(engine, self.tokenizer, (*self.notes, about))
+        return Session(engine, self.tokenizer, (*self.notes, about), method.promise)
 
     def _gates(self, nodes: int) -> str:
         """The thresholds, and how this session differs from what they were made for, for people."""
@@ -111,12 +112,13 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
 def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     """Everything that the method needs, loaded."""
     method = find(opts.method)      # an unknown one is said before a model is loaded
+    check_given(opts.given, method.needs)
     target, tokenizer = _target(model, opts)
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    method, given, notes = _needs(method, Sources(target, drafter, opts.head, opts.given))
+    method, given, notes = _needs(method, Sources(target, drafter, opts.head, opts.given, tokenizer))
     if isinstance(why := _kernels(opts, target.device, target.dtype), NotBuilt):
         notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
     regions, why_eager = _regions(opts, target)
@@ -298,11 +300,6 @@ def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, 
 def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -> dict[str, str]:
     """What a calibration belongs to: ids mean nothing under another tokenizer or target, thresholds under another
     drafter.  Weights are told apart by a few of their values."""
-    words = sorted(tokenizer.get_vocab().items()) if tokenizer is not None else "none"
-    drafter = "none" if network is None else _digest([network.config, network.fc.weight[0].tolist()])
-    return {"target": Path(target.name).name, "vocab_size": str(target.vocab_size), "tokenizer": _digest(words),
-            "weights": _digest(target.head.weight[-1].tolist()), "drafter": drafter}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+    drafter = "none" if network is None else digest([network.config, network.fc.weight[0].tolist()])
+    return {"target": Path(target.name).name, "vocab_size": str(target.vocab_size), "tokenizer": vocabulary(tokenizer),
+            "weights": digest(target.head.weight[-1].tolist()), "drafter": drafter}

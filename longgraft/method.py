@@ -43,6 +43,9 @@ class Method:
     adaptive: from parts with costs to a proposer that chooses its own budgets, up to `budget`, where none is given
     choices:  what it alone can be given, a frozen dataclass of `option`s (`longgraft.options`), which `build` finds in
               `parts.choices`; None: nothing
+    usual:    the choices that its name alone stands for; None: these
+    over:     from its choices to the name of the method whose proposer, `parts.source`, takes the drafter's place, and
+              whose needs are then its own; "": none does
     verifies: from parts to what is made of the request's verifier; only a lossy method changes it
     """
 
@@ -57,7 +60,13 @@ class Method:
     fallback: str = ""
     adaptive: Callable[[Parts], Proposer] | None = None
     choices: Any = None
+    over: Callable[[Any], str] | None = None
     verifies: Callable[[Parts], Callable[[Verifier], Verifier]] = unchanged
+    usual: Any = None
+
+    def __post_init__(self) -> None:
+        if self.usual is None:      # `dataclasses.replace` then keeps it beside other choices
+            object.__setattr__(self, "usual", self.choices)
 
     def usual_budget(self, wanted: Budget) -> int:
         """The wanted nodes per verification, the method's own, or one where it never proposes anything."""
@@ -66,6 +75,11 @@ class Method:
     def chooses(self, wanted: Budget) -> bool:
         """Whether it chooses its budgets: it can, and none is wanted."""
         return wanted is None and self.adaptive is not None
+
+    @property
+    def source(self) -> str:
+        """The method that it is over, by its choices."""
+        return "" if self.over is None else self.over(self.choices)
 
     def choosing(self, settings: Mapping[str, str]) -> Method:
         """With other choices, as texts by name; ValueError where it has no such choice, or not that value."""
@@ -80,8 +94,8 @@ class Method:
 
     def __str__(self) -> str:
         """Its name with what was chosen otherwise, as `longgraft.methods.find` takes it."""
-        usual = {} if self.choices is None else {name: one.default for name, one in options(type(self.choices)).items()}
-        return joined(self.name, {one.name: f"{one.default}" for one in self.own if one.default != usual[one.name]})
+        return joined(self.name, {one.name: one.text(one.default) for one in self.own
+                                  if one.default != getattr(self.usual, one.name)})
 
     @property
     def own(self) -> tuple[Option, ...]:

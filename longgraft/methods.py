@@ -15,6 +15,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from longgraft.compose import Within
 from longgraft.method import BUDGET, Method
 from longgraft.naming import split
 from longgraft.parts import Parts
@@ -53,9 +54,20 @@ def find(what: str | Method | Proposer) -> Method:
     """A method by its name, as `FILE.py:OBJECT` or `MODULE:OBJECT`, or the object itself: a `Method`, or whatever
     proposes.  A name may be followed by its own choices, `+name=value` each.  ValueError where there is none."""
     if not isinstance(what, str):
-        return as_method(what, type(what).__name__)
+        return _over(as_method(what, type(what).__name__))
     what, settings = split(what)
-    return _found(what).choosing(settings)
+    return _over(_found(what).choosing(settings))
+
+
+def _over(method: Method) -> Method:
+    """With the needs of the method that it is over; ValueError where that is none whose nodes can be ranked."""
+    if not method.source:
+        return method
+    source = find(method.source)
+    if source.promise != "exact":
+        raise ValueError(f"{method.name} cannot be over {source.name!r}, whose tokens are kept by a rule of their own "
+                         f"({source.promise}). Choose a method that is exact.")
+    return replace(method, needs=source.needs, fallback="")
 
 
 def _found(what: str) -> Method:
@@ -104,7 +116,8 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
                          f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
-    parts = replace(parts, choices=method.choices)
+    source = Within(build(method.source, parts), find(method.source).budget) if method.source else None
+    parts = replace(parts, choices=method.choices, source=source)
     return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)
 
 

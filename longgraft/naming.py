@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-PLACE = re.compile(r"(.*\.py:|[\w.]+:)?")     # of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +
+# Of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +, but no +name=, since a choice may name a file, too.
+PLACE = re.compile(r"((?:(?!\+\w+=).)*\.py:|[\w.]+:)?")
 SETTING = re.compile(r"\+(?=\w+=)")           # a name may hold a + of its own
 
 

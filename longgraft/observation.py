@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,24 +12,35 @@ from torch import Tensor
 from longgraft.padded import PaddedTree
 from longgraft.tree import ProposalTree
 
+if TYPE_CHECKING:
+    from longgraft.kv import KVCache
+
 
 @dataclass(frozen=True)
 class Wants:
     """What a memory needs the target to report of each node.
 
-    layers: decoder layers whose inputs are reported, as indices into transformers' hidden_states; ascending
-    final:  whether the hidden states after the final norm are reported
-    topk:   K next tokens, 0 for none
+    layers:  decoder layers whose inputs are reported, as indices into transformers' hidden_states; ascending
+    final:   whether the hidden states after the final norm are reported
+    topk:    K next tokens, 0 for none
+    cache:   whether the target's committed rows are shown
+    queries: of how many of the last kept nodes the queries of every layer are reported; a pass that reports them is
+             none of fixed shape
+    prompt_queries: the same of a prompt's chunks alone
     """
 
     layers: tuple[int, ...] = ()
     final: bool = False
     topk: int = 0
+    cache: bool = False
+    queries: int = 0
+    prompt_queries: int = 0
 
     def __or__(self, other: Wants) -> Wants:
         """What both need, in one pass."""
         return Wants(tuple(sorted({*self.layers, *other.layers})), self.final or other.final,
-                     max(self.topk, other.topk))
+                     max(self.topk, other.topk), self.cache or other.cache, max(self.queries, other.queries),
+                     max(self.prompt_queries, other.prompt_queries))
 
     @classmethod
     def union(cls, wants: Iterable[Wants]) -> Wants:
@@ -65,6 +77,8 @@ class Observation:
     seconds:    of the pass, with draw and walk
     walked:     the same on the device, where the pass was one of fixed shape
     ranked:     [r] int64, the nodes that topk has rows of, [r, K] then; None: all
+    cache:      the target's committed rows, these among them, to be read until the next pass; None unless wanted
+    queries:    layer -> [Hq, w, D], rotated, of the last w kept nodes; at most as many as are wanted
     """
 
     tree: ProposalTree
@@ -77,6 +91,8 @@ class Observation:
     seconds: float = 0.0
     walked: Walked | None = None
     ranked: Tensor | None = None
+    cache: KVCache | None = None
+    queries: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def kept(self) -> Tensor:

@@ -101,13 +101,21 @@ class Option:
         return _tupled(value)
 
     def parse(self, text: str) -> Any:
-        """A text's value in the field's type: "8k", "a,b", "name=value,...", "none"."""
+        """A text's value in the field's type: "8k", "a,b", of numbers also "2/4", "name=value,...", "none"."""
         if text == "none" and self.none:
             return None
         try:
             return _parsed(text, _inner(self.kind))
         except ValueError:
             self._refuse(text)
+
+    def text(self, value: Any) -> str:
+        """What `parse` makes this value of; numbers stand between "/", since methods themselves stand in lists."""
+        if isinstance(value, tuple):
+            return ("," if any(isinstance(part, str) for part in value) else "/").join(map(self.text, value))
+        if isinstance(value, dict):
+            return ",".join(f"{name}={self.text(part)}" for name, part in value.items())
+        return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
     def _refuse(self, value: Any) -> Any:
         raise ValueError(f"{self.name} is {_short(value)}; it must be {self.wanted}.")
@@ -238,7 +246,8 @@ def _parsed(text: str, kind: Any) -> Any:
             raise ValueError(text)
         return text == "true"
     if origin is tuple:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
+        numbers = not {int, float}.isdisjoint(inner)
+        parts = [part.strip() for part in re.split("[,/]" if numbers else ",", text) if part.strip()]
         return tuple(_parsed(part, inner[min(n, 0 if inner[-1] is Ellipsis else n)]) for n, part in enumerate(parts))
     if origin is dict:
         pairs = [part.partition("=") for part in text.split(",")]

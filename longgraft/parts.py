@@ -61,6 +61,7 @@ class Parts:
     costs:    what a step costs here: needed where a controller decides
     regions:  what a step's parts of fixed shape are recorded in
     choices:  the method's own
+    source:   whose nodes are ranked instead of a drafter's, where the method's choices name another method
     """
 
     target: Target
@@ -80,6 +81,7 @@ class Parts:
     clock: Clock = field(default_factory=Clock)
     regions: Regions = EAGER
     choices: Any = None
+    source: Proposer | None = None
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
     def the(self, need: Need[T]) -> T:
@@ -120,14 +122,16 @@ class Parts:
         return self.one(("text", order), lambda: Successors(order))
 
     def controlled(self, drafts: bool = True, order: int = ORDER, probing: bool = True) -> Controller:
-        """Of one ranking what pays.  drafts: with a drafter; order: as `text` has it, 0 for no memory of the text."""
+        """Of one ranking what pays.  drafts: with a drafter, or the source; order: as `text` has it, 0 for no memory of
+        the text."""
         assert self.costs is not None, "a controller needs costs"
-        costs = self.costs
-        text, drafted = self.text(order), self.drafted() if drafts else None
-        experience = self.one(("experience", order, drafts, probing),
-                               lambda: Experience(text, costs, self.odds, drafted))
+        costs, source = self.costs, self.source if drafts else None
+        text, drafted = self.text(order), self.drafted() if drafts and source is None else None
+        experience = self.one(("experience", order, drafts, probing, *map(id, source.memories if source else ())),
+                              lambda: Experience(text, costs, self.odds, drafted))
         if drafted is None:
-            return Controller(Ranked(text, odds=experience, clock=self.clock), experience, clock=self.clock)
+            return Controller(Ranked(text, source, None, experience, self.clock, pool=1), experience, probing=probing,
+                              clock=self.clock)
         policy = Paying(self._beam(costs))
         drafter = Eagle3Drafter(drafted, policy, self.levels, policy.beam, self.clock)
         wide = costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR)
@@ -143,7 +147,10 @@ class Parts:
         """One ranking of what the text foretells and what a drafter that stops by `policy` drafts; None: no drafter.
 
         rows: whether the matrix has a say beside drafted nodes; order: as `text` has it, 0 for no memory of the text.
+        A source takes the drafter's place.
         """
+        if policy is not None and self.source is not None:
+            return Ranked(self.text(order), self.source, self.rows() if rows else None, self.odds, self.clock, pool=1)
         drafter = None if policy is None else self.drafter(policy)
         return Ranked(self.text(order), drafter, self.rows() if rows and drafter else None, self.odds, self.clock)
 

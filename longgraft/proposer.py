@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from longgraft.acceptance import DrawThenWalk, Greedy
@@ -108,12 +109,22 @@ class Level:
     scores: [c] float32 path log-probabilities of this level's candidates, on the device
     last:   whether no further level will be drafted anyway
     budget: nodes of the verified tree, root included
+    laws:   [r, V] float32 log-probabilities over the draft vocabulary after each of the r nodes that the candidates
+            follow, c / r each, on the device
     """
 
     index: int
     scores: Tensor
     last: bool
     budget: int
+    laws: Tensor | None = None
+
+    @property
+    def entropy(self) -> Tensor:
+        """[1] float32, in nats: of the law that the best candidate was drawn from; only who asks pays for it."""
+        assert self.laws is not None, "this level's laws were not kept"
+        best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.laws))
+        return torch.special.entr(self.laws.index_select(0, best).exp()).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -129,4 +140,4 @@ class PruningPolicy(Protocol):
     """When to stop drafting, and how many of the drafted candidates to keep.  Called once per level."""
 
     def __call__(self, level: Level) -> Verdict:
-        """Reading `level.scores` on the host is a device sync: do it at few levels."""
+        """Reading a number of the level's on the host is a device sync: do it at few levels."""

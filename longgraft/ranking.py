@@ -1,6 +1,6 @@
 """Drafted and remembered nodes in one ranking by the estimated probability of their paths.
 
-Knows a drafter's tree, the committed text and the matrix's rows; knows no model, no cost and no budget but the
+Knows a tree of whoever drafts, the committed text and the matrix's rows; knows no model, no cost and no budget but the
 tree's.  No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree
 (docs/choices.md, one ranking).
 """
@@ -15,12 +15,13 @@ from typing import Protocol
 
 from longgraft.clock import Clock
 from longgraft.devices import sent
+from longgraft.memories.rollouts import RollOuts
 from longgraft.memories.rows import RowsMemory
 from longgraft.memories.successors import Successors
 from longgraft.odds import Odds
 from longgraft.padded import on_host
 from longgraft.proposer import Ask, Proposer, together
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.tree import RETRIEVED, ROOT, ProposalTree
 
 POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's
 
@@ -64,21 +65,24 @@ class _Drafted:
 
     children: dict[int, list[tuple[int, float, int]]] = field(default_factory=dict)
     rows: dict[int, list[int]] = field(default_factory=dict)    # per expanded node: the matrix's row, best first
+    origin: list[int] = field(default_factory=list)             # per node
     stage: int | None = None
 
 
 class Ranked:
     """The `budget` most probable nodes of what a drafter and the memories know.
 
-    drafter: None: the text alone; rows: None: no matrix, and no top-k is asked for
+    drafter: whoever proposes nodes with probabilities (those without are left out); None: the text alone
+    rows:    None: no matrix, and no top-k is asked for
+    pool:    drafted nodes that are asked for, as a multiple of the tree's: more than one where they cost nothing
     A node's successors are the drafter's, the one that followed the longest match of its path in the text, and beside
     drafted ones the matrix's row: their probabilities add up (`Odds`).  A path's is the product.
     """
 
-    def __init__(self, text: Successors, drafter: Proposer | None = None, rows: RowsMemory | None = None,
-                 odds: Estimates | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, text: Successors | RollOuts, drafter: Proposer | None = None, rows: RowsMemory | None = None,
+                 odds: Estimates | None = None, clock: Clock | None = None, *, pool: int = POOL) -> None:
         self.text, self.drafter, self.rows, self.odds = text, drafter, rows, odds or Odds()
-        self.clock = clock or Clock()
+        self.clock, self.pool = clock or Clock(), pool
         self.memories = (text, *(() if rows is None else (rows,)), *(() if drafter is None else together([drafter])))
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -89,7 +93,7 @@ class Ranked:
     def draft(self, ask: Ask) -> ProposalTree:
         """The drafted nodes that are ranked for a tree of this budget."""
         assert self.drafter is not None
-        return on_host(self.drafter.propose(replace(ask, budget=POOL * (ask.budget - 1) + 1)))
+        return on_host(self.drafter.propose(replace(ask, budget=self.pool * (ask.budget - 1) + 1)))
 
     def rank(self, ask: Ask, drafted: ProposalTree | None = None, price: Price | None = None) -> ProposalTree:
         """The tree of the most probable nodes, `ask.budget` of them, or as many as gain most beyond their price."""
@@ -97,10 +101,12 @@ class Ranked:
             return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), price)
 
     def _read(self, drafted: ProposalTree) -> _Drafted:
-        read = _Drafted(stage=drafted.stage)
+        read = _Drafted(stage=drafted.stage, origin=drafted.origin.tolist())
         tokens, parents, logs = drafted.tokens.tolist(), drafted.parents.tolist(), drafted.scores.tolist()
         for node in range(1, len(tokens)):
             parent = parents[node]
+            if not (logs[node] > -math.inf and logs[parent] > -math.inf):
+                continue        # nan, or impossible
             read.children.setdefault(parent, []).append((tokens[node], math.exp(logs[node] - logs[parent]), node))
         if self.rows is not None and read.children:
             rows = self.rows.matrix.rows
@@ -140,7 +146,7 @@ class Ranked:
         """By token.  place: the node's place in the drafted tree, or -1; n, successor: its longest match, and what
         followed there."""
         below = drafted.children.get(place, ())
-        children = {token: _Child(q, at, DRAFT) for token, q, at in below}
+        children = {token: _Child(q, at, drafted.origin[at]) for token, q, at in below}
         if n:
             child = children.setdefault(successor, _Child())
             child.chance += self.odds.beside(n) if below else self.odds.on_its_own(n)

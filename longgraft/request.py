@@ -127,6 +127,7 @@ class Request:
         self._prefill: Iterator[Observation] | None = read_prompt(
             decoder.verifier, torch.tensor(ids), decoder.wants, chunk)
         self._seconds: dict[str, float] = {}
+        self._forwards: dict[str, int] = {}
         self._prefill_seconds = 0.0
         self._peak = 0
         self._finish: FinishReason | None = None
@@ -148,7 +149,7 @@ class Request:
         return self._decoder.tally.stats(
             prompt_tokens=len(self._ids), prefill_seconds=self._prefill_seconds,
             decode_seconds=sum(self._seconds.values()), seconds_by_part=dict(self._seconds),
-            peak_memory_bytes=self._peak)
+            forwards=dict(self._forwards), peak_memory_bytes=self._peak)
 
     def step(self) -> Step | None:
         """The next chunk or decoding step; None when the answer has ended."""
@@ -187,6 +188,7 @@ class Request:
             first = self._decoder.begin(seen.next_token)
             step = Step(step.read, first.tokens, first.origins, first.text)
         self._prefill_seconds += sum(self._clock.lap().values())
+        self._clock.counted()       # a prompt's are no guesses
         return step
 
     def _decode(self) -> Step:
@@ -194,6 +196,8 @@ class Request:
             step = self._decoder.step()
         for part, seconds in self._clock.lap().items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
+        for whose, times in self._clock.counted().items():
+            self._forwards[whose] = self._forwards.get(whose, 0) + times
         return step
 
     def cancel(self) -> None:

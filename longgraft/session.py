@@ -32,9 +32,9 @@ class Generation:
 class Session:
     """A target with one method.  Serves one request at a time; nothing of a request is left on the model."""
 
-    def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = ()) -> None:
-        """about: what was chosen, for people."""
-        self.engine, self.tokenizer, self.about = engine, tokenizer, tuple(about)
+    def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact") -> None:
+        """about: what was chosen, for people; promise: the method's."""
+        self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.eos = end_tokens(engine.target.model, tokenizer)
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
@@ -70,8 +70,10 @@ class Session:
 
     def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                  progress: bool | None = None, **sampling: Any) -> Generation:
-        """The whole answer: exactly what plain decoding of the target would say (in float32, token for token).
+        """The whole answer, as the method promises (`longgraft.method.Method`).
 
+        exact, as most: what plain decoding of the target would say, in float32 token for token; distribution: that
+        where it is greedy, and the target's law where it samples; lossy: something else.
         sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
         """
         return answer(self.open(prompt, max_new_tokens, Sampling(**sampling), stop), progress)

@@ -24,6 +24,7 @@ class Stats:
     accepted_by_origin: those by who proposed them: draft, retrieved or both
     stages:             drafted trees by where drafting was cut: d0, d1, ... (expansions), or none
     kinds:              steps by what was spent on them: plain (nothing proposed), memory (nothing drafted), draft
+    forwards:           of decoding, beside the verifications: draft, a drafting network's, and own, the target's own
     by_probability:     proposed nodes by the estimated probability of their path, in tenths by the lower edge, "0.9":
                         (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out
     by_match:           retrieved nodes by the tokens of the match that foretold them: as by_probability
@@ -37,6 +38,7 @@ class Stats:
     accepted_by_origin: Mapping[str, int] = field(default_factory=lambda: dict(draft=0, retrieved=0, both=0))
     stages: Mapping[str, int] = field(default_factory=dict)
     kinds: Mapping[str, int] = field(default_factory=dict)
+    forwards: Mapping[str, int] = field(default_factory=dict)
     by_probability: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
     by_match: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
     prefill_seconds: float = 0.0
@@ -72,8 +74,9 @@ class Stats:
             "tokens_per_step": self.tokens_per_step, "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds, "decode_tokens_per_second": self.decode_tokens_per_second,
             "accepted_by_origin": dict(self.accepted_by_origin), "stages": dict(self.stages),
-            "kinds": dict(self.kinds), "by_probability": dict(self.by_probability), "by_match": dict(self.by_match),
-            "seconds_by_part": dict(self.seconds_by_part), "peak_memory_bytes": self.peak_memory_bytes}
+            "kinds": dict(self.kinds), "forwards": dict(self.forwards), "by_probability": dict(self.by_probability),
+            "by_match": dict(self.by_match), "seconds_by_part": dict(self.seconds_by_part),
+            "peak_memory_bytes": self.peak_memory_bytes}
 
 
 class Tally:
@@ -104,7 +107,8 @@ class Tally:
         self._origins.update(_origin(origins[node]) for node in accepted)
         if tree.stage is not None:
             self._stages["none" if tree.stage == UNPRUNED else f"d{tree.stage}"] += 1
-        self._kinds["plain" if len(tree) == 1 else "memory" if tree.stage is None else "draft"] += 1
+        drafted = tree.stage is not None or any(bits & DRAFT for bits in origins)
+        self._kinds["plain" if len(tree) == 1 else "draft" if drafted else "memory"] += 1
         self._judge(tree, set(accepted))
 
     def _judge(self, tree: ProposalTree, accepted: Set[int]) -> None:

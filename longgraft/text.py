@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -46,6 +47,16 @@ class Encoder:
         if self.tokenizer is None:
             raise ValueError(f"{self.model} came without a tokenizer, so the prompt cannot be {what}. Give token ids.")
         return self.tokenizer
+
+
+def vocabulary(tokenizer: Any) -> str:
+    """Tells tokenizers apart: ids mean nothing under another."""
+    return digest("none" if tokenizer is None else sorted(tokenizer.get_vocab().items()))
+
+
+def digest(value: Any) -> str:
+    """Tells values apart that are written differently."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -11,13 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from longgraft.acceptance import AcceptanceRule, DrawThenWalk
+from longgraft.acceptance import AcceptanceRule, DrawThenWalk, Sampled
 from longgraft.clock import Clock
 from longgraft.devices import sent
 from longgraft.kv import KVCache
 from longgraft.observation import Observation, Wants
 from longgraft.padded import SIZES, PaddedTree, Tree, on_host, size_of
 from longgraft.regions import EAGER, Regions
+from longgraft.rejection import Rejection
 from longgraft.target.fixed import FixedPass
 from longgraft.target.model import Segment, Target
 from longgraft.tree import ROOT, ProposalTree
@@ -27,7 +28,8 @@ from longgraft.tree import ROOT, ProposalTree
 class Verifier:
     """Owns the target's cache for one request.
 
-    regions: where they are fixed, trees of up to 64 nodes are verified in passes of fixed shape
+    regions: where they are fixed, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are
+             wanted
     """
 
     target: Target
@@ -43,6 +45,7 @@ class Verifier:
         following: the prompt's next token; None: it ends, one is drawn.  ranked: as `Segment`'s.
         """
         tree, path = ProposalTree.chain(chunk, origin=ROOT), torch.arange(len(chunk))
+        wants = replace(wants, queries=max(wants.queries, wants.prompt_queries))
         with self.clock.part("verify"):
             logits: Literal["last", "none"] = "last" if following is None else "none"
             report, = self.target.run([Segment(tree, self.cache, logits, ranked)], wants)
@@ -52,30 +55,39 @@ class Verifier:
                 last = ProposalTree.root_only(int(chunk[-1]))
                 _, following = self.rule(last, report.logits, torch.tensor([self.cache.position]))
         return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True,
-                           ranked=ranked)
+                           ranked=ranked, cache=self.cache if wants.cache else None, queries=report.queries)
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
         """The accepted path of `tree` is committed; what the target saw is returned."""
         since = self.clock.now(wait=False)
-        if self.regions.fixed and len(tree) <= SIZES[-1] and isinstance(self.rule, DrawThenWalk):
+        drawn = isinstance(tree, ProposalTree) and tree.law is not None
+        fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn
+        if self.regions.fixed and fits and isinstance(self.rule, DrawThenWalk):
             seen = self._fixed(tree, wants, self.rule)
         else:
             seen = self._as_it_comes(on_host(tree), wants)
         # The walk has waited for the device: what was launched before is done.
         return replace(seen, seconds=self.clock.now(wait=False) - since)
 
+    def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
+        """A draft that was drawn by chances of its own cannot be walked without loss of what they are worth."""
+        return Rejection(self.rule) if tree.law is not None and isinstance(self.rule, Sampled) else self.rule
+
     def _as_it_comes(self, tree: ProposalTree, wants: Wants) -> Observation:
         with self.clock.part("verify"):
             report, = self.target.run([Segment(tree, self.cache)], wants)
         with self.clock.part("accept"):
-            path, next_token = self.rule(tree, report.logits, self.cache.position + 1 + tree.depths)
+            path, next_token = self._rule_of(tree)(tree, report.logits, self.cache.position + 1 + tree.depths)
             self.cache.keep(path)
             hidden, final = dict(report.hidden), report.final
             if len(path) < len(tree) and (hidden or final is not None):
                 nodes = sent(path, report.logits.device)
                 hidden = {layer: rows[nodes] for layer, rows in hidden.items()}
                 final = None if final is None else final[nodes]
-        return Observation(tree, path, next_token, report.topk, hidden, final)
+            last = sent(path[-wants.queries:], report.logits.device) if wants.queries else None
+            queries = {layer: rows[:, last] for layer, rows in report.queries.items()}
+        return Observation(tree, path, next_token, report.topk, hidden, final,
+                           cache=self.cache if wants.cache else None, queries=queries)
 
     @torch.inference_mode()
     def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Observation:
@@ -93,7 +105,8 @@ class Verifier:
         # The next pass writes to what this one reported.
         return Observation(host, path, next_token, None if report.topk is None else _taken(report.topk, nodes),
                            {layer: rows[:a].clone() for layer, rows in kept.hidden.items()},
-                           None if kept.final is None else kept.final[:a].clone(), walked=walked)
+                           None if kept.final is None else kept.final[:a].clone(), walked=walked,
+                           cache=self.cache if wants.cache else None)
 
 
 def _taken(rows: Tensor, nodes: Tensor) -> Tensor:

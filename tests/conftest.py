@@ -7,19 +7,29 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 # Triton reads it once, when anything first imports it: its kernels are interpreted where they cannot run.
 os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
 
+from longspec_toys import toy_longspec
+from toy_dflash import shared_blocks
+from toy_small import medusa_heads, small_model
+
 from longgraft.costs import Costs, Live
+from longgraft.datastore import Datastore
 from longgraft.engine import Engine
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import build, find, verifies
-from longgraft.needs import HEAD
+from longgraft.needs import HEAD, MEDUSA
+from longgraft.needs import SMALL as SMALL_MODEL
 from longgraft.parts import Parts
+from longgraft.registry.blocks import DFLASH
+from longgraft.registry.long_context import LONGSPEC
+from longgraft.registry.retrieval import DATASTORE
 from longgraft.sampling import Sampling
 from longgraft.session import Generation, Session, answer
 from longgraft.target.model import Target
@@ -134,6 +144,11 @@ def toy_target(family: str = "llama", attention: str = "auto", kernels: FewRows 
 # What methods need, by the need's name, for a toy target and a seed.
 TOYS: dict[str, Callable[[Target, int], object]] = {
     HEAD.name: lambda target, seed: toy_network(seed),
+    SMALL_MODEL.name: lambda target, seed: small_model(target.vocab_size, seed),
+    MEDUSA.name: lambda target, seed: medusa_heads(target, seed),
+    LONGSPEC.name: toy_longspec,
+    DFLASH.name: shared_blocks,
+    DATASTORE.name: lambda target, seed: Datastore.build(np.array(toy_prompt(200, seed) + toy_prompt(40))),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.rows import ROWS, Failure
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.variants import Variant
+from longgraft.methods import METHODS
+from longgraft.needs import HEAD, Missing, Need
 from longgraft.roles import GROUPS
 
 ROOT = Path(__file__).parents[1]
@@ -74,3 +77,22 @@ def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
     assert 0 < filled[0] < filled[1]
     with pytest.raises(ValueError, match="Give --warmup-prompts FILE"):
         prepare("warmup", config, tmp_path)
+
+
+def test_the_field_is_every_method_that_has_what_it_needs_and_names_the_others(config, tmp_path, monkeypatch, capsys):
+    def unknown(sources):
+        raise Missing(f"none is known for {sources.target.name}.\nPass --with store=PATH.")
+
+    monkeypatch.setitem(METHODS, "wide", replace(METHODS["eagle3"], name="wide", budget=64))
+    monkeypatch.setitem(METHODS, "stored", replace(METHODS["pld"], name="stored",
+                                                   needs=(Need("store", "a store", unknown),)))
+    found = prepare("field", config, tmp_path).methods
+    bare = {name.partition("+budget=")[0] for name in found}
+    assert set(METHODS) - {"stored"} - bare <= {name for name, m in METHODS.items() if m.needs not in ((), (HEAD,))}
+    for name, sizes in {"ar": [""], "pld": ["", "60"], "graft-x": ["", "60"], "eagle3": [""], "wide": ["60"],
+                        "retrieval": [""], "token-recycling": ["", "60"]}.items():
+        assert [size for who, _, size in (one.partition("+budget=") for one in found) if who == name] == sizes
+    assert "stored is left out: it needs a store: none is known for embedded.\nPass --with store=PATH." in (
+        capsys.readouterr().err)
+    headless = prepare("field", replace(config, drafter="none"), tmp_path)
+    assert "pld" in headless.methods and not {"eagle3", "graft-x", "wide+budget=60"} & set(headless.methods)

@@ -30,6 +30,22 @@ def test_backends_equal_the_reference(kind, backend, heads, prefix, window):
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("kind", ["tree", "chain"])
+def test_the_merge_of_prefix_and_tree_is_dense_attention_to_a_thousandth_in_bfloat16(kind, window):
+    """Over 1,500 columns; METHODS' bound for LongSpec's hybrid tree attention."""
+    torch.manual_seed(1)
+    tree = random_tree(21, 3)
+    depths, mask = (tree.depths, tree.mask) if kind == "tree" else (torch.arange(21), None)
+    q = torch.randn(1, 8, 21, 64).bfloat16()
+    k, v = torch.randn(2, 1, 2, 1500 + 21, 64).bfloat16().unbind(0)
+    layout = Layout(1500, depths, mask, q.device)
+    out = BACKENDS["split"](q, k, v, layout, 0.125, window)
+    expected = dense(q.float(), k.float(), v.float(), layout, 0.125, window)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=1 / 256)     # and what bfloat16 rounds off
+
+
 def test_a_merge_without_log_sum_exps_would_be_noticed(monkeypatch):
     from longgraft.attention import backends as attention
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from longgraft.eval.reports.report import write
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SHORT, SweepConfig
 from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import check_plan
 from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
 from longgraft.eval.runs.sweep import lines_of_plan, sweep
+from longgraft.methods import METHODS
 
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
 LONE = {"_id": "lone", "turns": ["def add(a, b):"]}
@@ -227,6 +230,26 @@ def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, benc
         write_recordings(run, tmp_path / "x.jsonl", "sampled", "eagle3")
     with pytest.raises(ValueError, match="exists already"):
         write_recordings(run, answers, "sampled", "ar")
+
+
+def test_beside_a_replay_a_method_draws_as_it_must_say_the_same(questions, tmp_path, monkeypatch):
+    """Greedily, where it promises the law alone where it samples; what fails has its promise, too."""
+    recorded = file(tmp_path / "recorded.jsonl", {"_id": "lone", "continuation": "return a + b + a + b"})
+    drawn, decode = [], Prefilled.decode
+
+    def decoded(self, variant, sampling, limit, *more):
+        if variant.name == "odd" and limit == 4:        # check_tokens: no warm-up and no replay
+            drawn.append(sampling.temperature)
+            raise ValueError("seen")
+        return decode(self, variant, sampling, limit, *more)
+
+    monkeypatch.setattr(Prefilled, "decode", decoded)
+    for promise in ("exact", "distribution"):
+        monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise))
+        found = sweep(config(questions, modes=("replay",), methods=("odd",), recorded=(str(recorded),)),
+                      tmp_path / promise)
+        assert [row.promise for row in found if isinstance(row, Failure)] == [promise]
+    assert drawn == [1.0, 0.0]
 
 
 def test_without_a_recording_of_a_later_turn_a_replay_ends(questions, tmp_path):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import VOCAB, toy_model, toy_prompt
 
+from longgraft.acceptance import Sampled
 from longgraft.cli.app import main
 from longgraft.costs import Costs
+from longgraft.methods import METHODS
+from longgraft.registry import PARTS
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
@@ -62,7 +66,7 @@ def test_json_prints_one_object_with_every_field(pair, capsys, monkeypatch):
     assert len(answer["token_ids"]) == 12 and answer["text"].startswith("w")
     assert set(answer["stats"]) == {
         "prompt_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step", "prefill_seconds",
-        "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds",
+        "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds", "forwards",
         "by_probability", "by_match", "seconds_by_part", "peak_memory_bytes"}
     stats = answer["stats"]
     assert stats["new_tokens"] == 1 + sum(stats["accepted_per_step"]) + stats["steps"] == 12
@@ -279,6 +283,38 @@ def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, capsy
     assert code == 1 and "level: none" in out
 
 
+def otherwise(verifier):
+    """Sampled with another seed: the law is the target's, the tokens are not."""
+    rule = verifier.rule
+    return replace(verifier, rule=replace(rule, seed=9)) if isinstance(rule, Sampled) else verifier
+
+
+@pytest.mark.parametrize("promise, sampled, code, level, compared", [
+    ("exact", True, 1, "level: none (1 of 1 diverge) (float32, temperature 1)", " at 0"),
+    ("exact", False, 0, "level: exact", "identical ids"),
+    ("distribution", True, 0, "level: distribution (its law, not its tokens; 1 of 1 diverge) (float32, temperature 1)",
+     " at 0 (distribution: its law, not its tokens)"),
+    ("distribution", False, 0, "level: exact", "identical ids"),
+    ("lossy", True, 0, "level: lossy (it promises nothing; 1 of 1 diverge) (float32, temperature 1)",
+     " at 0 (lossy: it promises nothing)"),
+    ("lossy", False, 0, "level: lossy (it promises nothing; 0 of 1 diverge)",
+     "identical ids (lossy: it promises nothing)")])
+def test_a_method_is_verified_and_compared_by_what_it_promises(pair, capsys, monkeypatch, promise, sampled, code, level,
+                                                               compared):
+    monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise,
+                                                verifies=lambda parts: otherwise))
+    draw = ["--method", "odd", "--temperature", int(sampled)]
+    verified = run(capsys, monkeypatch, "verify", "--model", pair / "target", "--prompts", pair / "prompt.txt",
+                   "--max-prompt-tokens", 40, "--max-new-tokens", 12, *draw)
+    assert (verified[0], level in verified[1]) == (code, True), verified[1]
+    said = {"exact": "", "distribution": ", keeps the target's law where it samples",
+            "lossy": ", LOSSY: need not say what the target would"}[promise]
+    asked = run(capsys, monkeypatch, *ask(pair, *draw, "--compare"))
+    assert asked[0] == 0 and f"method odd{said}, budget" in asked[2]
+    assert asked[2].rstrip().partition("one run each); ")[2].removeprefix("first different id") == compared
+    assert json.loads(run(capsys, monkeypatch, *ask(pair, *draw, "--json"))[1])["promise"] == promise
+
+
 def test_doctor_reads_no_weights_and_gives_a_verdict(pair, capsys, monkeypatch, tmp_path):
     shutil.copytree(pair / "target", tmp_path / "target")
     (tmp_path / "target/model.safetensors").write_bytes(b"")
@@ -310,7 +346,18 @@ def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
 
 
 def test_methods_and_heads_are_listed(capsys, monkeypatch):
-    assert "graft-no-prune" in run(capsys, monkeypatch, "methods")[1]
+    listed, rows = run(capsys, monkeypatch, "methods")[1], [*METHODS.values()]
+    groups = listed.split("\n\n")[1:]
+    assert [len(group.splitlines()) - 1 for group in groups] == [len(part.METHODS) for part in PARTS if part.METHODS]
+    lines = [line for group in groups for line in group.splitlines()[1:]]
+    for line, method in zip(lines, rows, strict=True):
+        assert line.split()[:2] == [method.name, str(method.budget)] and method.clause in line
+        assert all(said in line for said in (*(f"+{one.name}" for one in method.own),
+                                             *(need.switch for need in method.needs))), line
+        assert method.promise == "exact" or method.promise in line
+    described = run(capsys, monkeypatch, "methods", "graft-x", "pld")[1]
+    assert "needs an EAGLE-3 drafter (--drafter PATH); budget 60; exact" in described and "pld  " in described
+    assert "retrieval" not in described
     assert "YARN-64K" in run(capsys, monkeypatch, "heads")[1]
     assert "52 = 8 + 10 + 8 + 6 + 5 + 4 + 4 + 4 + 3" in run(capsys, monkeypatch, "templates")[1]
     assert "THUDM/LongBench" in run(capsys, monkeypatch, "suites")[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ import torch
 from conftest import VOCAB, toy_model
 
 import longgraft
+from longgraft.acceptance import DrawThenWalk, Sampled
 from longgraft.cli.app import main
 from longgraft.eval.checks.losslessness import assert_lossless
 from longgraft.eval.runs.rows import Row, read_rows
 from longgraft.eval.runs.variants import Variant
-from longgraft.methods import find, installed
+from longgraft.methods import METHODS, as_method, find, installed
 from longgraft.tree import ProposalTree
 
 ROOT = Path(__file__).parents[1]
@@ -185,3 +187,29 @@ def test_a_method_that_breaks_the_promise_is_told_where():
     with pytest.raises(AssertionError, match=r"^Astray, budget 1, greedy, prompt of 75 tokens: it says \[\d+\] where "
                                              r"plain decoding says \[\d+\], at new token \d+\.$"):
         assert_lossless(Astray(), (toy_model(), None))
+
+
+class Otherwise(DrawThenWalk):
+    """Sampled with another seed: the law is the target's, the tokens are not."""
+
+    law = "otherwise"
+
+    def __init__(self, rule):
+        self.rule = replace(rule, seed=9) if isinstance(rule, Sampled) else rule
+
+    def chance(self, positions):
+        return self.rule.chance(positions)
+
+    def choose(self, logits, chance):
+        return self.rule.choose(logits, chance)
+
+
+def test_a_method_is_held_to_what_it_promises():
+    method = replace(METHODS["retrieval"], verifies=lambda parts: lambda one: replace(one, rule=Otherwise(one.rule)))
+    with pytest.raises(AssertionError, match="sampled"):
+        assert_lossless(method, (toy_model(), None))
+    assert assert_lossless(replace(method, promise="distribution"), (toy_model(), None)) > 0
+    with pytest.raises(AssertionError, match="greedy"):
+        assert_lossless(replace(as_method(Astray(), "astray"), promise="distribution"), (toy_model(), None))
+    with pytest.raises(ValueError, match="'retrieval' is lossy"):
+        assert_lossless(replace(method, promise="lossy"), (toy_model(), None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 from conftest import FAMILIES, answered, toy_parts, toy_prompt, toy_session
@@ -160,21 +162,25 @@ def test_a_named_attention_that_reads_lengths_on_the_host_is_not_recorded():
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, seed=5)
 
 
-@pytest.mark.parametrize("method, family", [*((method, "qwen3-moe") for method in METHODS),
-                                            *(("graft", family) for family in FAMILIES)])
+# Each method on one family, on which all families take their turn; one method on all.
+@pytest.mark.parametrize("method, family", sorted({*zip(METHODS, cycle(FAMILIES), strict=False),
+                                                   *(("graft", family) for family in FAMILIES)}))
 def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
     """Of three requests in one session; the third is longer than all before, so that its buffers are larger."""
     regions = Regions(recorder)
     ours, usual = toy_session(method, family, regions=regions), toy_session(method, family)
-    for length, new, sampling in ((60, 24, GREEDY), (45, 16, SAMPLED), (300, 4, GREEDY)):
+    for length, new, sampling in ((60, 12, GREEDY), (45, 8, SAMPLED), (300, 3, GREEDY)):
         said = [answered(session, toy_prompt(length), new, sampling) for session in (ours, usual)]
-        assert said[0].token_ids == said[1].token_ids == plain(family, length, new, sampling)
+        if METHODS[method].promise == "exact":
+            assert said[1].token_ids == plain(family, length, new, sampling)
+        assert said[0].token_ids == said[1].token_ids
         assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
         assert said[0].stats.accepted_by_origin == said[1].stats.accepted_by_origin
         assert said[0].stats.stages == said[1].stats.stages
         for name, (nodes, estimates, accepted) in said[0].stats.by_probability.items():
             assert (nodes, pytest.approx(estimates, rel=1e-4), accepted) == said[1].stats.by_probability[name]
-    assert regions.fixed and regions._recorded
+    wants = Wants.union(memory.wants for memory in build(method, toy_parts(family)).memories)
+    assert regions.fixed and (regions._recorded or wants.queries)
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.adaptive])

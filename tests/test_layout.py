@@ -11,10 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["tree", "clock", "usage", "reading", "devices", "roles", "regions", "naming"], ["padded", "options"],
-    ["observation", "acceptance"], ["proposer", "stats", "settings", "costs"], ["kv", "attention", "templates", "text"],
+    ["tree", "clock", "usage", "reading", "devices", "roles", "regions", "naming"], ["padded", "options", "kv"],
+    ["observation", "acceptance"], ["proposer", "stats", "settings", "costs", "rejection", "typical"],
+    ["attention", "templates", "text", "datastore"],
     ["kernels", "odds"], ["sampling", "target"], ["verifier", "yarn_drafters"], ["memories", "prefill"],
-    ["drafters", "retrievers", "compose", "request", "ranking"], ["timing", "controller"], ["engine"], ["session"],
+    ["drafters", "retrievers", "compose", "request", "ranking", "partial_verifier"],
+    ["timing", "controller"], ["engine"], ["session"],
     ["calibration", "needs"], ["parts"], ["method"], ["registry"], ["methods"], ["loading"],
     ["eval.levels", "eval.loops", "eval.scores", "eval.statistics"],
     ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"], ["cli", "__init__"]]

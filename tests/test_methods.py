@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
+from dataclasses import replace
 
 import pytest
-from conftest import answered, toy_parts, toy_prompt, toy_session, toy_target
+from conftest import TOYS, answered, toy_parts, toy_prompt, toy_session, toy_target
 from oracle import plain
 from test_layout import modules
 
@@ -13,9 +15,12 @@ import longgraft
 from longgraft.compose import Plain
 from longgraft.loading import _needs
 from longgraft.methods import METHODS, Method, as_method, build, find, installed, known
+from longgraft.naming import joined, split
 from longgraft.needs import HEAD, Missing, Need, Sources
+from longgraft.options import options
 from longgraft.roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.sampling import Sampling
+from longgraft.settings import OfMethod
 
 SOURCE = '''
 from longgraft.methods import METHODS, Method
@@ -93,6 +98,11 @@ def test_a_missing_need_is_told_and_a_default_falls_back():
         _needs(loose, Sources(toy_target(), drafter=None))
 
 
+def test_something_given_that_nothing_needs_is_no_small_mistake():
+    with pytest.raises(ValueError, match=r"--with smal-model was given, and what decodes here needs small-model"):
+        longgraft.load(method="sps", given={"smal-model": "x"}, tell=False)
+
+
 def test_parts_without_what_a_method_needs_are_refused():
     bare = toy_parts().__class__(toy_target())
     with pytest.raises(ValueError, match="'eagle3' needs an EAGLE-3 drafter for llama"):
@@ -106,6 +116,74 @@ def test_roles_and_groups_name_methods_that_there_are():
     assert {PLAIN, DENSE, DEFAULT, HEADLESS, *COMPARED} <= set(METHODS)
     assert all(Variant.parse(name) for names in GROUPS.values() for name in names)
     assert as_method(METHODS[PLAIN], "x") is METHODS[PLAIN]
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_row_says_what_can_be_chosen_and_refuses_all_else(method):
+    assert method.budget > 0 and method.clause and method.paper
+    assert method.takes <= set(options(OfMethod)) and method.takes.isdisjoint(one.name for one in method.own)
+    for one in method.own:
+        assert one.help and (one.choices or one.kind in (bool, str) or one.bounds), f"{one.name}: no help, or no bounds"
+        one.check(one.default)
+        # What is printed of a choice is what may be typed of it.
+        assert find(f"{method.name}+{one.name}={one.text(one.default)}").choices == method.choices
+        with pytest.raises(ValueError, match=f"{one.name}|Method ';' is unknown"):     # one that names a method
+            find(f"{method.name}+{one.name}=;")
+    with pytest.raises(ValueError, match="no choice"):
+        method.choosing({"no_such_choice": "1"})
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_registered_row_is_printed_as_its_name(method):
+    """An ablation of another's choices, too."""
+    assert str(method) == method.name and find(str(method)).choices == method.choices
+
+
+@pytest.mark.parametrize("name, settings, printed", [
+    ("svip", {"chain": "true"}, "svip+chain=true"), ("adapld", {"successors": "false"}, "adapld+successors=false"),
+    ("adapld", {"likeness": "none"}, "adapld+likeness=none"), ("pld+", {"layer": "3"}, "pld++layer=3"),
+    ("magicdec", {"keep": "recent"}, "magicdec+keep=recent"), ("ddd", {"threshold": "-1e-07"}, "ddd+threshold=-1e-07"),
+    ("echo", {"depths": "2,4", "taus": "0.1,0.2"}, "echo+depths=2/4+taus=0.1/0.2"),
+    ("specpv-exact", {"waiting": "20"}, "specpv-exact+waiting=20")])
+def test_what_is_printed_of_a_changed_choice_may_be_typed(name, settings, printed):
+    method = METHODS[name].choosing(settings)
+    assert str(method) == printed and method.choices != METHODS[name].choices
+    assert find(printed).choices == method.choices == METHODS[name].choosing({}).choosing(settings).choices
+    assert str(replace(METHODS[name], choices=method.choices)) == printed
+
+
+def test_numbers_of_a_choice_stand_in_a_list_of_methods():
+    from longgraft.eval.runs.config import SweepConfig
+
+    one = options(SweepConfig)["methods"]
+    found = one.parse("ar,echo+depths=2/4+taus=0.1/0.2,pld+latest=true")
+    assert found == ("ar", "echo+depths=2/4+taus=0.1/0.2", "pld+latest=true")
+    assert find(found[1]).choices == METHODS["echo"].choosing({"depths": "2,4", "taus": "0.1,0.2"}).choices
+    assert one.parse("my/methods.py:X,ar") == ("my/methods.py:X", "ar")      # only numbers stand between strokes
+
+
+def test_a_file_may_be_what_a_method_is_over(file):
+    from longgraft.eval.runs.variants import Variant
+
+    name = f"graft-x+source={file}:TWO"
+    assert split(f"{name}+budget=8") == ("graft-x", {"source": f"{file}:TWO", "budget": "8"})
+    assert find(name).source == Variant.parse(name).method.partition("source=")[2] == f"{file}:TWO"
+
+
+@pytest.mark.parametrize("need", {need.name: need for method in METHODS.values() for need in method.needs}.values(),
+                         ids=lambda need: need.name)
+def test_a_need_has_a_toy_and_says_how_it_is_given(need):
+    """To a target of which nothing is known."""
+    assert need.name in TOYS and need.clause
+    with pytest.raises(Missing, match=re.escape(need.switch.partition(" PATH")[0].partition("=")[0])):
+        need.load(Sources(toy_target()))
+
+
+@pytest.mark.parametrize("name, parts", {
+    "pld+": ("pld+", {}), "pld++budget=11": ("pld+", {"budget": "11"}), "pld+budget=11": ("pld", {"budget": "11"}),
+    "a.py:X++k=1+l=b": ("a.py:X+", {"k": "1", "l": "b"}), "+budget=2": ("", {"budget": "2"})}.items())
+def test_a_name_may_end_in_a_plus_of_its_own(name, parts):
+    assert split(name) == parts and joined(*parts) == name
 
 
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():

@@ -16,6 +16,7 @@ import pytest
 
 import longgraft
 
+pytestmark = pytest.mark.slow       # steps on the pretend device are counted once, for all of these
 COUNTS = Path(__file__).parent / "pretend" / "counts.py"
 TOYS = "toy-float32", "toy-bfloat16", "toy-recorded", "toy-fused"
 REAL = "llama", "llama-fused"
@@ -76,7 +77,6 @@ def test_a_step_waits_for_the_device_and_launches_no_more_than_it_did(counts, ca
     held(counts, case, method)
 
 
-@pytest.mark.slow
 def test_steps_of_models_of_eight_billion_launch_no_more_than_they_did():
     found = counted(*REAL)
     for case, method in HELD.keys() - {key for key in HELD if key[0] in TOYS}:

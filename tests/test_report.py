@@ -14,6 +14,7 @@ from longgraft.eval.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.estimates import judged
+from longgraft.eval.reports.field import field
 from longgraft.eval.reports.plots import checked_suffix, draw
 from longgraft.eval.reports.projection import costs_of, costs_of_run, table
 from longgraft.eval.reports.report import summary, write
@@ -242,10 +243,54 @@ def test_lossy_methods_are_kept_out_of_lossless_tables():
     assert "differs from token" not in text and cell([row(mode="sampled"), typical], "typical", 4096).checks == ()
 
 
+def test_a_lossy_method_is_lossy_also_where_nothing_of_it_but_failures_is_there():
+    rows = [row(), row(bucket=8192), row("typical", 90, (9, 9), promise="lossy"), failure("typical", 8192),
+            row(loop=True, prompt="b"), row("graft", loop=True, prompt="b"), row("graft", 30, (2, 4))]
+    assert cell(rows, "typical", 8192).promise == "lossy"
+    text = summary(run(rows))
+    lossless = text.split("LOSSY methods")[0]
+    assert "| typical |" not in lossless and "| graft |" in lossless
+    failed = [row(), replace(failure("typical"), promise="lossy")]      # no row of it that is none
+    assert cell(failed, "typical", 4096).promise == "lossy"
+    assert "| typical | lossy: not compared | 0 | 0 | 1 |" in summary(run(failed))
+    assert "| graft |" in text.split("MAT, without answers that loop")[1].split("###")[0]      # not the lossy one
+
+
+def test_methods_stand_beside_one_another_with_what_guessing_cost_them():
+    more = dict(forwards={"draft": 6, "own": 2}, decode_seconds=3.0)
+    rows = [row(), row(prompt="b"), row("slow", 8, (2, 4), **more), row("slow", 4, (2, 4), prompt="b", **more),
+            row("graft", 30, (2, 4), decode_seconds=2.0, promise="distribution"),
+            row("typical", 90, (9, 9), promise="lossy")]
+    tables = field(cells(rows)).split("## ")[1:]
+    assert [table.splitlines()[0] for table in tables] == [
+        "lcc, 4K, replay", "lcc, 4K, replay, LOSSY methods: not what the target would say"]
+    head, _, *lines = tables[0].splitlines()[2:-1]
+    assert head == "| method | promise | MAT | draft forwards | own passes | step | speed | worst |"
+    assert lines == ["| graft | distribution | 3.00 | - | - | 2.00 | 3.00 | 3.00 |",
+                     "| ar | exact | - | - | - | 1.00 | 1.00 | 1.00 |",
+                     "| slow | exact | 3.00 | 3.00 | 1.00 | 3.00 | 0.60 | 0.40 |"]
+    assert "| typical | lossy | 9.00 |" in tables[1] and "typical" not in tables[0]
+
+
 def test_a_method_that_promises_the_law_alone_may_say_other_tokens():
     other = row("rejection", 30, (2, 4), promise="distribution", token_ids=[3, 4], mode="sampled")
     text = summary(run([row(mode="sampled"), other]))
     assert "| rejection | distribution: 1/1 differ, as they may |" in text and "differs from token" not in text
+
+
+@pytest.mark.parametrize("mode", ["greedy", "replay"])
+def test_a_method_that_promises_the_law_alone_says_the_same_tokens_where_it_is_greedy(mode):
+    """A replay is checked by a draw beside it, which is greedy where it has a margin."""
+    other = row("rejection", 30, (2, 4), promise="distribution", token_ids=[3, 4], mode=mode,
+                lossless=Check(2, 0, 0.7))
+    text = summary(run([row(mode=mode), other]))
+    assert "| rejection | none: 1/1 differ, margin up to 0.70 |" in text
+    assert f"rejection, {mode}: differs from token 0 on, margin 0.7000" in text
+    drawn = replace(other, key=other.key._replace(mode="replay"), lossless=Check(2, 0))
+    text = summary(run([row(mode="replay"), drawn]))
+    assert "| rejection | distribution: 1/1 differ, as they may |" in text and "differs from token" not in text
+    lossy = replace(other, promise="lossy")
+    assert "differs from token" not in summary(run([row(mode=mode), lossy]))
 
 
 def test_a_method_that_learns_over_the_run_says_from_what_it_began():
@@ -268,6 +313,8 @@ def folder(tmp_path):
 def test_a_folder_gets_its_tables_and_figures(folder):
     write(folder)
     assert len((folder / "summary.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert len((folder / "methods.csv").read_text().splitlines()) == 1 + 3      # one of the four is a failure
+    assert "## lcc, 4K, replay" in (folder / "methods.md").read_text()
     first = {path.name: path.read_bytes() for path in draw(Run.read(folder))}
     assert len(first) == 5 and all(b"<svg" in text for text in first.values())
     assert first == {path.name: path.read_bytes() for path in draw(Run.read(folder))}

@@ -230,3 +230,26 @@ def test_looking_up_a_long_history_is_fast():
         lookup(history, 3, 10)
         took.append(perf_counter() - begin)
     assert min(took) < 0.01     # well under 1 ms per n on an idle core
+
+
+def test_of_the_matches_of_a_prompt_lookup_the_latest_can_be_taken():
+    generator, differ = np.random.default_rng(1), 0
+    for _ in range(200):
+        history = generator.integers(0, 6, generator.integers(1, 40))
+        draft = lookup(history, 3, 2, latest=True).tolist()
+        assert draft == (found[-1] if (found := matches(history.tolist(), 2)) else [])
+        differ += draft != lookup(history, 3, 2).tolist()
+    assert differ > 20
+    history = History()
+    history.observe(prompt_chunk([1, 2, 3, 1, 4, 5, 6, 7]))
+    assert PromptLookup(history, length=2, latest=True).propose(Ask(1, 11, 0)).tokens.tolist() == [1, 4, 5]
+
+
+def matches(history: list[int], length: int) -> list[list[int]]:
+    """All that the official rule could take after the longest n-gram that it finds, in order."""
+    for n in (3, 2, 1):
+        found = [history[j + n:j + n + length] for j in range(len(history) - n)
+                 if history[j:j + n] == history[-n:] and j + n < len(history) - n and j + n + length <= len(history)]
+        if found:
+            return found
+    return []

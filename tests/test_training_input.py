@@ -12,9 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_longspec import RECIPE as LONGSPEC
+from test_training_blocks import RECIPE as BLOCKS
 from test_training_drafter import RECIPE as DRAFTER
 from test_training_drafter import files_of_a_toy_run, one_thread  # noqa: F401
 from test_training_drafter import trainer as drafter_trainer
+from test_training_small import HEADS as MEDUSA
 from test_training_target import RECIPE as TARGET
 
 from longgraft.cli import training as commands
@@ -47,11 +50,12 @@ COMMON = [
     ({"stages": [{"length": 64, "grouped": 1}]}, "grouped is 1; true or false"),
     ({"max_positions": 32}, "max_positions is 32. Raise"), ({"max_positions": -1}, "max_positions is -1"),
     ({"schedule": "linear"}, "schedule is 'linear'; a word out of wsd, cosine"), ({"schedule": 1}, "schedule is 1"),
-    ({"warmup": -0.1}, "warmup is -0.1"), ({"decay": "x"}, "decay is 'x'"), ({"muon_lr": 0}, "muon_lr is 0; a finite"),
-    ({"muon_lr": INFINITE}, "muon_lr is inf"), ({"muon_lr": "fast"}, "muon_lr is 'fast'"),
-    ({"muon_decay": -1}, "muon_decay is -1"), ({"grad_clip": 0}, "grad_clip is 0"),
-    ({"grad_clip": 10 ** 400}, "grad_clip is 1000"), ({"seed": -1}, "seed is -1"),
-    ({"seed": 2 ** 64}, "seed is 18446744073709551616"), ({"threads": 0}, "threads is 0"),
+    ({"warmup": -0.1}, "warmup is -0.1"), ({"warmup": 5}, "warmup is 5"), ({"decay": "x"}, "decay is 'x'"),
+    ({"muon_lr": 0}, "muon_lr is 0; a finite"), ({"muon_lr": INFINITE}, "muon_lr is inf"),
+    ({"muon_lr": "fast"}, "muon_lr is 'fast'"), ({"muon_decay": -1}, "muon_decay is -1"),
+    ({"grad_clip": 0}, "grad_clip is 0"), ({"grad_clip": 10 ** 400}, "grad_clip is 1000"),
+    ({"seed": -1}, "seed is -1"), ({"seed": 2 ** 64}, "seed is 18446744073709551616"),
+    ({"threads": 0}, "threads is 0"),
     ({"device": 0}, "device is 0; a word"), ({"bf16": "no"}, "bf16 is 'no'; true or false"),
     ({"log_steps": 0}, "log_steps is 0"), ({"valid_steps": 0}, "valid_steps is 0"),
     ({"valid_rows": -1}, "valid_rows is -1"), ({"valid_length": 0}, "valid_length is 0"),
@@ -74,7 +78,9 @@ OF_A_DRAFTER = [
 
 
 @pytest.mark.parametrize("recipe, given, said", [
-    *((TARGET, *case) for case in COMMON + OF_A_TARGET), *((DRAFTER, *case) for case in COMMON + OF_A_DRAFTER)])
+    *((TARGET, *case) for case in COMMON + OF_A_TARGET), *((DRAFTER, *case) for case in COMMON + OF_A_DRAFTER),
+    *((recipe, *case) for recipe in (MEDUSA, BLOCKS, LONGSPEC) for case in COMMON
+      if case[0].keys() & {"schedule", "warmup", "decay", "muon_lr"})])
 def test_a_recipe_s_wrong_value_is_named_with_what_is_needed(recipe, given, said, tmp_path):
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(given))

@@ -195,7 +195,7 @@ def test_the_shipped_recipes_are_found_by_name():
 
     assert TargetRecipe.load(Path("embedded_target")).total_tokens == 18_000_000
     assert DrafterRecipe.load(Path("embedded_drafter")).stages == (Stage(2048),)
-    with pytest.raises(ValueError, match="embedded_drafter, embedded_extension, embedded_target"):
+    with pytest.raises(ValueError, match=r"embedded_drafter, .*embedded_target"):
         TargetRecipe.load(Path("embedded_targets"))
 
 

@@ -9,9 +9,10 @@ from conftest import VOCAB, toy_network, toy_parts
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
 from longgraft.memories.drafted import DrafterMemory
-from longgraft.methods import WINDOW, build
+from longgraft.methods import build
 from longgraft.observation import Observation
 from longgraft.proposer import Ask
+from longgraft.registry.graft import WINDOW
 from longgraft.tree import ROOT, ProposalTree
 
 

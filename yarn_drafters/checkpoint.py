@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longgraft.settings import HeadOverrides
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
@@ -51,9 +51,9 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         _vocabulary(tensors, shape.draft_vocab_size, target.vocab)
         with torch.device("meta"):
             network = Eagle3Network(shape, own)
-        _strictly(network, tensors)
+        strictly(network, tensors)
         kept = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-        _finite(tensors, kept)
+        finite(tensors, kept)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
     network.load_state_dict(kept, strict=True, assign=True)
@@ -169,12 +169,12 @@ def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
     tensors["t2d"] = torch.zeros(target, dtype=torch.bool).scatter(0, ids, True)
 
 
-def _strictly(network: Eagle3Network, tensors: dict[str, Tensor]) -> None:
+def strictly(network: nn.Module, tensors: dict[str, Tensor], kind: str = "an EAGLE-3 head") -> None:
     """ValueError unless names, shapes and kinds are exactly the network's."""
     wanted = network.state_dict()
     missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
     if missing or unknown:
-        raise ValueError(f"the weights do not fit an EAGLE-3 head: missing {', '.join(missing) or 'nothing'}; "
+        raise ValueError(f"the weights do not fit {kind}: missing {', '.join(missing) or 'nothing'}; "
                          f"unknown {', '.join(unknown) or 'nothing'}. The file is cut or of another kind: download it "
                          "again.")
     for name, tensor in wanted.items():
@@ -184,7 +184,7 @@ def _strictly(network: Eagle3Network, tensors: dict[str, Tensor]) -> None:
                              "kind: download it again.")
 
 
-def _finite(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> None:
+def finite(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> None:
     """ValueError that names the tensors with values that no arithmetic survives, in the file or in our precision."""
     broken = [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]
     if not broken:

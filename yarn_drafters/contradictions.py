@@ -62,3 +62,12 @@ def attention_heads(inner: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple
         raise ValueError(f"config.json says {heads:,} attention heads, of {size} by q_proj's rows, and k_proj has "
                          f"{k_rows:,} rows: whole heads that share the {heads:,} evenly are needed. {UNEVEN}")
     return heads, size, kv_heads
+
+
+def refuse_other_sizes(config: Mapping[str, Any], found: Mapping[str, int]) -> None:
+    """ValueError where a size that the config states is not the tensors' or the target's."""
+    for key, size in found.items():
+        stated = checked(config.get(key), Count | None, key)
+        if stated not in (None, size):
+            raise ValueError(f"config.json says {key} {stated:,}, and by the tensors or the target it is {size:,}: "
+                             f"the drafter belongs to another target, or its files do not belong together. {UNEVEN}")

@@ -15,7 +15,8 @@ from torch import Tensor
 from longgraft.reading import parse_json
 from longgraft.yarn_drafters.kinds import reason
 
-FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
+WEIGHTS = "pytorch_model.bin"
+FILES = ("config.json", "*.safetensors", WEIGHTS, "medusa_lm_head.pt")
 KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
 
 
@@ -50,12 +51,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder, on the CPU: of its safetensors files, else of pytorch_model.bin."""
-    files = sorted(folder.glob("*.safetensors")) or [folder / "pytorch_model.bin"]
+def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
+    """All tensors of the folder, on the CPU: of its safetensors files, else of the file `other`."""
+    files = sorted(folder.glob("*.safetensors")) or [folder / other]
     if not files[0].exists():
-        raise ValueError(f"Drafter {folder} has neither *.safetensors nor pytorch_model.bin. Give the folder with the "
-                         "weights.")
+        raise ValueError(f"Drafter {folder} has neither *.safetensors nor {other}. Give the folder with the weights.")
     tensors: dict[str, Tensor] = {}
     for file in files:
         found = _read(file)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,27 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 """(x [.., in], weight [out, in], bias [out] or None) -> [.., out]: F.linear, or what equals it"""
+
+
+class Sizes(Protocol):
+    """What attention and MLP need to know of a drafter's shape."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_eps(self) -> float: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
+    def attention_bias(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +94,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Projections and rotation; where keys come from is the caller's affair."""
 
-    def __init__(self, config: HeadConfig, width: int) -> None:
+    def __init__(self, config: Sizes, width: int) -> None:
         super().__init__()
         self.config, bias = config, config.attention_bias
         self.q_proj = nn.Linear(width, config.heads * config.head_dim, bias=bias)
@@ -84,17 +106,24 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend,
                 product: Product) -> Tensor:
-        shape = (*x.shape[:2], -1, self.config.head_dim)
-        q = rotate(self.q_norm(through(self.q_proj, x, product).view(shape)).transpose(1, 2), *cos_sin)
-        k = rotate(self.k_norm(through(self.k_proj, x, product).view(shape)).transpose(1, 2), *cos_sin)
-        v = through(self.v_proj, x, product).view(shape).transpose(1, 2)
+        q = self.q_norm(self._heads(through(self.q_proj, x, product)))
+        q, (k, v) = rotate(q.transpose(1, 2), *cos_sin), self.keys_values(x, cos_sin, product)
         return through(self.o_proj, attend(layer, q, k, v).transpose(1, 2).flatten(2), product)
+
+    def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], product: Product) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values [B, nkv, n, d] of x [B, n, width]."""
+        k = self.k_norm(self._heads(through(self.k_proj, x, product)))
+        v = self._heads(through(self.v_proj, x, product))
+        return rotate(k.transpose(1, 2), *cos_sin), v.transpose(1, 2)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.config.head_dim)
 
 
 class MLP(nn.Module):
     """SiLU-gated."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -127,9 +156,9 @@ class FirstLayer(nn.Module):
 
 
 class PlainLayer(nn.Module):
-    """A further decoder layer, H wide, of heads with more than one."""
+    """A further decoder layer, H wide, of heads with more than one; with qk_norm, Qwen3's."""
 
-    def __init__(self, config: HeadConfig, index: int) -> None:
+    def __init__(self, config: Sizes, index: int) -> None:
         super().__init__()
         self.index = index
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_eps)

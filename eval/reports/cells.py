@@ -6,7 +6,7 @@ A failure enters no figure; an answer that ended at once is neither a prompt nor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -29,7 +29,9 @@ class Cell:
     decoding on the same prompt and repeat.  mat_pooled: over all steps, so that long answers count for more.  rate:
     tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt; none of a lossy
     method, which promises nothing.  speedups: of each prompt, ascending.  tokens_per_step, and kinds, steps by
-    what was spent on them: over all repeats, which differ where costs are measured as they come.
+    what was spent on them: over all repeats, which differ where costs are measured as they come.  forwards: of a step
+    beside its verification, by whose.  step_cost: seconds of a step in plain decoding's of the same prompt and repeat,
+    the median over prompts.
     """
 
     mode: str
@@ -49,6 +51,8 @@ class Cell:
     speedups: tuple[float, ...] = ()
     tokens_per_step: float | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
+    forwards: Mapping[str, float] = field(default_factory=dict)
+    step_cost: float | None = None
 
 
 def measured(rows: Iterable[Result]) -> list[Row]:
@@ -66,6 +70,8 @@ def first_repeats(rows: Iterable[Row]) -> list[Row]:
 
 def cells(rows: Sequence[Result], with_loops: bool = True) -> list[Cell]:
     """Every mode x suite (and all together) x length x method, in the order of the rows."""
+    # Rows have the last word: failures of older versions have no promise.
+    promises = {row.key.method: row.promise for row in sorted(rows, key=lambda row: isinstance(row, Row))}
     suites = [*dict.fromkeys(row.key.suite for row in rows)]
     found = []
     for mode in dict.fromkeys(row.key.mode for row in rows):
@@ -76,11 +82,13 @@ def cells(rows: Sequence[Result], with_loops: bool = True) -> list[Cell]:
                 plain = {row.key: row for row in mine if isinstance(row, Row) and row.key.method == PLAIN}
                 for method in dict.fromkeys(row.key.method for row in rows):
                     own = [row for row in mine if row.key.method == method]
-                    found.append(_cell((mode, suite, bucket, method), own, plain, with_loops))
+                    found.append(_cell((mode, suite, bucket, method), own, plain, promises.get(method, "exact"),
+                                       with_loops))
     return found
 
 
-def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mapping[Key, Row], with_loops: bool) -> Cell:
+def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mapping[Key, Row], promise: str,
+          with_loops: bool) -> Cell:
     failures = sum(isinstance(row, Failure) for row in own)
     answers = [row for row in own if isinstance(row, Row)]
     by_prompt: dict[tuple, list[Row]] = {}
@@ -88,7 +96,6 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
         by_prompt.setdefault((row.key.suite, row.key.prompt_id), []).append(row)
     looping = {prompt for prompt, mine in by_prompt.items() if mine[0].loop and mine[0].steps}
     by_prompt = {prompt: mine for prompt, mine in by_prompt.items() if with_loops or prompt not in looping}
-    promise = next((row.promise for row in answers), "exact")
     checks = [] if promise == LOSSY else [_check_of_prompt(mine, plain) for mine in by_prompt.values()]
     kept = [mine for mine in by_prompt.values() if mine[0].steps]
     found = tuple(check for check in checks if check is not None)
@@ -96,13 +103,16 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
         return Cell(*about, promise, 0, len(looping), failures, None, None, None, None, None, found)
     every = [row for mine in kept for row in mine]
     firsts = first_repeats(every)
-    speedups = [ratio for mine in kept if (ratio := _speedup(mine, plain)) is not None]
+    speedups = [ratio for mine in kept if (ratio := _ratio(mine, plain, _rate)) is not None]
+    costs = [ratio for mine in kept if (ratio := _ratio(mine, plain, _step)) is not None]
+    forwards, steps = summed(row.forwards for row in every), sum(row.steps for row in every)
     rates = [median(row.decode_tokens_per_second for row in mine) for mine in kept]
     q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
     return Cell(*about, promise, len(kept), len(looping), failures, Mean.of([row.mat for row in firsts]),
                 pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
                 median(row.prefill_seconds for row in firsts), found, tuple(sorted(speedups)),
-                sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every))
+                sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every),
+                {whose: times / steps for whose, times in forwards.items()}, median(costs) if costs else None)
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -118,11 +128,19 @@ def pooled(rows: Sequence[Row]) -> float:
     return sum(sum(row.accepted_per_step) for row in rows) / sum(row.steps for row in rows)
 
 
-def _speedup(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> float | None:
-    """Of one prompt: the median over repeats that plain decoding has."""
-    ratios = [row.decode_tokens_per_second / theirs.decode_tokens_per_second for row in repeats
-              if (theirs := plain.get(row.key._replace(method=PLAIN))) and theirs.decode_tokens_per_second > 0]
+def _ratio(repeats: Sequence[Row], plain: Mapping[Key, Row], figure: Callable[[Row], float]) -> float | None:
+    """Of one prompt, to plain decoding's: the median over repeats that plain decoding has."""
+    ratios = [figure(row) / figure(theirs) for row in repeats
+              if (theirs := plain.get(row.key._replace(method=PLAIN))) and figure(theirs) > 0]
     return median(ratios) if ratios else None
+
+
+def _rate(row: Row) -> float:
+    return row.decode_tokens_per_second
+
+
+def _step(row: Row) -> float:
+    return row.decode_seconds / row.steps if row.steps else 0.0
 
 
 def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check | None:

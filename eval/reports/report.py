@@ -14,9 +14,12 @@ from typing import Any
 
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
+from longgraft.eval.reports.cells import LOSSY, Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
+from longgraft.eval.reports.field import COLUMNS as FIELD_COLUMNS
+from longgraft.eval.reports.field import field
+from longgraft.eval.reports.field import lines as lines_of_field
 from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, lossless_table, tables
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
@@ -47,7 +50,8 @@ The mean speedup is over the columns that plain decoding has, for methods that h
 whose tokens are plain decoding's, and how many tokens were compared at the least. Answers that ended at once are left
 out.
 
-Beside this file: summary.csv (all of it, and tokens per second with quartiles, time to the first token), steps.csv
+Beside this file: methods.md and methods.csv (methods beside one another, with the forwards that their drafts cost and
+what a step costs), summary.csv (all of it, and tokens per second with quartiles, time to the first token), steps.csv
 (milliseconds of a step by part, accepted tokens by origin, acceptance by depth, stages, memory), estimates.csv (what
 proposers expected of their nodes and what was accepted, where they say what they expect), scores.csv (LongBench's
 scores, where answers were drawn)."""
@@ -69,6 +73,8 @@ def write(folder: Path) -> None:
     found, good = cells(run.rows), measured(run.rows)
     (folder / "summary.md").write_text(summary(run), encoding="utf-8")
     _csv(folder / "summary.csv", COLUMNS, (_line(cell, run.environment["dtype"]) for cell in found))
+    (folder / "methods.md").write_text(field(found), encoding="utf-8")
+    _csv(folder / "methods.csv", FIELD_COLUMNS, lines_of_field(found))
     _csv(folder / "steps.csv", STEP_COLUMNS, _steps(good, run.environment["device"].startswith("CPU")))
     if estimates := list(lines_of(good)):
         _csv(folder / "estimates.csv", ESTIMATE_COLUMNS, estimates)
@@ -100,7 +106,8 @@ def summary(run: Run) -> str:
         found = cells(own)
         out += tables(found)
         if any(cell.loops for cell in found):
-            out += tables(cells(own, with_loops=False), ", without answers that loop")[-2:]
+            lossless = [cell for cell in cells(own, with_loops=False) if cell.promise != LOSSY]
+            out += tables(lossless, ", without answers that loop")[-2:]
         out += [*match_table(measured(own)), lossless_table(found, dtype), *_divergences(own)]
     if failed := [row for row in rows if isinstance(row, Failure)]:
         out.append("\n## Failures\n")
@@ -142,8 +149,8 @@ def _divergences(rows: Sequence[Result]) -> list[str]:
     answers = {row.key: row for row in rows if isinstance(row, Row)}
     found = []
     for row in first_repeats(answers.values()):
-        check = check_of(row, answers) if row.promise == "exact" else None
-        if check is not None and check.first_divergence is not None:
+        check = check_of(row, answers)
+        if check is not None and check.first_divergence is not None and check.held(row.promise, row.key.mode):
             margin = "" if check.margin is None else f", margin {check.margin:.4f}"
             found.append(f"{_named(row.key)}: differs from token {check.first_divergence} on{margin}")
     return ["", *_listed(found)] if found else []
@@ -162,7 +169,7 @@ def _line(cell: Cell, dtype: str) -> list[Any]:
     """Of summary.csv."""
     return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
             cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds, cell.promise,
-            lossless_level(cell.checks, dtype, cell.promise),
+            lossless_level(cell.checks, dtype, cell.promise, cell.mode),
             *((median(cell.speedups), cell.speedups[0], cell.speedups[-1]) if cell.speedups else (None,) * 3),
             cell.tokens_per_step, *(cell.kinds.get(kind) for kind in KINDS)]
 

@@ -103,7 +103,7 @@ def _speed(cell: Cell) -> str:
     return "-" if cell.speedup is None else f"{cell.speedup:.2f}"
 
 
-def lossless_level(checks: Sequence[Check], dtype: str, promise: str = "exact") -> str:
+def lossless_level(checks: Sequence[Check], dtype: str, promise: str = "exact", mode: str = "") -> str:
     """The level that `longgraft verify` would name, and what plain decoding's tokens say of this method's."""
     if promise == LOSSY:
         return "lossy: not compared"
@@ -114,7 +114,7 @@ def lossless_level(checks: Sequence[Check], dtype: str, promise: str = "exact") 
     if not parted:
         return f"{reached}: identical ({len(checks)}/{len(checks)}, {min(check.tokens for check in checks)} tokens)"
     differ = f"{len(parted)}/{len(checks)} differ"
-    if promise != "exact":
+    if not any(check.held(promise, mode) for check in parted):
         return f"{promise}: {differ}, as they may"
     margins = [check.margin for check in parted if check.margin is not None]
     if len(margins) < len(parted):      # of draws, a margin says nothing
@@ -132,8 +132,7 @@ def lossless_table(found: Sequence[Cell], dtype: str) -> str:
     for method in dict.fromkeys(cell.method for cell in apart):
         mine = [cell for cell in apart if cell.method == method]
         checks = [check for cell in mine for check in cell.checks]
-        # A method of which nothing but failures is there has no promise in its rows.
-        promise = next((cell.promise for cell in mine if cell.prompts), "exact")
-        lines.append(f"| {method} | {lossless_level(checks, dtype, promise)} | {sum(c.prompts for c in mine)} "
-                     f"| {sum(c.loops for c in mine)} | {sum(c.failures for c in mine)} |")
+        reached = lossless_level(checks, dtype, mine[0].promise, mine[0].mode)
+        lines.append(f"| {method} | {reached} | {sum(c.prompts for c in mine)} | {sum(c.loops for c in mine)} "
+                     f"| {sum(c.failures for c in mine)} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Ablations: sweeps whose variants are those of one of the paper's figures or tables.
+"""Ablations: sweeps whose variants are those of one of the paper's figures or tables, or all methods that there are.
 
 Knows variants and the calibrations that they need; measures nothing itself.  Graft (arXiv 2605.20104), section 4.3
 and appendix C.4.
@@ -7,7 +7,7 @@ and appendix C.4.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +18,16 @@ from longgraft.eval.prompts.suites import Example, read_prompts, suite_name
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.plan import Reader, check_plan, planned
-from longgraft.methods import find
+from longgraft.eval.runs.variants import COLD
+from longgraft.methods import BUDGET, METHODS, find
+from longgraft.naming import joined
+from longgraft.needs import HEAD, Missing, Sources
+from longgraft.registry import lookup, retrieval
 from longgraft.roles import GROUPS, PAPERS
 
 ROUNDS = (1, 3, 5, 10, 25, 50)
+FIELD = "field"     # every method of the registry for which what it needs is at hand
+LOOKS_UP = {method.name for part in (lookup, retrieval) for method in part.METHODS if HEAD not in method.needs}
 
 
 def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = None,
@@ -30,10 +36,10 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
 
     Where the configuration names methods of its own, these are measured beside the ablation's.
     """
-    if name not in GROUPS:
-        raise ValueError(f"Ablation {name!r} is unknown. Known: {', '.join(GROUPS)}.")
+    if name not in (*GROUPS, FIELD):
+        raise ValueError(f"Ablation {name!r} is unknown. Known: {', '.join((*GROUPS, FIELD))}.")
     made: dict[str, str] = {}
-    methods = GROUPS[name]
+    methods = tuple(_field(config)) if name == FIELD else GROUPS[name]
     if name in CALIBRATED and not dry:
         setting, calibrated = CALIBRATED[name]
         check_plan(config)      # what is wrong with its suites is said before a model is loaded
@@ -42,6 +48,29 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
         methods += tuple(f"{PAPERS}+{setting}={key}" for key in made)
     return replace(config, methods=tuple(dict.fromkeys((*methods, *config.methods))),
                    calibrations=config.calibrations | made)
+
+
+def _field(config: SweepConfig) -> Iterator[str]:
+    """Each method as it is, trees at the common budget at most; what only looks up, or chooses its budgets, at that
+    budget, too.  Those that lack something are named on stderr and left out."""
+    loaded = Bench.open(replace(config, methods=())).loaded
+    sources = Sources(loaded.target, None if config.drafter == COLD else config.drafter, given=config.given,
+                      tokenizer=loaded.tokenizer)
+    lacking: dict[str, str] = {}
+    for need in {need.name: need for method in METHODS.values() for need in method.needs}.values():
+        try:
+            need.load(sources)
+        except Missing as error:
+            lacking[need.name] = f"needs {need.clause}: {error}"
+    for method in METHODS.values():
+        if reasons := [lacking[need.name] for need in method.needs if need.name in lacking]:
+            print(f"longgraft: {method.name} is left out: it {reasons[0]}", file=sys.stderr)
+            continue
+        also = method.adaptive is not None or (method.name in LOOKS_UP and method.budget != BUDGET)
+        if also or method.budget <= BUDGET:
+            yield method.name
+        if "budget" in method.takes and (also or method.budget > BUDGET):
+            yield joined(method.name, {"budget": str(BUDGET)})
 
 
 def _warmup_prompts(path: Path | None) -> Sequence[Example]:

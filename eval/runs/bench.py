@@ -26,7 +26,7 @@ from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.eval.scores import score
 from longgraft.loading import Loaded, assemble
 from longgraft.methods import build, find
-from longgraft.needs import HEAD, Sources, head_of
+from longgraft.needs import HEAD, Sources, check_given, head_of
 from longgraft.parts import Parts
 from longgraft.roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.sampling import Sampling
@@ -56,7 +56,10 @@ class Bench:
         loaded = assemble(config.model, drafter, settings)
         target = loaded.target
         needs = {need.name: need for v in config.variants if v.ours for need in find(v.method).needs if need != HEAD}
-        own = {name: need.load(Sources(target, drafter, given=config.given)) for name, need in needs.items()}
+        if config.methods:
+            check_given(config.given, needs.values())
+        sources = Sources(target, drafter, given=config.given, tokenizer=loaded.tokenizer)
+        own = {name: need.load(sources) for name, need in needs.items()}
         parts = replace(loaded.parts, given=own | dict(loaded.parts.given))
         heads = {"": parts}
         for name, path in config.heads.items():
@@ -153,14 +156,13 @@ def _measure(bench: Bench, state: Prefilled, checks: _Checks, variant: Variant, 
             checks.plain[key.mode] = tokens
         check = checks.of(variant, key.mode, draw, tokens)
     except FAILURES as error:
-        return Failure(key, f"{type(error).__name__}: {error}", example.turn, fitted.cut_tokens)
+        return Failure(key, f"{type(error).__name__}: {error}", example.turn, fitted.cut_tokens, variant.promise)
     scored = None
     if key.mode != "replay" and key.repeat == 0:
         scored = score(example.suite, tokenizer.decode(tokens, skip_special_tokens=True), example.answers)
-    promise = find(variant.method).promise if variant.ours else "exact"
-    return Row(key, **stats.as_dict(), token_ids=tokens, loop=loops(tokens), lossless=check, promise=promise,
-               score=scored, limit=draw.limit, learned_from=state.learned_from(variant, key.mode), turn=example.turn,
-               cut_tokens=fitted.cut_tokens)
+    return Row(key, **stats.as_dict(), token_ids=tokens, loop=loops(tokens), lossless=check,
+               promise=variant.promise, score=scored, limit=draw.limit,
+               learned_from=state.learned_from(variant, key.mode), turn=example.turn, cut_tokens=fitted.cut_tokens)
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class _Checks:
         self._beside: dict[str, Check | None] = {}
 
     def of(self, variant: Variant, mode: str, draw: _Draw, tokens: list[int]) -> Check | None:
-        """A replay, which can show no divergence, is checked by drawing beside it.
+        """A replay, which can show no divergence, is checked by drawing beside it, as the method must say the same.
 
         transformers' own `generate` is compared where it is greedy as plain decoding is; None elsewhere, and where
         plain decoding failed.
@@ -201,14 +203,15 @@ class _Checks:
             return self._compare(self.plain[mode], draw, tokens)
         if variant.name not in self._beside:
             # In half precision only greedy draws have a margin to judge a divergence by.
-            exact = self._state.target.dtype == torch.float32
-            draw = _Draw(self._config.sampling("sampled" if exact else "greedy"), self._config.check_tokens, ())
+            exact = self._state.target.dtype == torch.float32 and variant.promise == "exact"
+            how = "sampled" if exact else "greedy"
+            draw, beside = _Draw(self._config.sampling(how), self._config.check_tokens, ()), f"{how} beside replay"
             ours = self._state.decode(variant, draw.sampling, draw.limit)[0]
             if variant.name == PLAIN:
-                self.plain["beside replay"] = ours
-            elif "beside replay" not in self.plain:
-                self.plain["beside replay"] = self._state.decode(Variant.plain(), draw.sampling, draw.limit)[0]
-            self._beside[variant.name] = self._compare(self.plain["beside replay"], draw, ours)
+                self.plain[beside] = ours
+            elif beside not in self.plain:
+                self.plain[beside] = self._state.decode(Variant.plain(), draw.sampling, draw.limit)[0]
+            self._beside[variant.name] = self._compare(self.plain[beside], draw, ours)
         return self._beside[variant.name]
 
     def _compare(self, theirs: list[int], draw: _Draw, ours: list[int]) -> Check | None:

@@ -104,3 +104,25 @@ class SweepConfig:
         if mode == "replay":
             return Sampling(replay=tuple(recording))
         return Sampling(temperature=self.temperature, seed=self.seed) if mode == "sampled" else Sampling()
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `longgraft diagnose` follows drafters on."""
+
+    suites: tuple[str, ...] = like(SweepConfig, "suites")
+    data: str | None = like(SweepConfig, "data")
+    recorded: tuple[str, ...] = like(SweepConfig, "recorded")
+    lengths: tuple[int, ...] = like(SweepConfig, "lengths", default=(2048, 8192))
+    prompts: int = like(SweepConfig, "prompts", help="Of a suite and length")
+    max_new_tokens: int = like(SweepConfig, "max_new_tokens", help="Of a continuation, at most: each is a start")
+    depth: int = option(8, "Tokens ahead that are foretold", unit="tokens", low=1, high=64)
+    text: str = option("recorded", "What follows a prompt: the row's own continuation, or the target's greedy answer",
+                       choices=("recorded", "greedy"))
+    heads: dict[str, str] = like(SweepConfig, "heads", help="Further EAGLE-3 heads, by the names they get; repeatable")
+    given: dict[str, str] = like(Settings, "given")
+    device: str | None = like(Settings, "device")
+    dtype: str | None = like(Settings, "dtype")
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -70,5 +70,6 @@ def failures(config: SweepConfig, job: Job, why: str) -> Iterator[Failure]:
 
 def failed_turn(config: SweepConfig, job: Job, fitted: Fitted, why: str) -> Iterator[Failure]:
     """The same of one turn."""
+    promises = {variant.name: variant.promise for variant in config.variants}
     for key in sorted(missing(config, job, fitted)):
-        yield Failure(key, why, fitted.example.turn, fitted.cut_tokens)
+        yield Failure(key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method])

@@ -185,6 +185,7 @@ class Prefilled:
             decoder.observe(seen)
         tokens = [*decoder.begin(seen.next_token).tokens]
         prefill = self._seconds + sum(clock.lap().values()) + sum(self._seeing[id(m)] for m in proposer.memories)
+        clock.counted()
         with clock.part("host"):
             while decoder.finish_reason is None:
                 tokens += decoder.step().tokens
@@ -195,7 +196,7 @@ class Prefilled:
             self._learned.learn(variant.name, run, _lasting(proposer), self._before[variant.name, run] + 1)
         return tokens, decoder.tally.stats(
             prompt_tokens=len(self.ids), prefill_seconds=prefill, decode_seconds=sum(seconds.values()),
-            seconds_by_part=seconds, peak_memory_bytes=peak_memory(self.target.device))
+            seconds_by_part=seconds, forwards=clock.counted(), peak_memory_bytes=peak_memory(self.target.device))
 
     def release(self) -> None:
         """Give the recordings back: they hold memory, and refer to what refers to them."""

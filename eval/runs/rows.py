@@ -37,12 +37,14 @@ Judged = tuple[int, float, int]     # proposed nodes, the sum of their estimated
 
 @dataclass(frozen=True)
 class Failure:
-    """A decoding that failed: it holds no number.  turn: of a conversation; cut_tokens: of its prompt."""
+    """A decoding that failed: it holds no number.  turn: of a conversation; cut_tokens: of its prompt; promise: of the
+    method."""
 
     key: Key
     error: str
     turn: int = 1
     cut_tokens: int = 0
+    promise: str = "exact"
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Row:
     loop: bool
     lossless: Check | None = None
     kinds: dict[str, int] = field(default_factory=dict)
+    forwards: dict[str, int] = field(default_factory=dict)
     by_probability: dict[str, Judged] = field(default_factory=dict)
     by_match: dict[str, Judged] = field(default_factory=dict)
     promise: str = "exact"

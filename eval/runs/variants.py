@@ -72,6 +72,13 @@ class Variant:
         """Whether it is decoded by a method of ours."""
         return self.method != TRANSFORMERS
 
+    @property
+    def promise(self) -> str:
+        """Its method's; transformers' own greedy answers are plain decoding's."""
+        from longgraft.methods import find
+
+        return find(self.method).promise if self.ours else "exact"
+
     def budget(self, wanted: Budget) -> int:
         """Nodes per verification: its setting, the wanted, the method's own, or one where nothing is proposed."""
         from longgraft.methods import find

@@ -59,16 +59,21 @@ def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale:
     return out.reshape(1, q.shape[1], layout.rows, -1)
 
 
+def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Rows that all see all columns.  q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
+    q_rows = packed(q, k.shape[1])
+    if q.device.type == "cuda" and q.shape[3] % 8 == 0:
+        # torch's own choice on a Hopper is cuDNN, which makes a plan for every number of keys: at each token.
+        out = _prefix_part(q_rows, k, v, scale)[0]
+    else:
+        out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
+    return out.reshape(1, q.shape[1], q.shape[2], -1)
+
+
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
     """Plain decoding, n = m = 1: the row sees one contiguous range, and no mask is needed."""
     first, end = layout.edges(window)[0], layout.end
-    q_rows, keys, values = packed(q, k.shape[1]), k[:, :, first:end], v[:, :, first:end]
-    if q.device.type == "cuda" and q.shape[3] % 8 == 0:
-        # torch's own choice on a Hopper is cuDNN, which makes a plan for every number of keys: at each token.
-        out = _prefix_part(q_rows, keys, values, scale)[0]
-    else:
-        out = F.scaled_dot_product_attention(q_rows, keys, values, scale=scale)
-    return out.reshape(1, q.shape[1], 1, -1)
+    return everywhere(q, k[:, :, first:end], v[:, :, first:end], scale)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from longgraft.cli.datastores import datastore
 from longgraft.cli.generate import generating
 from longgraft.cli.looking import looking
 from longgraft.cli.measuring import measuring
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 # In the order of what people do first.
 for part in (generating, looking, measuring):
     app.registered_commands += part.registered_commands
+app.add_typer(datastore, name="datastore", rich_help_panel="Drafters")
 app.add_typer(heads, name="heads", rich_help_panel="Drafters")
 app.add_typer(train, name="train", rich_help_panel="Drafters")
 

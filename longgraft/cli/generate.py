@@ -70,7 +70,8 @@ class Asking:
                            attention=target.attention)
         drawn = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
         found = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
-                 "method": self.settings.method, "seed": self.sampling.seed, "finish_reason": answer.finish_reason,
+                 "method": self.settings.method, "promise": self.session.promise, "seed": self.sampling.seed,
+                 "finish_reason": answer.finish_reason,
                  "settings": asdict(resolved) | drawn | asdict(self.ends), "stats": answer.stats.as_dict()}
         if self.compare:
             found["compare"] = compare_with_plain(self.session, ids, answer, self.sampling, self.ends.max_new_tokens)
@@ -184,7 +185,11 @@ def _print_answer(found: dict[str, Any], text: bool) -> None:
           f"MAT {s['mat']:.2f} accepted per step without the bonus, {s['tokens_per_step']:.2f} tokens per step; "
           f"accepted: {origin}", file=sys.stderr)
     if "compare" in found:
+        from longgraft.eval.levels import may_differ
+
         c = found["compare"]
+        why = may_differ(found["promise"], found["settings"]["temperature"] > 0)
         same = "identical ids" if c["identical"] else f"first different id at {c['first_divergence']}"
+        same += f" ({found['promise']}: {why})" if why else ""
         print(f"plain decoding: {c['plain_tokens_per_second']:.1f} tokens/s; speedup {c['speedup']:.2f}x (decode "
               f"only, one run each); {same}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -16,23 +16,47 @@ from longgraft.options import check, like, option
 from longgraft.roles import DENSE
 from longgraft.settings import POSITIONS, Draw, Ends, Pair, Settings
 
+if TYPE_CHECKING:
+    from longgraft.method import Method
+
 looking = typer.Typer()
 
 PANEL = "Answer"
 Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 
 
-@looking.command("methods", epilog="Example: longgraft methods", rich_help_panel=PANEL)
-def methods(yours: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
-        metavar="FILE.py:OBJECT", help="Methods of your own, to be listed too.")] = None) -> None:
-    """List the methods: those here, those of installed packages, and yours."""
-    from longgraft.methods import find, known
+@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
+def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
+        metavar="NAME", help="Methods, or FILE.py:OBJECT of your own: all that can be said of them.")] = None) -> None:
+    """List the methods, those here and those of installed packages; or say what one needs, and what can be chosen."""
+    from longgraft.methods import find, installed
+    from longgraft.registry import PARTS
 
-    for name, method in (known() | {name: find(name) for name in yours or ()}).items():
-        needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
-        own = "".join(f"\n{'':<22}+{one.name}={one.default}: {one.told(one.default)}" for one in method.own)
-        print(f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
-              f"{method.promise}{own}")
+    if names:
+        print("\n".join(_described(name, find(name)) for name in names))
+        return
+    groups = {(part.__doc__ or "").partition(".  ")[0]: part.METHODS for part in PARTS}
+    print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
+    for title, group in (groups | {"Of installed packages": tuple(installed().values())}).items():
+        if group:
+            print("\n".join(["", title, *map(_listed, group)]))
+
+
+def _listed(method: Method) -> str:
+    """One line."""
+    about = [f"needs {' and '.join(need.switch for need in method.needs)}"] if method.needs else []
+    about += [method.promise] if method.promise != "exact" else []
+    about += [" ".join(f"+{one.name}" for one in method.own)] if method.own else []
+    beside = f" [{'; '.join(about)}]" if about else ""
+    return f"  {method.name:<22} {method.budget:>3}  {method.clause}{beside}"
+
+
+def _described(name: str, method: Method) -> str:
+    """All of it, its choices with what they do."""
+    needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
+    own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.told(one.default)}" for one in method.own)
+    return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
+            f"{method.promise}{own}")
 
 
 @dataclass(frozen=True)
@@ -118,7 +142,8 @@ def verify(
 ) -> None:
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there.
 
-    Exit status 1 where it reaches none.
+    Exit status 1 where it reaches none.  What need not have plain decoding's tokens, a lossy method and, where tokens
+    are sampled, one that keeps the target's law, reaches what it promises.
     """
     from longgraft.eval.checks.losslessness import check as compare
     from longgraft.eval.checks.losslessness import lines

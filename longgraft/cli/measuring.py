@@ -13,7 +13,7 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.prompts import new_file
-from longgraft.eval.runs.config import SHORT, SweepConfig
+from longgraft.eval.runs.config import SHORT, Diagnosis, SweepConfig
 from longgraft.options import check, describe, like, option
 from longgraft.roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.settings import POSITIONS, Pair, Settings
@@ -82,13 +82,14 @@ def bench(config: SweepConfig, running: Running) -> None:
          {"methods": (PLAIN,)}, saved=saved)
 def ablate(
     name: Annotated[str, typer.Argument(metavar="WHICH", help="components, ranking, spending, placement, template, "
-                                                              "budget, warmup or thresholds.")],
+                                                              "budget, warmup or thresholds; field: all methods.")],
     config: SweepConfig, running: Running,
     warmup_prompts: Annotated[Optional[Path], typer.Option(  # noqa: UP045
         help="Of the ablation warmup: JSONL of conversations that are in none of the suites.")] = None,
 ) -> None:
     """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement (Figure 2),
-    template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12).  --methods are measured beside them."""
+    template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field, all methods, in their
+    official sizes and at the common budget.  --methods are measured beside them."""
     from longgraft.eval.runs.ablations import prepare
 
     _measure(prepare(name, config, running.folder, warmup_prompts, running.dry_run), running)
@@ -120,6 +121,26 @@ def _measure(config: SweepConfig, running: Running) -> None:
         raise SystemExit(1)
     with suppress(ImportError, ValueError):     # figures are an extra; answers that all ended at once have none
         draw(Run.read(out))
+
+
+@command(measuring, "diagnose", "longgraft diagnose --suites repobench-p,gov_report --data rows --buckets 2k,8k "
+                                "--head short=HEAD --out diagnosis", PANEL)
+def diagnosed(pair: Pair, asked: Diagnosis,
+              out: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")]) -> None:
+    """Show how far ahead a drafter still knows what comes, under its own and under the target's keys, values and
+    features (KVShot, arXiv 2604.26412): acceptance by depth, as rows, table and figure."""
+    from longgraft.eval.checks.diagnose import diagnose
+    from longgraft.eval.reports.diagnosis import table, write
+    from longgraft.eval.runs.provenance import environment
+    from longgraft.yarn_drafters.files import check_new_folder
+
+    check_new_folder(out)
+    session, depths = diagnose(pair, asked)
+    e = environment(session)
+    about = (f"{e['target']}, {e['dtype']}, {e['device']}; {asked.text} continuations of {asked.max_new_tokens} tokens "
+             f"at most, {asked.prompts} prompts a length at most")
+    paths = write(out, depths, about)
+    print("\n".join([*table(depths), "", *map(str, paths)]))
 
 
 @measuring.command("plot", rich_help_panel=PANEL, epilog="Example: longgraft plot run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -10,6 +11,8 @@ import typer
 from longgraft.options import size
 
 MOST = 10 ** 15     # tokens: more than there are
+
+Trained = Callable[[], tuple[Any, Any]]
 
 train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
                                                "The same command again resumes; several GPUs: torchrun --no-python.")
@@ -30,26 +33,69 @@ Model = Annotated[Optional[str], typer.Option(help="The target: hub id or folder
 
 @train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run "
                                 "--recipe embedded_target")
-def train_target(data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
-                 device: Device = None) -> None:
-    """Train a small Qwen3 target on text, with a tokenizer of its own."""
+def train_target(
+    data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
+    tokenizer: Annotated[Optional[str], typer.Option(  # noqa: UP045
+        help="Hub id or folder; default: the teacher's, or one learnt from the data.")] = None,
+    teacher: Annotated[Optional[str], typer.Option(  # noqa: UP045
+        help="Hub id or folder of a model to learn the distributions of; embedded: the embedded target.")] = None,
+    device: Device = None,
+) -> None:
+    """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one (--teacher)."""
     from longgraft.yarn_drafters.training.target import TargetRecipe
     from longgraft.yarn_drafters.training.target import train_target as run
 
     made = TargetRecipe.load(recipe, total_tokens=_number(tokens), device=device)
-    print(run(made, _found(data), _found(valid or []), out))
+    print(run(made, _found(data), _found(valid or []), out, tokenizer and _named(tokenizer),
+              teacher and _named(teacher)))
 
 
-@train.command("drafter", epilog="Example: longgraft train drafter --model Qwen/Qwen3-8B --data chats.jsonl --out run")
-def train_drafter(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
-                  tokens: Tokens = None, learning_rate: Rate = None, device: Device = None,
-                  dtype: Dtype = None) -> None:
+def _for_a_frozen_target(name: str, example: str = "chats.jsonl") -> Callable[[Trained], Callable[..., None]]:
+    """Make a command `train NAME` of what gives a recipe's type and what trains by it."""
+    def register(kind: Trained) -> Callable[..., None]:
+        def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
+                    tokens: Tokens = None, learning_rate: Rate = None, device: Device = None,
+                    dtype: Dtype = None) -> None:
+            recipes, run = kind()
+            made = recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
+            print(run(made, _model(model), _found(data), _found(valid or []), out, dtype=_dtype(dtype, device)))
+
+        train.command(name, help=kind.__doc__, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B "
+                                                      f"--data {example} --out run")(command)
+        return command
+    return register
+
+
+@_for_a_frozen_target("drafter")
+def train_drafter() -> tuple[Any, Any]:
     """Train an EAGLE-3 drafter for any supported target, by training-time test."""
-    from longgraft.yarn_drafters.training.drafter import DrafterRecipe
-    from longgraft.yarn_drafters.training.drafter import train_drafter as run
+    from longgraft.yarn_drafters.training import drafter
 
-    made = DrafterRecipe.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
-    print(run(made, _model(model), _found(data), _found(valid or []), out, dtype=_dtype(dtype, device)))
+    return drafter.DrafterRecipe, drafter.train_drafter
+
+
+@_for_a_frozen_target("medusa")
+def train_medusa() -> tuple[Any, Any]:
+    """Train Medusa heads for any supported target."""
+    from longgraft.yarn_drafters.training import medusa
+
+    return medusa.MedusaRecipe, medusa.train_medusa
+
+
+@_for_a_frozen_target("dflash")
+def train_dflash() -> tuple[Any, Any]:
+    """Train a DFlash block drafter for any supported target."""
+    from longgraft.yarn_drafters.training import blocks
+
+    return blocks.BlockRecipe, blocks.train_blocks
+
+
+@_for_a_frozen_target("longspec", "books.jsonl")
+def train_longspec() -> tuple[Any, Any]:
+    """Train a LongSpec drafter, which reads the target's own keys and values."""
+    from longgraft.yarn_drafters.training import longspec
+
+    return longspec.LongSpecRecipe, longspec.train_longspec
 
 
 @train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head --to 64k "
@@ -112,6 +158,10 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
     else:
         save_head(network, out)
     print(out)
+
+
+def _named(name: str) -> str:
+    return _model(None if name == "embedded" else name)
 
 
 def _model(name: str | None) -> str:

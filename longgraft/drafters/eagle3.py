@@ -33,6 +33,7 @@ class _Drafted:
     beam:      [b] indices of the best into this level's candidates
     hidden:    [1, b, H] the states of the beam's parents
     ancestors: [b, m] bool over the scratch rows of the levels before
+    laws:      [r, V] float32, log-probabilities after each of the r rows that the candidates follow
     """
 
     tokens: Tensor
@@ -41,6 +42,7 @@ class _Drafted:
     beam: Tensor
     hidden: Tensor
     ancestors: Tensor
+    laws: Tensor
 
 
 class Eagle3Drafter:
@@ -62,18 +64,18 @@ class Eagle3Drafter:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
-            self.memory.start.copy_(self.memory.newest())
-            self.memory.root.fill_(ask.root)
-            self.memory.committed.fill_(self.memory.cache.length)
+            self.memory.begin(ask.root)
             return self._draft(ask)
 
     def _draft(self, ask: Ask) -> Tree:
         levels = [self._region("root", self._first)]
-        for index in range(self.levels):
-            last = index == self.levels - 1
-            verdict = self.policy(Level(index, levels[-1].scores, last, ask.budget))
+        most = self.levels if self.top_k > 1 else min(self.levels, ask.budget - 1)      # of a chain no more fit
+        for index in range(most):
+            last = index == most - 1
+            verdict = self.policy(Level(index, levels[-1].scores, last, ask.budget, levels[-1].laws))
             if last or not verdict.expand:
                 break
+            self.clock.ran("draft")
             levels.append(self._region(index, partial(self._next, levels[-1], index)))
         stage = UNPRUNED if verdict == Verdict() else index
         slots = ask.budget - 1 if verdict.slots is None else min(ask.budget - 1, verdict.slots)
@@ -91,9 +93,9 @@ class Eagle3Drafter:
     def _first(self) -> _Drafted:
         """The root's own draft step."""
         k, device = self.top_k, self.device
-        ids, gains = self._children(self.memory.start)                          # [1, k]
+        ids, gains, laws = self._children(self.memory.start)                    # [1, k]
         return _Drafted(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
-                        self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device))
+                        self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device), laws)
 
     def _next(self, before: _Drafted, index: int) -> _Drafted:
         """One expansion of the level before, the first of index 0."""
@@ -101,17 +103,19 @@ class Eagle3Drafter:
         own = torch.eye(k, dtype=torch.bool, device=self.device)
         seen = torch.cat([before.ancestors, own], dim=1)                        # [b, (index + 1) b]
         states = self.memory.expand(before.hidden, before.tokens[before.beam], index, seen)
-        ids, gains = self._children(states)                                     # [b, k]
+        ids, gains, laws = self._children(states)                               # [b, k]
         scores = (before.scores[before.beam][:, None] + gains).flatten()        # Eq. 5
         best = scores.topk(min(k, scores.numel())).indices
         offset = 0 if index == 0 else k + (index - 1) * k * k       # pool index of the level before's first candidate
         return _Drafted(ids.flatten(), (offset + before.beam).repeat_interleave(k), scores, best,
-                        states[:, best // k], seen[best // k])
+                        states[:, best // k], seen[best // k], laws)
 
-    def _children(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """states [1, b, H] -> the k best next tokens, target ids [b, k] and log-probabilities [b, k] float32."""
-        gains, ids = self.network.logits(states[0], self.memory.product).float().log_softmax(-1).topk(self.top_k)
-        return self.network.target_ids(ids), gains
+    def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """states [1, b, H] -> the k best next tokens, target ids [b, k] and log-probabilities [b, k] float32, and what
+        these were chosen from, [b, V]."""
+        laws = self.memory.laws(states)
+        gains, ids = laws.topk(self.top_k)
+        return self.network.target_ids(ids), gains, laws
 
     @staticmethod
     def _best(levels: list[_Drafted], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

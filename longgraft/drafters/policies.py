@@ -93,3 +93,32 @@ class Mass:
 
     def __call__(self, level: Level) -> Verdict:
         return Verdict(expand=level.last or mass(level, self.beam) >= self.least)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, go on only while the beam carries enough.
+
+    threshold: of the logarithm of the beam's probability, a log-sum of its paths' scores
+    checks:    expansions after which it is looked at; the paper's 9 is no check where 9 levels are drafted
+    beam:      nodes that a level feeds
+    """
+
+    threshold: float
+    checks: tuple[int, ...] = (5, 7)
+    beam: int = 10
+
+    def __call__(self, level: Level) -> Verdict:
+        stops = level.index in self.checks and not level.last
+        return Verdict(expand=not (stops and mass(level, self.beam) < math.exp(self.threshold)))
+
+
+@dataclass(frozen=True)
+class Certain:
+    """SVIP (arXiv 2411.18462): stop behind a token whose law's square root of entropy is above a threshold; the token
+    is kept.  In a tree it is the best candidate's law."""
+
+    threshold: float = 0.3
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict(expand=level.last or math.sqrt(level.entropy.item()) <= self.threshold)

@@ -96,6 +96,7 @@ class DrafterMemory(Memory):
     def _feed(self) -> None:
         if not (n := self.waiting):
             return
+        self.clock.ran("draft")
         with self.clock.part("draft"):
             features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
             self._waiting = ()
@@ -135,19 +136,32 @@ class DrafterMemory(Memory):
         with self.cache.at(self.committed + depths, self._write), self._fused():
             return self.forward(hidden, tokens, self.committed + depths, layout)
 
-    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor) -> Tensor:
-        """States [1, b, H] of b scratch rows that stand `depth` behind the committed ones, after depth * b others.
+    def begin(self, root: int) -> None:
+        """A proposal begins: what waits is fed, and regions find the newest state, the root and its place."""
+        self.start.copy_(self.newest())
+        self.root.fill_(root)
+        self.committed.fill_(self.cache.length)
 
-        hidden [1, b, H]; tokens [b]; seen [b, (depth + 1) b] bool: which scratch rows, their own included, they see
+    def laws(self, states: Tensor) -> Tensor:
+        """states [1, b, H] -> [b, V] float32: log-probabilities of what follows, over the draft vocabulary."""
+        return self.network.logits(states[0], self.product).float().log_softmax(-1)
+
+    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
+        """States [1, b, H] of b scratch rows that stand `depth` behind the committed ones, after m - b others.
+
+        hidden [1, b, H]; tokens [b]; seen [b, m] bool: which scratch rows, their own included, they see; depths: [m]
+        int64 of these, on the device where regions are fixed, else on the host; None: b of each
         """
         b, m = seen.shape
         if self.regions.fixed:
             at = torch.arange(m, device=self.device)
-            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device), at // b, seen)
+            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device),
+                                    at // b if depths is None else depths, seen)
             with self.cache.at(self.committed + at[m - b:], self._write), self._fused():
                 return self.forward(hidden, tokens, (self.committed + depth).expand(b), fixed)
         committed = self.cache.length
-        layout = Layout(committed, torch.full((b,), depth), seen, self.device, torch.arange(m) // b)
+        layout = Layout(committed, torch.full((b,), depth), seen, self.device,
+                        torch.arange(m) // b if depths is None else depths)
         self.cache.length += m - b
         try:
             return self.forward(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)

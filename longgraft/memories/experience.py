@@ -47,7 +47,9 @@ class Plan:
 class _Learnt:
     """prompt, own: of the prompt and of the answer, per bin of match lengths [foretold tokens, tokens], fading; scale:
     of the answer [foretold tokens, as many as the prompt had led to expect], fading; foretells: share of tokens that
-    the drafter's best guess has right; drafts: [tokens that came of drafts, tokens expected], fading; rate: [tokens,
+    the drafter's best guess has right; drafts: [tokens that came of drafts, tokens expected], fading; worth: [tokens
+    that proposals of a source without levels promised beyond their nodes' price, proposals], fading; idle: tokens since
+    the last of these; rate: [tokens,
     seconds] of recent steps; passes: verified; patience: tokens that must wait for the drafter before it is looked at
     again, ever more until it drafts; spent, probing: seconds of all steps, and of looking at what was expected to lose.
     """
@@ -57,6 +59,8 @@ class _Learnt:
     scale: list[float] = field(default_factory=lambda: [SCALED, SCALED])
     foretells: float = 0.0
     drafts: list[float] = field(default_factory=lambda: [DRAFTS, DRAFTS])
+    worth: list[float] = field(default_factory=lambda: [DRAFTS, DRAFTS])
+    idle: int = 0
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
     passes: int = 0
     patience: float = PATIENCE
@@ -82,12 +86,12 @@ class Experience(Memory):
         self.plan: Plan | None = None
 
     def look(self) -> None:
-        """At what the drafter foretells now, which feeds it all that waits."""
-        if self.drafted is None:
-            return
-        self.drafted.newest()
-        right, tokens = self.drafted.foretold()
-        self.learnt.foretells = (right + 1) / (tokens + 4)
+        """At what the drafter foretells now, which feeds it all that waits; what lost is thought better of."""
+        if self.drafted is not None:
+            self.drafted.newest()
+            right, tokens = self.drafted.foretold()
+            self.learnt.foretells = (right + 1) / (tokens + 4)
+        self.learnt.worth = [sum(pair) / 2 for pair in zip(self.learnt.worth, (DRAFTS, DRAFTS), strict=True)]
         self.learnt.drafts = [sum(pair) / 2 for pair in zip(self.learnt.drafts, (DRAFTS, DRAFTS), strict=True)]
 
     def look_within(self, share: float, seconds: float) -> None:
@@ -114,6 +118,7 @@ class Experience(Memory):
             self.costs.timed(plan.rows, plan.prefix, seen.seconds)
         learnt.rate = [RECENT * learnt.rate[0] + tokens, RECENT * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds
+        learnt.idle += tokens
         if plan.drafted is not None:
             came = tokens - 1 - plan.remembered
             _fade(learnt.drafts, came, plan.drafted)
@@ -150,6 +155,18 @@ class Experience(Memory):
     def by_rank(self) -> tuple[float, ...]:
         """What each entry of the matrix's row adds."""
         return self.odds.by_rank()
+
+    def proposed(self, worth: float) -> None:
+        """A source without levels promised so many tokens beyond their nodes' price."""
+        _fade(self.learnt.worth, worth, 1.0)
+        self.learnt.idle = 0
+        self.learnt.patience = PATIENCE
+
+    @property
+    def worth(self) -> float:
+        """Tokens that a proposal is expected to bring beyond the price of its nodes."""
+        promised, proposals = self.learnt.worth
+        return self.trust * promised / proposals
 
     @property
     def trust(self) -> float:

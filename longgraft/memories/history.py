@@ -30,10 +30,13 @@ class History(Memory):
         self._reserve(capacity + 1)
 
     def observe(self, seen: Observation) -> None:
-        kept = seen.kept.numpy()
-        self._reserve(self._size + len(kept) + 1)
-        self._tokens[self._size:self._size + len(kept)] = kept
-        self._size += len(kept)
+        self.extend(seen.kept.numpy())
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """[n] committed, in order."""
+        self._reserve(self._size + len(tokens) + 1)
+        self._tokens[self._size:self._size + len(tokens)] = tokens
+        self._size += len(tokens)
 
     def mark(self) -> int:
         return self._size

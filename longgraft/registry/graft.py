@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from longgraft.compose import Plain, TailGraft
 from longgraft.drafters.policies import Dense, Filled, Mass, Split
 from longgraft.method import BUDGETED, DRAFTS, Method
 from longgraft.needs import HEAD
+from longgraft.options import check, option
 from longgraft.templates import chain
 
 WINDOW = 2048   # tokens that a windowed drafter sees: what most heads are trained on
@@ -19,6 +22,18 @@ OURS = "docs/choices.md, one ranking"
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104)"
 EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
 
+
+@dataclass(frozen=True)
+class Over:
+    """What graft-x can be given."""
+
+    source: str = option("", "Method whose nodes are ranked instead of the drafter's, where they carry probabilities",
+                         none="the drafter")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 METHODS: tuple[Method, ...] = (
     Method("ar", "plain decoding, one token a step", "-", lambda p: Plain(), budget=1, takes=frozenset()),
     Method("retrieval", "graft's matrix alone, seeded by the prompt; what graft is without a head", GRAFT,
@@ -28,11 +43,12 @@ METHODS: tuple[Method, ...] = (
            lambda p: p.drafter(Dense(), window=WINDOW), (HEAD,), takes=DRAFTS),
     Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", OURS,
            lambda p: p.ranked(Mass()), (HEAD,), takes=RANKED, fallback="graft-x-text",
-           adaptive=lambda p: p.controlled()),
+           adaptive=lambda p: p.controlled(), choices=Over(), over=lambda chosen: chosen.source),
     Method("graft-x-text", "graft-x without a drafter: what followed the longest match", OURS, lambda p: p.ranked(),
            adaptive=lambda p: p.controlled(drafts=False)),
     Method("graft-x-no-text", "graft-x without the text: drafted nodes and the matrix", OURS,
-           lambda p: p.ranked(Mass(), order=0), (HEAD,), takes=RANKED, adaptive=lambda p: p.controlled(order=0)),
+           lambda p: p.ranked(Mass(), order=0), (HEAD,), takes=RANKED, adaptive=lambda p: p.controlled(order=0),
+           choices=Over(), over=lambda chosen: chosen.source),
     Method("graft-x-no-probing", "graft-x that leaves a drafter which loses for the rest of an answer", OURS,
            lambda p: p.ranked(Mass()), (HEAD,), takes=RANKED, adaptive=lambda p: p.controlled(probing=False)),
     Method("graft-x-no-rows", "graft-x without the matrix", OURS, lambda p: p.ranked(Mass(), rows=False), (HEAD,),

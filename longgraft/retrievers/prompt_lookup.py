@@ -15,20 +15,23 @@ class PromptLookup:
     """The official rule: n-grams of 3, 2, 1 tokens, the earliest match whose `length` followers all exist.
 
     max_ngram, length: 3 and 10, the official settings; a smaller budget copies less.
+    latest: of the matches take the last instead of the first
     """
 
-    def __init__(self, history: History, max_ngram: int = 3, length: int = 10, clock: Clock | None = None) -> None:
+    def __init__(self, history: History, max_ngram: int = 3, length: int = 10, clock: Clock | None = None,
+                 latest: bool = False) -> None:
         self.memories = (history,)
-        self.max_ngram, self.length, self.clock = max_ngram, length, clock or Clock()
+        self.max_ngram, self.length, self.clock, self.latest = max_ngram, length, clock or Clock(), latest
         self._history = history
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            found = lookup(self._history.up_to(ask.root), self.max_ngram, min(self.length, ask.budget - 1))
+            text, length = self._history.up_to(ask.root), min(self.length, ask.budget - 1)
+            found = lookup(text, self.max_ngram, length, self.latest)
             return ProposalTree.chain(torch.from_numpy(np.concatenate([[ask.root], found])), RETRIEVED)
 
 
-def lookup(history: np.ndarray, max_ngram: int, length: int) -> np.ndarray:
+def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = False) -> np.ndarray:
     """history [t + 1] int64, its last token the root -> [length] tokens that followed, or none."""
     size = len(history)
     for n in range(max_ngram, 0, -1):
@@ -39,7 +42,7 @@ def lookup(history: np.ndarray, max_ngram: int, length: int) -> np.ndarray:
         same = np.ones(starts, dtype=bool)
         for offset in range(n):
             same &= history[offset:offset + starts] == history[size - n + offset]
-        first = int(same.argmax())
-        if same[first]:
-            return history[first + n:first + n + length].copy()
+        found = starts - 1 - int(same[::-1].argmax()) if latest else int(same.argmax())
+        if same[found]:
+            return history[found + n:found + n + length].copy()
     return np.empty(0, dtype=np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import RLock
 from typing import Any
@@ -30,11 +30,16 @@ OWN_RULE = "The model masks by more than a window, which a tree would break. Thi
 
 @dataclass
 class Run:
-    """What attention needs to know of the running forward."""
+    """What attention needs to know of the running forward.
+
+    last: of how many of the last rows queries are taken; queries: layer -> [Hq, last, D] rotated, as they come
+    """
 
     layout: Layout | DeviceLayout
     backend: Backend
+    last: int = 0
     calls: int = 0
+    queries: dict[int, Tensor] = field(default_factory=dict)
 
 
 _GUARD = RLock()
@@ -95,6 +100,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     Whatever a model passes beyond what the kernels compute would be lost without a word, so it is an error.
     """
     run = running()
+    if run.last:
+        run.queries[run.calls] = query[0, :, -run.last:].contiguous()       # a view would hold those of a whole chunk
     run.calls += 1
     if lost := sorted(name for name in more.keys() - IDLE if more[name] is not None and more[name] is not False):
         raise ValueError(f"{type(module).__name__} passes {', '.join(lost)} to its attention, which longgraft does "

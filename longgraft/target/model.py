@@ -47,13 +47,15 @@ class Segment:
 @dataclass(frozen=True, eq=False)
 class Report:
     """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [r, K] int32 of the r
-    ranked ones, hidden (layer -> [n, H]) and final [n, H].  Made in inference mode: to be read, and copied before
-    they are written to."""
+    ranked ones, hidden (layer -> [n, H]), final [n, H] and queries (layer -> [Hq, w, D]) of all nodes, or of the last
+    ones where not all logits are returned.  Made in inference mode: to be read, and copied before they are written
+    to."""
 
     logits: Tensor
     topk: Tensor | None
     hidden: Mapping[int, Tensor]
     final: Tensor | None
+    queries: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -154,7 +156,9 @@ class Target:
         few = self._few if n <= MOST else None
         # Another backend than what the kernels fall back to was asked for by name.
         backend = few.kernels.attention if few and self.attention == "split" else self._backend
-        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend)
+        last_queries = n if wants.queries and segment.logits == "all" else wants.queries
+        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend,
+                  last_queries)
         record = sent(torch.stack([tree.tokens, cache.position + depths]), self.device)
         # For transformers 0 is all.  Indices, made on the device: for a number some models leave rows out (Gemma 4).
         first = {"last": n - 1, "none": n}
@@ -178,7 +182,7 @@ class Target:
                 taken = taken[sent(segment.ranked, self.device)]
             topk = self._topk(taken, wants.topk) if by_block else best(taken, wants.topk)
         return Report(logits, topk, {layer: rows[0] for layer, rows in hidden.items()},
-                      last["hidden"] if wants.final else None)
+                      last["hidden"] if wants.final else None, run.queries)
 
     def check(self, run: Run) -> None:
         """ValueError where a layer went round our attention."""

@@ -182,12 +182,17 @@ class Fused:
         return torch.empty_like(like)
 
 
-def counted(device: Pretend, case: Case, method: str) -> dict[str, Any]:
-    """The last of a few steps: tokens; events by kind and by place; operations by name, and how many were replayed.  Of
-    the whole request: how often the allocator was asked, and bytes of the largest tensor that an operation made."""
+def made(device: Pretend, case: Case) -> tuple[Target, Eagle3Network]:
+    """Once for all methods of a case: what takes longest is to make a large model."""
     model = device.module(lambda: AutoModelForCausalLM.from_config(case.target(), dtype=case.dtype))
     target = Target(model, attention=case.attention, fused=fused.Fused(model, Fused(device)) if case.fused else None)
-    head = device.module(lambda: Eagle3Network(case.head, own_embedding=True).to(case.dtype))
+    return target, device.module(lambda: Eagle3Network(case.head, own_embedding=True).to(case.dtype))
+
+
+def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], method: str) -> dict[str, Any]:
+    """The last of a few steps: tokens; events by kind and by place; operations by name, and how many were replayed.  Of
+    the whole request: how often the allocator was asked, and bytes of the largest tensor that an operation made."""
+    target, head = pair
     recorder = Recorded(device)
     parts = Parts(target, {HEAD.name: head}, regions=Regions(recorder) if case.recorded else EAGER)
     engine = Engine(target, build(method, parts), parts.clock, find(method).budget, CHUNK, parts.regions)
@@ -250,8 +255,10 @@ def main(names: list[str]) -> None:
     # Norms are known by what they say of numbers, which theirs are none.
     fused.norm_of = lambda module: ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None
     with device:
-        found: dict[str, Any] = {
-            name: {method: counted(device, CASES[name], method) for method in CASES[name].methods} for name in names}
+        found: dict[str, Any] = {}
+        for name in names:
+            pair = made(device, CASES[name])
+            found[name] = {method: counted(device, CASES[name], pair, method) for method in CASES[name].methods}
         print(json.dumps(found | {"probes": probed(device)}, indent=1))
 
 

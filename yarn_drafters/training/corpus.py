@@ -90,7 +90,7 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
         digest.update(file.read_bytes())
     if (found := _cached(cache, digest.hexdigest())) is not None:
         return found
-    corpus = _encode(read_documents(paths), tokenizer)
+    corpus = encode(read_documents(paths), tokenizer)
     if not len(corpus.tokens):
         raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no chat with "
                          "an answer. Give other files.")
@@ -113,7 +113,8 @@ def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
     return None
 
 
-def _encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
+def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
+    """These documents as ids; a note on stderr says how many chats were left out."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces, types, sources, dropped = [], [], [], 0
     documents = (document for document in documents if document.text or document.turns)

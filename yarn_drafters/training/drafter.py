@@ -12,28 +12,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.policies import Dense
-from longgraft.engine import Engine
 from longgraft.memories.drafted import DrafterMemory
-from longgraft.session import Session
 from longgraft.target.model import Target
-from longgraft.target.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, held_out_rows, split_coded
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
 from longgraft.yarn_drafters.training.fresh import build_network
+from longgraft.yarn_drafters.training.frozen import Frozen, check_logits, observed, replayed
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.objective import training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
-from longgraft.yarn_drafters.training.world import ALONE, World, sole_trainer
+from longgraft.yarn_drafters.training.world import ALONE, World
 
 
 class DrafterTrainer(Trainer):
@@ -52,7 +48,7 @@ class DrafterTrainer(Trainer):
         super().__init__(recipe, network, muon_and_adam(matrices, [{"params": others, "lr": recipe.adam_lr}], recipe),
                          corpus, out, {"target": target.name} | asdict(network.config), world)
         self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
-        self._check_logits()
+        check_logits(target)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         # ~id is negative: context only.  The token after slot t is rows[t + 1].
@@ -68,45 +64,17 @@ class DrafterTrainer(Trainer):
         """Losses, agreements and the replayed MAT of a 60-node tree on unseen text, by its kind."""
         found: dict[str, Any] = {}
         for kind, coded in self.unseen.items():
-            rows = torch.from_numpy(coded).to(self.device)
-            positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
-            figures = [self.objective(row[None], positions)[1] for row in rows]
-            for name in figures[0]:
-                found[f"{kind}_{name}"] = np.mean([f[name] for f in figures], axis=0).tolist()
+            found |= {f"{kind}_{name}": figure for name, figure in self.figures_of(coded).items()}
             if self.recipe.mat_prompts:
-                found[f"{kind}_mat"] = self._mat(torch.where(rows < 0, ~rows, rows)[:self.recipe.mat_prompts])
+                drafter = Eagle3Drafter(DrafterMemory(self.network), Dense())
+                rows = torch.from_numpy(coded)[:self.recipe.mat_prompts]
+                found[f"{kind}_mat"] = replayed(self.target, drafter, rows, self.recipe.mat_tokens)
         return found
 
-    def _mat(self, rows: Tensor) -> float:
-        """Accepted draft tokens per step, decoding each row's end from its beginning."""
-        drafter = Eagle3Drafter(DrafterMemory(self.network), Dense())
-        session = Session(Engine(self.target, drafter, Clock()), None)
-        new, accepted, steps = min(self.recipe.mat_tokens, rows.shape[1] // 2), 0, 0
-        for row in rows.tolist():
-            stats = session.generate(row[:-new], new, replay=row[-new:]).stats
-            accepted, steps = accepted + sum(stats.accepted_per_step), steps + stats.steps
-        return accepted / max(1, steps)
-
-    @torch.no_grad()
     def _observe(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The target's features [B, S, A * Ht] and final hidden states [B, S, Ht]."""
-        layers = self.network.config.feature_layers
-        with self.target.inputs_of(layers) as taken:
-            # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
-            hidden = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
-                                                     attention_mask=torch.ones_like(tokens)).last_hidden_state
-        features = torch.cat([taken[layer] for layer in layers], dim=-1)
+        features, hidden = observed(self.target, self.network.config.feature_layers, tokens, positions)
         return features.to(self.network.fc.weight.dtype), hidden
-
-    @torch.no_grad()
-    def _check_logits(self) -> None:
-        """ValueError where the model makes its logits in a way that `Target.logits` does not know."""
-        tokens = torch.arange(8, device=self.target.device)[None]
-        ours = self.target.logits(self._observe(tokens, torch.arange(8, device=self.target.device)[None])[1])
-        theirs = self.target.model(tokens, use_cache=False).logits
-        if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item()):
-            raise ValueError(f"{self.target.name} turns its last hidden states into logits in a way of its own, which "
-                             "the trainer does not know; a head trained on other logits would be wrong.")
 
 
 def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path],
@@ -116,23 +84,13 @@ def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path]
     model: hub id or folder; data, valid: see `read_documents`; start: a head to go on from, whose rotary embedding
     and length become the recipe's; dtype: the frozen target's.
     """
-    world, out, name = World.join(recipe.device), Path(out), str(model)
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
-    with sole_trainer(out, world):      # what is wrong with folder and data is said before a weight is read
-        config = read_config(name, name)
-        tokenizer = read_tokenizer(name, name)
-        with world.first_in_turn():
-            corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
-            unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
-        loaded: Any = read_model(name, name, config, dtype).requires_grad_(False)
-        target = Target(loaded.to(world.device), name)
-        for texts in filter(None, (corpus, unseen)):
-            _same_vocabulary(texts, target)
-        network = build_network(recipe, target, corpus, _ends(loaded)) if start is None else \
+    out, name = Path(out), str(model)
+    with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
+        target, corpus, world = given.target, given.corpus, given.world
+        network = build_network(recipe, target, corpus, _ends(given.model)) if start is None else \
             resumed_head(start, target, recipe)
         official_config(network)        # before the hours, not after them: can the result be written?
-        trainer = DrafterTrainer(recipe, target, network, corpus, out, unseen, world)
+        trainer = DrafterTrainer(recipe, target, network, corpus, out, given.unseen, world)
         trainer.run(target=name, start=str(start) if start else None, corpus_tokens=len(corpus.tokens),
                     parameters=sum(p.numel() for p in network.parameters()))
         if world.first:
@@ -141,7 +99,7 @@ def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path]
                 "target": name, "start": str(start) if start else None, "tokens": trainer.state.tokens,
                 "steps": trainer.state.step, "stages": [vars(stage) for stage in recipe.stages]}, indent=1) + "\n")
             # A head that the strict loader refuses is no result.
-            load_head(out / "head", TargetShape.of(loaded.config))
+            load_head(out / "head", TargetShape.of(given.model.config))
     return out / "head"
 
 
@@ -176,14 +134,6 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
                           max_positions=to, valid_length=min(8192, rows))
     return DrafterRecipe.load(recipe, usual, **changes, rope=Rope(head.rope.base, "yarn", to / original, original),
                               max_positions=to)
-
-
-def _same_vocabulary(corpus: EncodedCorpus, target: Target) -> None:
-    """ValueError where the tokenizer says ids that the target has no embedding for."""
-    largest = int(split_coded(corpus.tokens)[0].max())
-    if largest >= target.vocab_size:
-        raise ValueError(f"The tokenizer of {target.name} says token {largest:,} of the training files, and the model "
-                         f"has {target.vocab_size:,}: they do not belong together. Fetch both again.")
 
 
 def _ends(model: Any) -> list[int]:

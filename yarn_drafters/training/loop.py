@@ -101,6 +101,13 @@ class Trainer(ABC):
         """Figures on unseen text."""
         return {}
 
+    @torch.no_grad()
+    def figures_of(self, coded: np.ndarray) -> Figures:
+        """The objective's mean figures on rows [r, length + 1] of unseen text."""
+        rows = torch.from_numpy(coded).to(self.device)
+        positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
+        return mean([self.objective(row[None], positions)[1] for row in rows])
+
     def progress(self, ahead: int = 0) -> float:
         """Share of the run that is done, in [0, 1], the further of tokens and clock; `ahead` tokens from now."""
         budget = self.recipe.budget_minutes

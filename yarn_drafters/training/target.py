@@ -1,6 +1,7 @@
-"""The trainer of small targets: Qwen3 models that predict code in long contexts, the embedded one among them.
+"""The trainer of small models: Qwen3 models that predict code in long contexts, on the text alone or as a larger model
+of the same tokenizer would; the embedded target is of the first kind, its small model of the second.
 
-Knows the loop, corpora and transformers' Qwen3; knows no drafter, tree or decoding.
+Knows the loop, corpora, targets as teachers and transformers' Qwen3; knows no drafter, tree or decoding.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longgraft.target.model import Target
+from longgraft.target.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.kinds import Range
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
@@ -82,51 +85,106 @@ def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def next_token_loss(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
-    """[rows * length] nats.  rows: [rows, length + 1] int64; positions: [rows, length]."""
+def next_token_logits(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
+    """[rows * length, V] float32.  rows: [rows, length + 1] int64; positions: [rows, length]."""
     # A ready-made mask mapping: given positions with a jump and no mask, transformers would
     # take the row for two packed sequences and cut attention between them.
     hidden = model.model(rows[:, :-1], position_ids=positions, use_cache=False,
                          attention_mask={"full_attention": None}).last_hidden_state
-    logits = model.lm_head(hidden).float().flatten(0, 1)        # [rows * length, V]
-    return F.cross_entropy(logits, rows[:, 1:].flatten(), reduction="none")
+    return model.lm_head(hidden).float().flatten(0, 1)
+
+
+def next_token_loss(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
+    """[rows * length] nats of the text.  rows, positions: as `next_token_logits` has them."""
+    return F.cross_entropy(next_token_logits(model, rows, positions), rows[:, 1:].flatten(), reduction="none")
+
+
+@torch.no_grad()
+def hidden_of(teacher: Target, tokens: Tensor, positions: Tensor) -> Tensor:
+    """A frozen model's hidden states [rows, length, H] after its final norm.  tokens, positions: [rows, length]."""
+    # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
+    return teacher.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
+                                       attention_mask=torch.ones_like(tokens)).last_hidden_state
+
+
+@torch.no_grad()
+def said_by(teacher: Target, rows: Tensor, positions: Tensor) -> Tensor:
+    """The teacher's logits [rows * length, V] float32; rows, positions: as `next_token_logits` has them."""
+    return teacher.logits(hidden_of(teacher, rows[:, :-1], positions)).float().flatten(0, 1)
+
+
+@torch.no_grad()
+def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
+    """The embedding starts as the principal components of the teacher's, as loud as it was."""
+    own: Any = model.get_input_embeddings().weight      # transformers types modules too widely
+    u, s, _ = torch.linalg.svd(teacher.model.get_input_embeddings().weight.float(), full_matrices=False)
+    wide = min(own.shape[1], len(s))
+    loud, own[:, :wide] = own.std(), u[:, :wide] * s[:wide]
+    own.mul_(loud / own.std())
 
 
 class TargetTrainer(Trainer):
-    """Next-token prediction; every checkpoint also writes the model as transformers reads it."""
+    """Next-token prediction; every checkpoint also writes the model as transformers reads it.
+
+    teacher: a frozen model whose distributions are learnt in place of the text's tokens (Hinton et al., arXiv
+    1503.02531; for drafting, DistillSpec, arXiv 2310.08461).
+    """
 
     def __init__(self, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerFast, corpus: EncodedCorpus, out: Path,
-                 unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
+                 unseen: EncodedCorpus | None = None, world: World = ALONE, teacher: Target | None = None) -> None:
         model: Any = build_model(recipe, tokenizer.eos_token_id)     # transformers types `to` too narrowly
         self.model: Qwen3ForCausalLM = model.to(world.device)
+        self.teacher = teacher
+        if teacher is not None:
+            begin_as(self.model, teacher)
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         norms = [p for p in self.model.parameters() if p.ndim == 1]
         embeddings = [p for name, p in self.model.named_parameters() if "embed_tokens" in name or "lm_head" in name]
         super().__init__(recipe, self.model, muon_and_adam(matrices, [
             {"params": embeddings, "lr": recipe.embedding_lr}, {"params": norms, "lr": recipe.norm_lr}], recipe),
-            corpus, out, {name: getattr(recipe, name) for name in SHAPE}, world)
+            corpus, out, {name: getattr(recipe, name) for name in SHAPE} | {"teacher": teacher and teacher.name}, world)
         self.tokenizer = tokenizer
         self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         learnt = rows[:, 1:].flatten() >= 0
         with self.recipe.autocast(self.device):
-            nats = next_token_loss(self.model, torch.where(rows < 0, ~rows, rows), positions)
+            nats = self._nats(torch.where(rows < 0, ~rows, rows), positions)
         loss = nats[learnt].sum() / max(1, int(learnt.sum()))
         return loss, {"loss": loss.item()}
 
+    def _nats(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """[rows * length]: of the text, or of what the teacher says of it."""
+        if self.teacher is None:
+            return next_token_loss(self.model, rows, positions)
+        said = said_by(self.teacher, rows, positions).softmax(-1)
+        return F.cross_entropy(next_token_logits(self.model, rows, positions), said, reduction="none")
+
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
-        """Nats per token and bits per byte by kind of unseen text."""
-        figures, widths = {}, torch.from_numpy(token_bytes(self.tokenizer))
+        """Nats per token and bits per byte by kind of unseen text; with a teacher how often both say the same first,
+        and the mean overlap of their distributions: the chance that a sampled draft is accepted."""
+        figures: dict[str, float] = {}
+        widths = torch.from_numpy(token_bytes(self.tokenizer))
         for kind, coded in self.unseen.items():
             rows = torch.from_numpy(split_coded(coded)[0])
             positions = torch.arange(rows.shape[1] - 1, device=self.device).expand(1, -1)
             with self.recipe.autocast(self.device):
                 nats = torch.cat([next_token_loss(self.model, row[None].to(self.device), positions) for row in rows])
+                if self.teacher is not None:
+                    figures |= {f"{kind}_{name}": value for name, value in self._agreement(rows, positions).items()}
             figures[f"{kind}_nats"] = nats.mean().item()
             figures[f"{kind}_bits_per_byte"] = nats.sum().item() / math.log(2) / widths[rows[:, 1:]].sum().item()
         return figures
+
+    def _agreement(self, rows: Tensor, positions: Tensor) -> dict[str, float]:
+        same, overlap = [], []
+        for row in rows.to(self.device):
+            ours = next_token_logits(self.model, row[None], positions)
+            theirs = said_by(self.teacher, row[None], positions)       # type: ignore[arg-type]
+            same.append((ours.argmax(-1) == theirs.argmax(-1)).float().mean().item())
+            overlap.append(torch.minimum(ours.softmax(-1), theirs.softmax(-1)).sum(-1).mean().item())
+        return {"agreement": sum(same) / len(same), "overlap": sum(overlap) / len(overlap)}
 
     def save(self) -> None:
         super().save()
@@ -152,32 +210,58 @@ class TargetTrainer(Trainer):
         return folder
 
 
-def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Path], out: Path) -> Path:
+def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Path], out: Path,
+                 tokenizer: str | None = None, teacher: str | None = None) -> Path:
     """Train in folder `out`, or go on where it stopped; returns the final model's folder.
 
-    Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt and hf, the model.
+    tokenizer: folder or hub id of one to take, None: the teacher's, or one that is learnt from the data; teacher: of
+    a model whose distributions are learnt.  Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt and
+    hf, the model.
     """
     world, out = World.join(recipe.device), Path(out)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     with sole_trainer(out, world):
         with world.first_in_turn():
-            tokenizer = _tokenizer(recipe, data, out)
-            corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
-            unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
-        trainer = TargetTrainer(recipe, tokenizer, corpus, out, unseen, world)
-        trainer.run(corpus_tokens=len(corpus.tokens), parameters=trainer.model.num_parameters())
+            words = _tokenizer(recipe, data, out, tokenizer or teacher)
+            corpus = encode_corpus(data, words, out / "corpus.npz")
+            unseen = encode_corpus(valid, words, out / "valid.npz") if valid else None
+        trainer = TargetTrainer(recipe, words, corpus, out, unseen, world,
+                                None if teacher is None else _teacher(teacher, recipe, world))
+        trainer.run(corpus_tokens=len(corpus.tokens), parameters=trainer.model.num_parameters(), teacher=teacher)
     return (out / "hf").resolve()
 
 
-def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path) -> PreTrainedTokenizerFast:
-    """The folder's tokenizer, learnt from the training files on the first call."""
+def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str | None) -> PreTrainedTokenizerFast:
+    """The folder's tokenizer: the given one, or one that is learnt from the training files on the first call."""
     from transformers import AutoTokenizer
 
     folder = out / "tokenizer"
     if not folder.exists():
-        made = train_tokenizer((d.text for d in read_documents(data)), recipe.vocab_size)
+        made = (train_tokenizer((d.text for d in read_documents(data)), recipe.vocab_size) if given is None else
+                read_tokenizer(given, given))
         made.save_pretrained(out / "tokenizer.partial")
         (out / "tokenizer.partial").rename(folder)
     loaded: Any = AutoTokenizer.from_pretrained(folder)
+    if given is not None:
+        _same_words(loaded, folder, given)
+    if (most := max(loaded.get_vocab().values()) + 1) > recipe.vocab_size:
+        raise ValueError(f"The tokenizer says ids up to {most - 1:,}, and vocab_size is {recipe.vocab_size:,}. Set "
+                         "vocab_size in the recipe to what its model has.")
     return loaded
+
+
+def _same_words(loaded: Any, folder: Path, given: str) -> None:
+    """ValueError where a resumed folder was begun with another tokenizer."""
+    if loaded.get_vocab() != read_tokenizer(given, given).get_vocab():
+        raise ValueError(f"{folder} holds another tokenizer than {given}. Give --out another folder.")
+
+
+def _teacher(name: str, recipe: TargetRecipe, world: World) -> Target:
+    loaded: Any = read_model(name, name, read_config(name, name), torch.float32).requires_grad_(False)
+    teacher = Target(loaded.to(world.device), name)
+    if teacher.vocab_size != recipe.vocab_size:
+        raise ValueError(f"{name} has a vocabulary of {teacher.vocab_size:,}, and vocab_size is "
+                         f"{recipe.vocab_size:,}: its distributions cannot be learnt. Set vocab_size in the recipe to "
+                         "the teacher's.")
+    return teacher

@@ -1,0 +1,190 @@
+"""How far ahead a drafter still knows what comes, under its own keys, values and features and under the target's.
+
+After KVShot ("When Hidden States Drift", arXiv 2604.26412), whose claim is that drafters which feed on their own states
+lose with depth what the target's would keep.  Chains of first choices are drafted from many starting points of a given
+text, a row's recorded continuation or the target's own greedy answer; the text's next tokens are right, others wrong.
+At a start s (token s is the root) depth d foretells token s + d.  Tokens that are fed are the text's, so that a chain
+can be followed behind its first wrong token; what differs is what the drafter knows of the d - 1 drafted tokens before:
+
+own:    its own.  EAGLE-3: at each depth the feature is the state that it made the depth before, and the keys and values
+        of drafted positions are those that it made of such features, as in decoding.
+rows:   only keys and values are replaced: those of all positions before the one that is fed are made of the target's
+        hidden states; the feature that is fed is still its own state of the depth before.
+target: the feature, too, is the target's: each depth is a first depth, from a start that lies d - 1 tokens later.
+
+A LongSpec drafter's own keys and values follow from tokens alone, and it has no features: `own` sees the target's last
+keys and values of tokens before the root, `target` also those of the drafted tokens but the last; it has no `rows`.
+
+Knows targets, drafter networks and prompts; decodes only to get a greedy answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from longgraft.acceptance import Greedy
+from longgraft.attention.backends import packed
+from longgraft.attention.layout import Layout
+from longgraft.clock import Clock
+from longgraft.kv import KVCache
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.observation import Observation, Wants
+from longgraft.prefill.chunked import read_prompt
+from longgraft.target.model import Report, Segment, Target
+from longgraft.tree import ROOT, ProposalTree
+from longgraft.verifier import Verifier
+from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
+from longgraft.yarn_drafters.network import Eagle3Network
+
+Right = dict[str, Tensor]
+"""condition -> [S, D] bool: whether the first choice was right, at each depth of each start"""
+
+OWN, ROWS, TARGET = "own", "rows", "target"
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What S starts found at one depth.
+
+    agreed:   right, of all `starts`
+    reached:  starts with all depths before right; accepted: those that are right here, too: alpha is their ratio
+    """
+
+    drafter: str
+    suite: str
+    bucket: int
+    condition: str
+    depth: int
+    prompts: int
+    starts: int
+    agreed: int
+    reached: int
+    accepted: int
+
+
+def summed(found: Sequence[Right], drafter: str, suite: str, bucket: int) -> Iterator[Depth]:
+    """The depths of all prompts of a suite and length together, own before target."""
+    for condition in found[0] if found else ():
+        right = torch.cat([one[condition] for one in found])
+        so_far = torch.cat([torch.ones_like(right[:, :1]), right.cumprod(1).bool()], dim=1)     # [S, 1 + D]
+        for d in range(right.shape[1]):
+            yield Depth(drafter, suite, bucket, condition, d + 1, len(found), len(right), int(right[:, d].sum()),
+                        int(so_far[:, d].sum()), int(so_far[:, d + 1].sum()))
+
+
+@torch.inference_mode()
+def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], start: int, depth: int) -> Right:
+    """From each start that `ids` [T] has `depth` tokens behind, `start` the first; `start` is 2 or more."""
+    memory, text = DrafterMemory(network), torch.tensor(ids)
+    memory.reset(len(ids))
+    report, _ = _read(target, text, start - 1, memory.wants, memory.observe)
+    hidden = torch.cat([report.hidden[layer] for layer in network.config.feature_layers], dim=-1)
+    text, n, first = text.to(target.device), len(hidden), start - 1             # slots first .. T - 2
+    slots = torch.arange(first, first + n, device=target.device)
+    layout = Layout(first, torch.arange(n), None, target.device)
+    states = memory.forward(network.fuse(hidden.to(network.fc.weight.dtype)[None]), text[start:], slots, layout)[0]
+    known = [(layer.keys[:, :, :first + n], layer.values[:, :, :first + n]) for layer in memory.cache.layers]
+    starts = torch.arange(start, len(ids) - depth, device=target.device)        # [S]
+
+    def right(states: Tensor, d: int) -> Tensor:
+        return network.target_ids(network.logits(states).argmax(-1)) == text[starts + d]
+
+    here = states[:len(starts)]
+    found = {condition: [right(here, 1)] for condition in (OWN, ROWS, TARGET)}
+    for condition in (OWN, ROWS):
+        chain, state = _Chain(known, starts, memory.window, condition == OWN), here
+        for d in range(2, depth + 1):
+            state = network(state[None], text[starts + d - 1][None], chain.step(d)[None], chain.attend)[0]
+            found[condition].append(right(state, d))
+    found[TARGET] += [right(states[d - 1:][:len(starts)], d) for d in range(2, depth + 1)]
+    return {condition: torch.stack(columns, dim=1).cpu() for condition, columns in found.items()}
+
+
+class _Chain:
+    """Keys and values of S chains, of each layer: the target-made ones [1, Hkv, C, D], and the rows that a chain made
+    itself; of these it sees all where it keeps its `own`, else only the one it stands on."""
+
+    def __init__(self, known: Sequence[tuple[Tensor, Tensor]], starts: Tensor, window: int | None, own: bool) -> None:
+        self.known, self.starts, self.window, self.own = known, starts, window, own
+        self.made: list[list[tuple[Tensor, Tensor]]] = [[] for _ in known]
+        self.at = starts
+
+    def step(self, depth: int) -> Tensor:
+        """[S] the slots where depth `depth`, 2 or more, is fed."""
+        self.at = self.starts + depth - 2
+        return self.at
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q, k, v [1, .., S, D] of the slots -> [1, H, S, D]."""
+        made = self.made[layer] = [*(self.made[layer] if self.own else ()), (k, v)]
+        columns = torch.arange(self.known[layer][0].shape[2], device=q.device)
+        seen = columns < (self.starts if self.own else self.at)[:, None]
+        itself = torch.eye(len(seen), dtype=torch.bool, device=q.device)
+        beside = [itself] * len(made)
+        if self.window is not None:
+            seen = seen & (columns > self.at[:, None] - self.window)
+            beside = [itself & (age < self.window) for age in range(len(made) - 1, -1, -1)]
+        keys, values = (torch.cat([rows, *column], dim=2)
+                        for rows, column in zip(self.known[layer], zip(*made, strict=True), strict=True))
+        return _masked(q, keys, values, torch.cat([seen, *beside], dim=1))
+
+
+@torch.inference_mode()
+def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int], start: int, depth: int) -> Right:
+    """As `eagle3_chains`."""
+    text, config, lent = torch.tensor(ids), network.config, Lent(target)
+    _, cache = _read(target, text, start - 1, Wants(), lambda seen: None)
+    keys, values = (rows[:, :, :len(ids) - 1] for rows in cache.last)
+    text = text.to(target.device)
+    weight, first = network.mlp.up_proj.weight, max(0, start - config.window)
+    at = torch.arange(start, len(ids) - 1, device=target.device)                # [n]: queries
+    behind = torch.arange(first, start, device=target.device)
+    near = network.rows(lent.embed(text[behind][None], weight), lent.angles(behind[None], config.head_dim))
+    back = at[:, None] - torch.cat([behind, at])
+    window = (back >= 0) & (back <= config.window)
+    starts = torch.arange(start, len(ids) - depth, device=target.device)
+
+    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _masked(q, torch.cat([near[0], k], dim=2), torch.cat([near[1], v], dim=2), window)
+
+    best = []
+    for gap in range(1, depth + 1):
+        far = at[:, None] - torch.arange(len(ids) - 1, device=target.device) >= gap
+        states = network(lent.embed(text[at][None], weight), lent.angles(at[None], config.head_dim), own,
+                         lambda q, far=far: _masked(q, keys, values, far))
+        best.append(target.logits(states[0]).argmax(-1) == text[at + 1])
+    found = {OWN: [best[d][d:][:len(starts)] for d in range(depth)],
+             TARGET: [best[0][d:][:len(starts)] for d in range(depth)]}
+    return {condition: torch.stack(columns, dim=1).cpu() for condition, columns in found.items()}
+
+
+def _read(target: Target, text: Tensor, end: int, wants: Wants, observe: Callable[[Observation], None]
+          ) -> tuple[Report, KVCache]:
+    """What the target reports of tokens end .. T - 2, having shown what it saw of those before; and its cache."""
+    cache = target.cache(len(text))
+    for seen in read_prompt(Verifier(target, cache, Greedy(), Clock()), text[:end], wants, following=int(text[end])):
+        observe(seen)
+    report, = target.run([Segment(ProposalTree.chain(text[end:-1], origin=ROOT), cache, logits="none")], wants)
+    return report, cache
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """q [1, H, n, D], k and v [1, Hkv, C, D], seen [n, C] -> [1, H, n, D]."""
+    mask = seen.repeat(q.shape[1] // k.shape[1], 1)
+    return scaled_dot_product_attention(packed(q, k.shape[1]), k, v, attn_mask=mask).reshape(q.shape)
+
+
+CHAINS: Mapping[type, Callable[..., Right]] = {Eagle3Network: eagle3_chains, LongSpecNetwork: longspec_chains}
+
+
+def chains(target: Target, network: object, ids: Sequence[int], start: int, depth: int) -> Right:
+    """Of a drafter of either kind; ValueError where the text is too short."""
+    if start < 2 or len(ids) - depth <= start:
+        raise ValueError(f"A text of {len(ids):,} tokens that begins at token {start:,} has no start with {depth} "
+                         "tokens behind. Give a longer --max-new-tokens, or a smaller --depth.")
+    return CHAINS[type(network)](target, network, ids, start, depth)

@@ -1,0 +1,80 @@
+"""The drafters of a target, diagnosed over suites and prompt lengths.  `chains` says what is measured.
+
+Knows suites, needs and loading; knows no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from longgraft.eval.checks.chains import Depth, chains, summed
+from longgraft.eval.prompts.buckets import Fitted, plan
+from longgraft.eval.prompts.suites import Example, load_suite
+from longgraft.eval.runs.config import Diagnosis
+from longgraft.loading import Loaded, assemble
+from longgraft.needs import HEAD, Need, Sources
+from longgraft.registry.long_context import LONGSPEC
+from longgraft.roles import PLAIN
+from longgraft.session import Session
+from longgraft.settings import Pair, Settings
+
+KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)      # drafters whose memories `chains` knows
+
+
+def diagnose(pair: Pair, asked: Diagnosis) -> tuple[Session, list[Depth]]:
+    """The target's session, and the depths by drafter, suite, length and condition.
+
+    ValueError where a suite is unknown, has nothing to follow, or no prompt is long enough.
+    """
+    suites = {suite: _examples(suite, asked) for suite in asked.suites}     # what is wrong is said before a load
+    loaded = assemble(pair.model, None, Settings(method=PLAIN, device=asked.device, dtype=asked.dtype))
+    session, drafters = loaded.session(), _drafters(loaded, pair, asked)
+    found = list[Depth]()
+    for suite, examples in suites.items():
+        for length, prompts in plan(examples, loaded.tokenizer, asked.lengths, asked.prompts).items():
+            texts = [(fitted.ids, _said(session, fitted, asked)) for fitted in prompts]
+            texts = [(ids, said) for ids, said in texts if len(said) > asked.depth]
+            for name, network in drafters.items():
+                right = [chains(loaded.target, network, [*ids, *said], len(ids), asked.depth) for ids, said in texts]
+                found += summed(right, name, suite, length)
+    if not found:
+        raise ValueError(f"No prompt of {', '.join(asked.suites)} is long enough for the shortest length, with more "
+                         f"than {asked.depth} tokens to follow. Give shorter --buckets, or a smaller --depth.")
+    return session, found
+
+
+def _examples(suite: str, asked: Diagnosis) -> Sequence[Example]:
+    data = None if asked.data is None else Path(asked.data)
+    examples = load_suite(suite, data, [Path(path) for path in asked.recorded])
+    if asked.text == "recorded" and not (examples := [example for example in examples if example.recording]):
+        raise ValueError(f"No row of {suite} has a recorded continuation. Give --recorded FILE, or --text greedy.")
+    return examples
+
+
+def _said(session: Session, fitted: Fitted, asked: Diagnosis) -> Sequence[int]:
+    """Ids of what follows a prompt."""
+    if asked.text == "greedy":
+        return session.generate(list(fitted.ids), asked.max_new_tokens, progress=False).token_ids
+    said = session.tokenizer(fitted.example.recording, add_special_tokens=False)["input_ids"]
+    return said[:asked.max_new_tokens]
+
+
+def _drafters(loaded: Loaded, pair: Pair, asked: Diagnosis) -> Mapping[str, object]:
+    """Networks by name: the pair's head, further heads, and what else was given."""
+    sources = Sources(loaded.target, pair.drafter, given=asked.given)
+    found: dict[str, object] = dict(_given(sources))
+    for name, path in asked.heads.items():
+        found[name] = HEAD.load(replace(sources, drafter=path))
+    if not found:
+        raise ValueError(f"No drafter was given. Give --drafter, --head NAME=PATH or --with {LONGSPEC.name}=PATH.")
+    return found
+
+
+def _given(sources: Sources) -> Iterator[tuple[str, object]]:
+    if sources.drafter is not None:
+        yield "drafter", HEAD.load(sources)
+    for need in KINDS:
+        if need.name in sources.given:
+            yield need.name, need.load(sources)

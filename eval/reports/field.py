@@ -1,0 +1,67 @@
+"""All methods of a run beside one another: what each promises, accepts and costs, and how fast it is.
+
+Knows cells; knows no file and no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from longgraft.eval.prompts.suites import suite_name
+from longgraft.eval.reports.cells import ALL, LOSSY, Cell
+from longgraft.eval.reports.tables import length_name
+
+COLUMNS = ("mode", "suite", "bucket", "method", "promise", "prompts", "mat", "draft_forwards", "own_passes",
+           "step_cost", "speedup_median", "speedup_worst")
+
+DEFINITIONS = """# Methods beside one another
+
+Promise: `exact` methods say plain decoding's tokens, `distribution` ones its law; LOSSY ones promise neither and have
+tables of their own. MAT: accepted tokens per verification, without the bonus token. Draft forwards: of a drafting
+network, per step. Own passes: of the target itself beside the verification, per step, all of its weights read, on a
+part of its cache. Step: its seconds in units of plain decoding's step on the same prompt. Speed: of decoding, over
+plain decoding on the same prompt and repeat: the median prompt and the worst. Fastest first.
+"""
+
+
+def field(found: Sequence[Cell]) -> str:
+    """A table for each mode, suite and length; lossy methods apart."""
+    out = [DEFINITIONS]
+    for mode, suite, bucket in dict.fromkeys((cell.mode, cell.suite, cell.bucket) for cell in found):
+        here = ranked([cell for cell in found if (cell.mode, cell.suite, cell.bucket) == (mode, suite, bucket)])
+        for lossy in (False, True):
+            if mine := [cell for cell in here if (cell.promise == LOSSY) == lossy]:
+                beside = ", LOSSY methods: not what the target would say" if lossy else ""
+                out.append(f"## {suite_name(suite)}, {length_name(bucket)}, {mode}{beside}\n\n{_table(mine)}\n")
+    return "\n".join(out)
+
+
+def ranked(found: Sequence[Cell]) -> list[Cell]:
+    """Those that plain decoding is paired with, the fastest first; suites apart."""
+    paired = [cell for cell in found if cell.speedups and cell.suite != ALL]
+    return sorted(paired, key=lambda cell: -median(cell.speedups))
+
+
+def lines(found: Sequence[Cell]) -> Iterator[list[Any]]:
+    """For programs, in the order of COLUMNS."""
+    for cell in found:
+        if cell.speedups and cell.suite != ALL:
+            yield [cell.mode, cell.suite, cell.bucket, cell.method, cell.promise, cell.prompts, cell.mat_pooled,
+                   *_forwards(cell), cell.step_cost, median(cell.speedups), cell.speedups[0]]
+
+
+def _forwards(cell: Cell) -> tuple[float, float]:
+    return cell.forwards.get("draft", 0.0), cell.forwards.get("own", 0.0)
+
+
+def _table(found: Sequence[Cell]) -> str:
+    head = ("method", "promise", "MAT", "draft forwards", "own passes", "step", "speed", "worst")
+    rows = [(cell.method, cell.promise, *map(_number, (cell.mat_pooled, *_forwards(cell), cell.step_cost,
+                                                       median(cell.speedups), cell.speedups[0]))) for cell in found]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
+def _number(value: float | None) -> str:
+    return "-" if not value else f"{value:.2f}"

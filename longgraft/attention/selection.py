@@ -1,0 +1,180 @@
+"""Which rows of a long cache stand for the whole, for passes that may guess: by place, by attention, by blocks.
+
+Knows the keys of one layer and its newest queries; knows no cache and no model.  A selector is a function
+(keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] where heads differ; m follows from T
+alone.  Where all T rows would fit, all are taken.
+
+Letters: H query heads, Hkv key heads, G = H / Hkv, T rows, w queries, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Selector(Protocol):
+    """queries: how many of the newest queries it looks at."""
+
+    @property
+    def queries(self) -> int:
+        """0: it looks at none."""
+
+    def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
+        """The rows of one layer."""
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Sinks and the newest rows: StreamingLLM (arXiv 2309.17453)."""
+
+    budget: int
+    sinks: int = 4
+    queries: int = 0
+
+    def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
+        return _with(keys, self.sinks, None, max(self.sinks, keys.shape[1] - (self.budget - self.sinks)))
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What the last queries attend to most, and their own rows: SnapKV (arXiv 2404.14469), as MagicDec has it.
+
+    Attention of all queries and of all heads that share a key head is summed, and averaged over `pooled` neighbours.
+    """
+
+    budget: int
+    queries: int = 32
+    pooled: int = 5
+
+    def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
+        length, window = keys.shape[1], queries.shape[1]
+        if length <= self.budget:
+            return _all(keys)
+        before = length - window
+        # Head by head: all weights of one layer would be [Hq, w, T].
+        asked = _grouped(queries, keys)
+        weights = torch.stack([self._weights(own, rows) for own, rows in zip(keys, asked, strict=True)])
+        pooled = F.avg_pool1d(weights[:, :before], self.pooled, stride=1, padding=self.pooled // 2)
+        return _with(keys, 0, pooled.topk(self.budget - window).indices, before)
+
+    @staticmethod
+    def _weights(keys: Tensor, queries: Tensor) -> Tensor:
+        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, the attention that each row gets."""
+        window, length = queries.shape[1], keys.shape[0]
+        scores = (queries @ keys.mT).float() * keys.shape[1] ** -0.5
+        ahead = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(1)
+        scores[..., length - window:].masked_fill_(ahead, float("-inf"))
+        return scores.softmax(-1).sum((0, 1))
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
+
+    newest: rows of the budget that are the newest, whatever their products; its code has 0
+    """
+
+    budget: int
+    sinks: int = 16
+    newest: int = 0
+    queries: int = 1
+
+    def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
+        if keys.shape[1] <= self.budget:
+            return _all(keys)
+        until = keys.shape[1] - self.newest
+        products = (_grouped(queries, keys)[:, :, -1] @ keys[:, self.sinks:until].mT).float().sum(1)
+        best = self.sinks + products.topk(self.budget - self.sinks - self.newest).indices
+        return _with(keys, self.sinks, best, until)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The first chunk and those whose mean key has the largest product with the last query: TriForce (2404.11912).
+
+    What is no whole chunk before the newest rows is taken, too.
+    newest: rows of the budget that are the newest, whatever their products; its code has 0
+    """
+
+    budget: int
+    newest: int = 0
+    size: int = 8
+    queries: int = 1
+
+    def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
+        count = max(0, keys.shape[1] - self.newest) // self.size
+        if count <= (kept := (self.budget - self.newest) // self.size):
+            return _all(keys)
+        means = _blocks(keys, 0, count, self.size).mean(2)                      # [Hkv, count, D]
+        products = (_grouped(queries, keys)[:, :, -1] @ means.mT).float().sum(1)
+        best = 1 + products[:, 1:].topk(kept - 1).indices
+        return _with(keys, self.size, _rows(best, 0, self.size), count * self.size)
+
+
+@dataclass(frozen=True)
+class Quest:
+    """Blocks by the bounds of their keys, between sinks and the newest blocks: Quest (2406.10774), as SpecPV has it.
+
+    corners: a block's score is the larger of two products, with its largest and with its smallest components, as
+             SpecPV's code has it; else Quest's bound, the sum of the larger product of each component
+    Scores are averaged over the queries and over the heads that share a key head.  What is no whole block before the
+    newest ones is taken, too; SpecPV leaves it out.
+    """
+
+    sinks: int
+    retrieved: int
+    local: int
+    block: int = 16
+    queries: int = 64
+    corners: bool = True
+
+    def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
+        first = self.sinks * self.block
+        count = max(0, keys.shape[1] - self.local * self.block - first) // self.block
+        if count <= self.retrieved:
+            return _all(keys)
+        chosen = self.scores(keys, queries, count).topk(self.retrieved).indices
+        return _with(keys, first, _rows(chosen, first, self.block), first + count * self.block)
+
+    def scores(self, keys: Tensor, queries: Tensor, count: int) -> Tensor:
+        """[Hkv, count] float32 of the blocks behind the sinks."""
+        blocks = _blocks(keys, self.sinks * self.block, count, self.block)
+        most, least = blocks.amax(2), blocks.amin(2)                            # [Hkv, count, D]
+        asked = _grouped(queries, keys).flatten(1, 2)                           # [Hkv, G * w, D]
+        if self.corners:
+            return torch.maximum(asked @ most.mT, asked @ least.mT).float().mean(1)
+        return (asked.clamp(min=0) @ most.mT + asked.clamp(max=0) @ least.mT).float().mean(1)
+
+
+def _grouped(queries: Tensor, keys: Tensor) -> Tensor:
+    """[Hq, w, D] -> [Hkv, G, w, D]."""
+    return queries.unflatten(0, (keys.shape[0], -1))
+
+
+def _blocks(keys: Tensor, first: int, count: int, size: int) -> Tensor:
+    """keys [Hkv, T, D] from row `first` on, as [Hkv, count, size, D]."""
+    return keys[:, first:first + count * size].unflatten(1, (count, size))
+
+
+def _rows(blocks: Tensor, first: int, size: int) -> Tensor:
+    """Blocks [Hkv, b] behind row `first` -> their rows [Hkv, b * size]."""
+    return (first + blocks[..., None] * size + torch.arange(size, device=blocks.device)).flatten(1)
+
+
+def _all(keys: Tensor) -> Tensor:
+    return torch.arange(keys.shape[1], device=keys.device)
+
+
+def _with(keys: Tensor, sinks: int, chosen: Tensor | None, newest: int) -> Tensor:
+    """The first `sinks` rows, the chosen ones [Hkv, c], and all from `newest` on, ascending."""
+    every = _all(keys)
+    around = every[:sinks], every[newest:]
+    if chosen is None:
+        return torch.cat(around)
+    heads = keys.shape[0]
+    return torch.cat([around[0].expand(heads, -1), chosen.sort(-1).values, around[1].expand(heads, -1)], dim=1)

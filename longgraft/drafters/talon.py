@@ -1,0 +1,132 @@
+"""TALON (arXiv 2601.07353): layers of as many nodes as are probable, until the tree is full.
+
+Knows the drafter network and its memory; knows no target, no policy and no retriever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from longgraft.clock import Clock
+from longgraft.drafters.eagle3 import TOP_K
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.padded import SIZES
+from longgraft.proposer import Ask
+from longgraft.tree import DRAFT, ROOT, ProposalTree
+
+SHARE = 0.03        # of the layer's most probable path; the paper's, but for Qwen3, where it is 0.01
+DEEPEST = 15        # layers
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """w nodes, the most probable first; those whose score is -inf are padding.
+
+    tokens:    [w] int64; parents: [w] int64, places in the layer before; scores: [w] float32 of their paths
+    hidden:    [1, w, H] the states of their parents
+    ancestors: [w, m] bool over the scratch rows of the layers before
+    depths:    [m] int64 of those rows, on the device where regions are fixed, else on the host
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    scores: Tensor
+    hidden: Tensor
+    ancestors: Tensor
+    depths: Tensor
+
+    @property
+    def record(self) -> Tensor:
+        """[3, w] float64: tokens, parents and scores, which it holds exactly, for one copy to the host."""
+        return torch.stack([self.tokens.double(), self.parents.double(), self.scores.double()])
+
+    def first(self, nodes: int) -> _Layer:
+        """The most probable of them."""
+        return _Layer(self.tokens[:nodes], self.parents[:nodes], self.scores[:nodes], self.hidden[:, :nodes],
+                      self.ancestors[:nodes], self.depths)
+
+
+class TalonDrafter:
+    """A first layer of `top_k` nodes; then of all continuations of a layer those whose paths have at least `share` of
+    the best one's probability, the best where there are too many, until `ask.budget` nodes stand.
+
+    In regions that are fixed, layers of trees of up to 64 nodes are padded to what might be left of the budget.
+    """
+
+    def __init__(self, memory: DrafterMemory, share: float = SHARE, deepest: int = DEEPEST, top_k: int = TOP_K,
+                 clock: Clock | None = None) -> None:
+        self.memories = (memory,)
+        self.memory, self.network, self.share, self.deepest = memory, memory.network, share, deepest
+        self.top_k = min(top_k, self.network.config.draft_vocab_size)
+        self.clock, self.device, self.regions = clock or Clock(), memory.device, memory.regions
+        self._free = torch.zeros(1, dtype=torch.int64, device=self.device)
+        # Layers that are not padded are no more rows than the tree, for which there is room.
+        memory.room(self.deepest * SIZES[-1] if self.regions.fixed else 0)
+
+    @torch.inference_mode()
+    def propose(self, ask: Ask) -> ProposalTree:
+        if ask.budget < 2:
+            return ProposalTree.root_only(ask.root)
+        with self.clock.part("draft"):
+            self.memory.begin(ask.root)
+            return self._grow(ask)
+
+    def _grow(self, ask: Ask) -> ProposalTree:
+        padded = self.regions.fixed and ask.budget <= SIZES[-1]
+        tokens, parents, scores, above = [ask.root], [-1], [0.0], 0
+        width = min(self.top_k, ask.budget - 1)
+        widest = ask.budget - 1 - width
+        layer, record = self._region(padded, (width, "root"), partial(self._first, width))
+        for index in range(self.deepest):
+            ids, places, paths = record.cpu().tolist()
+            nodes = sum(path > -math.inf for path in paths)
+            here, free = len(tokens), ask.budget - len(tokens) - nodes
+            tokens += map(int, ids[:nodes])
+            parents += [above + int(place) for place in places[:nodes]]
+            scores += paths[:nodes]
+            if not free or index == self.deepest - 1:
+                break
+            above = here
+            self._free.fill_(free)
+            self.clock.ran("draft")
+            layer, record = self._region(padded, (width, widest, index), partial(
+                self._next, layer if padded else layer.first(nodes), index, widest if padded else free))
+        return ProposalTree.build(tokens, parents, scores, [ROOT] + [DRAFT] * (len(tokens) - 1), index)
+
+    def _region(self, padded: bool, name: Hashable, grow: Callable[[], _Layer]) -> tuple[_Layer, Tensor]:
+        def region() -> tuple[_Layer, Tensor]:
+            layer = grow()
+            return layer, layer.record
+
+        return self.regions((self, self.memory.cache.age, name), region) if padded else region()
+
+    def _first(self, width: int) -> _Layer:
+        """The root's own draft step."""
+        scores, ids = self.memory.laws(self.memory.start)[0].topk(width)
+        where = self.device if self.regions.fixed else torch.device("cpu")
+        return _Layer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
+                      self.memory.start.expand(1, width, -1),
+                      torch.zeros(width, 0, dtype=torch.bool, device=self.device),
+                      torch.zeros(0, dtype=torch.int64, device=where))
+
+    def _next(self, before: _Layer, index: int, width: int) -> _Layer:
+        """What follows a layer, `width` nodes; only as many as there are free slots count."""
+        n = len(before.tokens)
+        seen = torch.cat([before.ancestors, torch.eye(n, dtype=torch.bool, device=self.device)], dim=1)
+        depths = torch.cat([before.depths, torch.full((n,), index, device=before.depths.device)])
+        states = self.memory.expand(before.hidden, before.tokens, index, seen, depths)
+        laws = self.memory.laws(states)
+        gains, ids = laws.topk(min(width, laws.shape[1]))                       # [n, k]: no more of one node fit
+        paths = (before.scores[:, None] + gains).flatten()
+        scores, best = paths.topk(min(width, len(paths)))
+        rank = torch.arange(len(best), device=self.device)
+        kept = (scores >= scores[0] + math.log(self.share)) & (rank < self._free)
+        parents = best // gains.shape[1]
+        return _Layer(self.network.target_ids(ids.flatten()[best]), parents, scores.masked_fill(~kept, -math.inf),
+                      states[:, parents], seen[parents], depths)

@@ -1,0 +1,59 @@
+"""The n-grams that an answer repeated most: TokenSwift (arXiv 2502.18890).  Knows ids only."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from longgraft.observation import Observation
+from longgraft.proposer import Memory
+
+ORDER = 4       # tokens of an n-gram, its code's
+
+
+class FrequentNgrams(Memory):
+    """Counts of what was generated, by first token; the prompt's are not counted."""
+
+    name = "n-grams"
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._counts: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
+
+    def after(self, token: int, most: int) -> list[tuple[int, ...]]:
+        """Up to `most` continuations of ORDER - 1 tokens, the most frequent first."""
+        counts = self._counts[token] if token in self._counts else Counter()
+        return sorted(counts, key=lambda gram: (-counts[gram], gram))[:most]
+
+    def reset(self, capacity: int) -> None:
+        self._tokens.clear()
+        self._counts.clear()
+
+    def observe(self, seen: Observation) -> None:
+        if not seen.prompt:
+            self._add(seen.kept.tolist())
+
+    def _add(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self._tokens.append(token)
+            if len(self._tokens) >= ORDER:
+                first, *rest = self._tokens[-ORDER:]
+                self._counts[first][tuple(rest)] += 1
+
+    def mark(self) -> int:
+        return len(self._tokens)
+
+    def rewind(self, mark: int) -> None:
+        while len(self._tokens) > mark:
+            if len(self._tokens) >= ORDER:
+                first, *rest = self._tokens[-ORDER:]
+                self._counts[first][tuple(rest)] -= 1
+                if not self._counts[first][tuple(rest)]:
+                    del self._counts[first][tuple(rest)]
+            self._tokens.pop()
+
+    def state(self) -> list[int]:
+        return list(self._tokens)
+
+    def restore(self, state: list[int]) -> None:
+        self.reset(0)
+        self._add(state)

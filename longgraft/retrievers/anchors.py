@@ -1,0 +1,67 @@
+"""Places in the text that look like its end: the root's own token, or one like it, in the context most like the root's.
+
+Knows tokens, hidden states and embeddings; knows no model.  PLD+ (arXiv 2412.01447), AdaPLD (2606.05742).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longgraft.devices import sent
+from longgraft.memories.hidden import HiddenStates
+from longgraft.memories.history import History
+from longgraft.prefill.chunked import last_occurrences
+
+MOST = 4096     # anchors of one token whose contexts are compared, the newest: what a step may cost is bounded
+
+
+class Anchors:
+    """text: [t + 1] int64, the root last; anchors are positions from 1 to t - 1, ascending: before each there is a
+    context.
+
+    context:  of which position j's row is what the target knew there
+    never:    tokens that are no anchors: ends and fillers, whose neighbours have nothing to do with one another
+    """
+
+    def __init__(self, history: History, context: HiddenStates, never: Set[int] = frozenset()) -> None:
+        self.history, self.context, self.never = history, context, never
+
+    def of(self, text: np.ndarray, token: int) -> np.ndarray:
+        """[m] where this token stands."""
+        if token in self.never:
+            return np.empty(0, dtype=np.int64)
+        return (np.flatnonzero(text[1:-1] == token) + 1)[-MOST:]
+
+    @torch.inference_mode()
+    def like(self, text: np.ndarray, tokens: Sequence[int], embedding: Tensor, least: float) -> list[np.ndarray]:
+        """For each of these tokens [m] where one stands whose embedding has a cosine of `least` or more with its own.
+
+        embedding: [V, H]; its rows of the distinct tokens of the text are compared, in one product.
+        """
+        seen = text[1:-1][last_occurrences(torch.from_numpy(text[1:-1])).numpy()]
+        seen = seen[~np.isin(seen, list(self.never))]
+        if not len(seen):
+            return [seen for _ in tokens]
+        rows = embedding[sent(torch.from_numpy(np.concatenate([seen, tokens])), embedding.device)].float()
+        near = (cosines(rows[:len(seen)], rows[len(seen):]) >= least).cpu().numpy()
+        return [(np.flatnonzero(np.isin(text[1:-1], seen[column])) + 1)[-MOST:] for column in near.T]
+
+    @torch.inference_mode()
+    def closest(self, groups: Sequence[np.ndarray], position: int) -> list[int]:
+        """Of each group of anchors the one before which the context is most like that at `position`; all are compared
+        in one product, and one wait."""
+        rows = self.context.rows
+        before = torch.from_numpy(np.concatenate(groups) - 1)
+        likeness = cosines(rows[sent(before, rows.device)].float(), rows[position:position + 1].float())[:, 0].cpu()
+        parts = likeness.split([len(group) for group in groups])
+        return [int(group[int(part.argmax())]) for group, part in zip(groups, parts, strict=True)]
+
+
+def cosines(rows: Tensor, others: Tensor) -> Tensor:
+    """rows [m, H], others [n, H] float32 -> [m, n]; of what is nothing 0."""
+    norms = torch.linalg.vector_norm(rows, dim=-1)[:, None] * torch.linalg.vector_norm(others, dim=-1)
+    return rows @ others.T / norms.clamp(min=1e-20)

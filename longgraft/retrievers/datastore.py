@@ -1,0 +1,93 @@
+"""What followed the text's end in a datastore, its most frequent continuations as a tree: REST (arXiv 2311.08252).
+
+Knows datastore and history; knows no file.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from longgraft.clock import Clock
+from longgraft.datastore import SORTED, Datastore
+from longgraft.memories.history import History
+from longgraft.options import check, option
+from longgraft.proposer import Ask
+from longgraft.tree import RETRIEVED, ROOT, ProposalTree
+
+ENDED = -1      # no token: the datastore ends
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What is looked up."""
+
+    longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: int = option(2, "And at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    hits: int = option(5000, "Occurrences that are read; of more, as many evenly spaced", low=1, high=10 ** 6,
+                       source="REST")
+    length: int = option(10, "Tokens that are read of each", unit="tokens", low=1, high=SORTED // 2, source="REST")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.shortest > self.longest:
+            raise ValueError(f"Matches of {self.shortest} tokens at least and {self.longest} at most were asked for, "
+                             "which none is. Lower shortest or raise longest.")
+
+
+class Stored:
+    """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences."""
+
+    def __init__(self, history: History, store: Datastore, lookup: Lookup | None = None,
+                 clock: Clock | None = None) -> None:
+        self.memories = (history,)
+        self._history, self.store, self.lookup, self.clock = history, store, lookup or Lookup(), clock or Clock()
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        with self.clock.part("retrieve"):
+            context = self._history.up_to(ask.root)[-self.lookup.longest:].tolist()
+            match, part = self.store.longest(context, self.lookup.longest, self.lookup.shortest)
+            if not match or ask.budget < 2:
+                return ProposalTree.root_only(ask.root)
+            return self._tree(ask, match, self._continuations(match, part))
+
+    def _continuations(self, match: int, part: slice) -> np.ndarray:
+        """[h, length] int32 in the order of the datastore, ENDED behind its end."""
+        count = part.stop - part.start
+        chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)
+        at = self.store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)
+        tokens = self.store.tokens[np.minimum(at, len(self.store.tokens) - 1)]
+        return np.where(at < len(self.store.tokens), tokens, ENDED)
+
+    def _tree(self, ask: Ask, match: int, rows: np.ndarray) -> ProposalTree:
+        """rows are sorted, so that a prefix is a run of them."""
+        changes = np.ones(rows.shape, dtype=bool)
+        changes[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
+        depths, starts = np.nonzero(changes.T)
+        ends = np.append(starts[1:], len(rows))
+        ends[ends == 0] = len(rows)         # where the next run is a deeper one's first
+        counts = np.where(rows[starts, depths] == ENDED, 0, ends - starts)
+        tokens, parents, scores = [ask.root], [-1], [0.0]
+        nodes = np.zeros(len(rows), dtype=np.int64)     # each row's deepest so far: depths ascend
+        for n in _most_frequent(counts, ask.budget - 1).tolist():
+            depth, start = int(depths[n]), int(starts[n])
+            parents.append(int(nodes[start]))
+            nodes[start:ends[n]] = len(tokens)
+            tokens.append(int(rows[start, depth]))
+            scores.append(math.log(counts[n] / len(rows)))
+        found = len(tokens) - 1
+        return ProposalTree.build(tokens, parents, scores, [ROOT] + [RETRIEVED] * found, match=[0] + [match] * found)
+
+
+def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
+    """Ascending indices of the `most` largest counts above 0; of those that tie, the first: parents, where indices
+    ascend with depth."""
+    if len(counts) > most:
+        least = np.partition(counts, -most)[-most]
+        above, level = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
+        chosen = np.sort(np.concatenate([above, level[:most - len(above)]]))
+    else:
+        chosen = np.arange(len(counts))
+    return chosen[counts[chosen] > 0]

@@ -1,0 +1,208 @@
+"""PLD+ and AdaPLD: which anchor is copied from, what stands beside the copy, and whose states contexts are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import toy_parts, toy_prompt, toy_target
+from test_golden import shape_of
+
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
+from longgraft.memories.hidden import HiddenStates
+from longgraft.memories.history import History
+from longgraft.methods import build, find
+from longgraft.observation import Observation, Wants
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
+from longgraft.retrievers.adaptive_lookup import AdaptiveLookup, Branches, Likeness
+from longgraft.retrievers.anchors import Anchors
+from longgraft.retrievers.reranked import Reranked
+from longgraft.tree import ROOT, ProposalTree
+from longgraft.verifier import Verifier
+
+V = 12
+CONTEXTS = torch.eye(4)     # states of four kinds of context
+X, END = 9, 11
+
+
+def anchors(text: list[int], kinds: list[int], final: torch.Tensor | None = None) -> tuple[Anchors, HiddenStates]:
+    """Of a text whose positions' states are of these kinds; final [t, V]."""
+    history, context, last = History(), HiddenStates(1), HiddenStates(None)
+    chunk = ProposalTree.chain(torch.tensor(text), ROOT)
+    final = torch.zeros(len(text), V) if final is None else final
+    seen = Observation(chunk, torch.arange(len(text)), 0, hidden={1: CONTEXTS[kinds]}, final=final, prompt=True)
+    for memory in (history, context, last):
+        memory.reset(50)
+        memory.observe(seen)
+    return Anchors(history, context, frozenset({END})), last
+
+
+#        0  1  2  3  4  5  6  7  8      X stands at 1, 4 and 7; before it kinds 0, 1 and 2
+TEXT = [1, X, 2, 3, X, 4, 5, X, 6]
+KINDS = [0, 3, 3, 1, 3, 3, 2, 3]
+
+
+@pytest.mark.parametrize("kind, copied", [(0, [2, 3, X, 4, 5]), (1, [4, 5, X, 6, X]), (2, [6, X])])
+def test_the_anchor_is_the_one_before_which_the_text_is_most_like_the_root_s(kind, copied):
+    """Its own state says what follows it; the root has none yet."""
+    places, _ = anchors(TEXT, [*KINDS, kind])
+    tree = Reranked(places, length=5).propose(Ask(X, 11, 9))
+    assert tree.tokens.tolist() == [X, *copied] and tree.is_chain
+    assert tree.match.tolist() == [0, *[1] * len(copied)]
+    assert Reranked(places, length=5).propose(Ask(X, 3, 9)).tokens.tolist() == [X, *copied[:2]]
+    assert Reranked(places, length=5).propose(Ask(X, 1, 9)).tokens.tolist() == [X]
+
+
+def test_neither_the_first_token_nor_the_root_itself_is_an_anchor():
+    places, _ = anchors([X, 1, 2], [0, 1, 2])
+    assert Reranked(places, 5).propose(Ask(X, 11, 3)).tokens.tolist() == [X]
+    assert Reranked(places, 5).propose(Ask(2, 11, 3)).tokens.tolist() == [2, 2]     # at 2: its copy is the root
+    assert Reranked(places, 5).propose(Ask(7, 11, 3)).tokens.tolist() == [7]
+
+
+def probable(**tokens: list[int]) -> torch.Tensor:
+    """[9, V] logits, of position p<n> these tokens in this order."""
+    final = torch.zeros(9, V)
+    for name, order in tokens.items():
+        final[int(name[1:]), order] = torch.arange(len(order), 0, -1).float()
+    return final
+
+
+def adaptive(kind: int = 1, likeness: float | None = 0.9, count: int = 2, successors: bool = True, length: int = 3,
+             **tokens: list[int]) -> AdaptiveLookup:
+    """Where 8 is embedded as 9 = X is, and every other token as nothing else."""
+    places, last = anchors(TEXT, [*KINDS, kind], probable(**tokens))
+    embedding = torch.eye(V)
+    embedding[8] = embedding[X]
+    like = None if likeness is None else Likeness(embedding, likeness)
+    branches = Branches(count, last, lambda final: final, successors) if count else None
+    return AdaptiveLookup(places, length, like, branches)
+
+
+def paths(*chains: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(chain[:n]) for chain in chains for n in range(1, len(chain) + 1)}
+
+
+def test_beside_the_copy_stands_what_was_probable_at_the_anchor_each_with_a_successor():
+    """The anchor is 4: 4 was copied there, 6 and 2 were probable; 6 is followed by X, 2 by 3."""
+    tree = adaptive(p4=[6, 4, 2, 1], p7=[1, 1]).propose(Ask(X, 39, 9))
+    assert shape_of(tree) == paths([X, 4, 5, X], [X, 6, X], [X, 2, 3])
+    without = adaptive(p4=[6, 4, 2, 1], successors=False).propose(Ask(X, 39, 9))
+    assert shape_of(without) == paths([X, 4, 5, X], [X, 6], [X, 2])
+    alone = adaptive(count=0).propose(Ask(X, 39, 9))
+    assert shape_of(alone) == paths([X, 4, 5, X]) and len(adaptive(count=0).memories) == 2
+
+
+def test_a_successor_is_taken_where_the_text_is_most_like_the_anchor():
+    """X follows branch 5 nowhere else than at 6; of X's three places the one in the anchor's context counts."""
+    tree = adaptive(kind=0, p1=[X, 5], p0=[1]).propose(Ask(X, 39, 9))
+    # The state at anchor 1 is of kind 3, as none before an X is: the first of equal ones.
+    assert shape_of(tree) == paths([X, 2, 3, X], [X, X, 2], [X, 5, X])
+    places, last = anchors(TEXT, [0, 2, 3, 1, 3, 3, 2, 3, 0], probable(p1=[X, 5]))      # as before the X at 7
+    tree = AdaptiveLookup(places, 3, None, Branches(2, last, lambda final: final)).propose(Ask(X, 39, 9))
+    assert (X, X, 6) in shape_of(tree)
+
+
+def test_where_the_root_is_new_like_tokens_are_anchors_and_nothing_is_copied():
+    tree = adaptive(p4=[6, 4, 2]).propose(Ask(8, 39, 9))
+    assert shape_of(tree) == paths([8, 6, 8], [8, 4, 5])
+    assert len(adaptive(likeness=None, p4=[6, 4]).propose(Ask(8, 39, 9))) == 1
+    assert len(adaptive(p4=[6, 4]).propose(Ask(7, 39, 9))) == 1         # nothing is like it
+
+
+def test_end_tokens_are_no_anchors():
+    text = [1, END, 2, END, 3, 1]
+    places, last = anchors(text, [0] * 6, torch.zeros(6, V))
+    flat = Likeness(torch.ones(V, 2), 0.5)      # every token is like every other
+    branches = Branches(1, last, lambda final: torch.arange(V).float())
+    proposer = AdaptiveLookup(places, 3, flat, branches)
+    assert len(proposer.propose(Ask(END, 20, 6))) == 1
+    # They are copied, and a branch may be one; 10 is new, and follows what the first like token does.
+    assert shape_of(proposer.propose(Ask(2, 20, 6))) == paths([2, END, 3, 1], [2, 10, END])
+    found, = places.like(places.history.up_to(7), [7], flat.embedding, 0.5)
+    assert found.tolist() == [2, 4, 5]
+
+
+@pytest.mark.parametrize("budget, shape", [
+    (2, [[X, 4]]), (3, [[X, 4], [X, 6]]), (5, [[X, 4, 5], [X, 6, X]]), (7, [[X, 4, 5, X], [X, 6, X], [X, 2]])])
+def test_where_slots_are_few_the_copy_has_half_of_them(budget, shape):
+    tree = adaptive(p4=[6, 4, 2, 1]).propose(Ask(X, budget, 9))
+    assert shape_of(tree) == paths(*shape)
+
+
+def test_without_branches_and_with_one_length_it_is_pld_plus():
+    parts = toy_parts()
+    ours, theirs = build("adapld-no-branches+length=10", parts), build("pld+", parts)
+    assert ours.memories == theirs.memories
+    verifier, copied = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock()), 0
+    for memory in ours.memories:
+        memory.reset(300)
+    for seen in read_prompt(verifier, torch.tensor(toy_prompt(60)), Wants.union(m.wants for m in ours.memories), 16):
+        for memory in ours.memories:
+            memory.observe(seen)
+    for root in range(1, 60):
+        ask = Ask(root, 11, 60)
+        assert shape_of(ours.propose(ask)) == shape_of(theirs.propose(ask))
+        copied += len(theirs.propose(ask)) > 1
+    assert copied > 5
+
+
+@pytest.mark.parametrize("layer", [0, 2, None])
+def test_kept_states_are_those_of_the_committed_text(layer):
+    """Whatever the trees held: as transformers reports them over the text in one pass."""
+    target, prompt, memory = toy_target(), toy_prompt(40), HiddenStates(layer)
+    memory.reset(100)
+    verifier = Verifier(target, target.cache(100), Greedy(), Clock())
+    text = []
+    for seen in read_prompt(verifier, torch.tensor(prompt), memory.wants, 16):
+        memory.observe(seen)
+        text += seen.kept.tolist()
+    for _ in range(4):      # the second child is the target's own
+        root = seen.next_token
+        with torch.no_grad():
+            after = int(target.model(torch.tensor([[*text, root]])).logits[0, -1].argmax())
+        tree = ProposalTree.build([root, (after + 1) % 90, after], [-1, 0, 0], [0.0] * 3, [ROOT] * 3)
+        seen = verifier.verify(tree, memory.wants)
+        memory.observe(seen)
+        text += seen.kept.tolist()
+    assert len(memory) == len(text) == 48
+    with torch.no_grad():
+        out = target.model(torch.tensor([text]), output_hidden_states=True)
+    expected = out.hidden_states[-1 if layer is None else layer][0]
+    torch.testing.assert_close(memory.rows, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_states_are_forgotten_to_a_mark_and_grow_where_the_request_does():
+    memory, other = HiddenStates(None), HiddenStates(None)
+    memory.reset(2)
+
+    def observed(n: int, value: float) -> Observation:
+        return Observation(ProposalTree.chain(torch.arange(n)), torch.arange(n), 0, final=torch.full((n, 3), value))
+
+    assert memory.state() is None
+    memory.observe(observed(2, 1.0))
+    mark = memory.mark()
+    memory.observe(observed(3, 2.0))
+    other.restore(memory.state())
+    memory.rewind(mark)
+    memory.observe(observed(1, 3.0))
+    assert memory.rows[:, 0].tolist() == [1, 1, 3] and other.rows[:, 0].tolist() == [1, 1, 2, 2, 2]
+    memory.release()
+    memory.reset(4)
+    assert len(memory) == 0
+
+
+def test_what_begins_ends_and_fills_is_known_from_the_configurations():
+    assert build("adapld", toy_parts()).anchors.never == {toy_target().config.pad_token_id}
+    assert build("pld+", toy_parts()).anchors.never == frozenset()
+
+
+def test_the_layer_is_that_of_the_authors_tables_or_one_that_there_is():
+    chosen = {family: build("pld+", toy_parts(family)).memories[1].layer for family in ("llama", "qwen3")}
+    assert chosen == {"llama": 1, "qwen3": 3}       # 9 of 32, 29 of 36; here of 4
+    assert build("pld++layer=2", toy_parts()).memories[1].layer == 2
+    with pytest.raises(ValueError, match=r"layer is 4, and llama has layers 0 to 3\. Choose one of them"):
+        build("adapld+layer=4", toy_parts())
+    with pytest.raises(ValueError, match="length"):
+        find("pld++length=0")

@@ -1,0 +1,343 @@
+"""Automaton, counts and datastore: what they find is what a plain search finds, and what the official code drafts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_parts, toy_target
+
+from longgraft.cli.app import main
+from longgraft.compose import Route, expected, matched
+from longgraft.datastore import Datastore
+from longgraft.loading import _needs
+from longgraft.memories.automaton import SuffixAutomaton
+from longgraft.memories.history import History
+from longgraft.memories.outputs import Outputs
+from longgraft.methods import build, find
+from longgraft.needs import Sources
+from longgraft.observation import Observation
+from longgraft.proposer import Ask
+from longgraft.retrievers.automaton import AutomatonChain
+from longgraft.retrievers.datastore import Lookup, Stored
+from longgraft.retrievers.suffix import Speculation, SuffixTrees
+from longgraft.tree import ProposalTree
+
+IDENTITY = {"tokenizer": "mine"}
+
+
+def automaton(tokens) -> SuffixAutomaton:
+    made = SuffixAutomaton()
+    made.extend(tokens)
+    return made
+
+
+def history(tokens) -> History:
+    made = History()
+    made.extend(np.array(tokens, dtype=np.int64))
+    return made
+
+
+def seen(tokens: list[int], prompt: bool = False) -> Observation:
+    return Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), 0, prompt=prompt)
+
+
+def ask(root: int, budget: int = 60) -> Ask:
+    return Ask(root, budget, 0)
+
+
+def paths(tree: ProposalTree) -> dict[tuple[int, ...], float]:
+    """Below the root, with their scores."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append(() if parent < 0 else (*found[parent], token))
+    return dict(zip(found[1:], tree.scores.tolist()[1:], strict=True))
+
+
+def same(found: ProposalTree, official: list[int]) -> bool:
+    """Theirs is padded with zeros where their text ends, ours ends there."""
+    tokens = found.tokens.tolist()
+    return tokens == official[:len(tokens)] and not any(official[len(tokens):])
+
+
+def test_an_automatons_drafts_are_the_official_ones(golden):
+    climbed = 0
+    for case in json.loads((golden / "sam/cases.json").read_text())["cases"]:
+        known, root = automaton(case["history"]), case["start_token"]
+        match, at = known.after(root)
+        assert match == case["dyn_match_length"] and (not match or at == case["dyn_first_endpos"]), case["name"]
+        tree = AutomatonChain(known).propose(ask(root))
+        assert tree.tokens.tolist() == case["sam_only_dyn_draft"], case["name"]
+        assert tree.match.tolist() == [0] + [match] * (len(tree) - 1)
+        for length, theirs in ((15, case["samd_dyn_draft_n15"]), (40, case["samd_dyn_draft_n40"])):
+            if match:       # without one theirs copies the beginning of the text
+                assert same(AutomatonChain(known, length, None).propose(ask(root)), theirs), case["name"]
+                climbed += known.after(root, length) != (match, at)
+    assert climbed >= 2
+
+
+def test_a_growing_automaton_is_the_official_one_before_every_token(golden):
+    for case in json.loads((golden / "sam/incremental.json").read_text()):
+        known = SuffixAutomaton()
+        for root, step in zip(case["sequence"], case["steps"], strict=True):
+            assert known.after(root)[0] == step["match"]
+            assert AutomatonChain(known).propose(ask(root)).tokens.tolist() == step["sam_only"]
+            if step["match"]:
+                assert same(AutomatonChain(known, 15, None).propose(ask(root)), step["samd15"])
+            known.observe(seen([root]))
+        assert len(known._next) == case["n_states"]
+
+
+@pytest.mark.parametrize("letters", [2, 4, 30])
+def test_a_rewound_automaton_is_the_one_that_never_grew(letters):
+    rng = np.random.default_rng(letters)
+    known, text = SuffixAutomaton(), rng.integers(0, letters, 60).tolist()
+    known.extend(text)
+    outer = known.mark()
+    known.extend(rng.integers(0, letters, 20).tolist())
+    inner, longer = known.mark(), known.text.copy()
+    for mark, kept in ((inner, longer), (inner, longer), (outer, text), (outer, text)):
+        known.extend(rng.integers(0, letters, 40).tolist())
+        known.rewind(mark)
+        fresh = automaton(kept)
+        assert vars(known) | {"_undo": None} == vars(fresh)
+    known.restore([*known.state(), 1, 1])
+    assert vars(known) == vars(automaton([*text, 1, 1]))
+
+
+class Asked:
+    """A proposer that counts how often it is asked."""
+
+    memories = ()
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        self.times += 1
+        return ProposalTree.chain(torch.tensor([ask.root, 1]))
+
+
+def test_what_is_not_verified_is_not_drafted():
+    second, chain = Asked(), AutomatonChain(automaton([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]), 40, None)
+    route = Route(chain, second, matched, lambda _: 4)
+    assert route.propose(ask(4)).tokens.tolist() == [4, 5, 6, 7, 8, 1, 2, 3] and second.times == 0
+    assert len(route.propose(ask(7))) == 2 and second.times == 1        # a match of one token
+    assert len(Route(chain, second, matched, lambda _: 5).propose(ask(4))) == 2 and second.times == 2
+    assert route.memories == chain.memories
+
+
+def test_a_long_match_takes_no_draft_forward():
+    """The drafter's cache waits, and is fed when its tree is asked for."""
+    parts = toy_parts()
+    proposer = build("samd-eagle3+threshold=3", parts)
+    chain, drafter = proposer.first, proposer.second
+    for memory in proposer.memories:
+        memory.reset(100)
+    chain.memories[0].extend([5, 6, 7, 8, 9, 5, 6])
+    asked = []
+    drafter.propose = lambda ask: asked.append(ask.root) or ProposalTree.root_only(ask.root)
+    assert proposer.propose(ask(7)).tokens.tolist() == [7, 8, 9, 5, 6] and asked == []
+    proposer.propose(ask(9))
+    assert asked == [9]
+
+
+def counted(text: list[int], context: list[int], rule: Speculation, most: int) -> float:
+    """The score of the best draft, by a plain search in which all strings of the text are counted."""
+    best = 0.0
+    for match in range(1, len(context) + 1):
+        strings = Counter(tuple(text[at:at + n]) for n in range(match, match + most + 1)
+                          for at in range(len(text) - n + 1))
+        top, found = [(1.0, tuple(context[-match:]))], []
+        while top and len(found) < min(most, rule.tokens(match)):
+            chance, path = top.pop(0)
+            found += [chance] if len(path) > match else []
+            below = [(chance * strings[longer] / strings[path], longer) for longer in strings
+                     if longer[:-1] == path and longer[-1] >= 0]
+            top = sorted([*top, *(one for one in below if one[0] >= rule.least)], reverse=True)
+        best = max(best, sum(found))
+    return best
+
+
+@pytest.mark.parametrize("budget, rule", [
+    (17, Speculation()), (6, Speculation()), (17, Speculation(least=0.3)), (17, Speculation(factor=2.0, offset=1.0)),
+    (17, Speculation(depth=3, factor=4.0))])
+def test_suffix_trees_count_as_a_plain_search_does(budget, rule):
+    drafts = 0
+    for seed in range(12):
+        text = np.random.default_rng(seed).integers(0, 1 + seed % 4, 40 if seed % 4 else 12).tolist()
+        tree = SuffixTrees((history(text[:-1]),), rule).propose(ask(text[-1], budget))
+        assert expected(tree) == pytest.approx(counted(text, text[-rule.depth:], rule, budget - 1), abs=1e-4)
+        assert len(tree) <= budget and (tree.scores[1:].exp() >= rule.least - 1e-6).all()
+        drafts += not tree.is_chain
+    assert drafts >= 1 or rule.least > 0.1
+
+
+@pytest.mark.parametrize("match", [1, 3, 6, 12])
+def test_on_repeated_text_as_many_tokens_are_expected_as_matched(match):
+    """Ten times the same, with other tokens between."""
+    unit = list(range(100, 130))
+    text = [token for n in range(10) for token in (*unit, n)] + [50, *unit[:match]]
+    tree = SuffixTrees((history(text[:-1]),)).propose(ask(text[-1], 17))
+    assert tree.tokens.tolist() == unit[match - 1:2 * match]
+    assert expected(tree) == pytest.approx(match * 10 / 11, abs=1e-4) and tree.match.tolist()[1:] == [match] * match
+
+
+def test_newer_successors_come_first_where_counts_tie():
+    tree = SuffixTrees((history([1, 2, 8, 1, 3, 9]),)).propose(ask(1, 17))
+    assert tree.tokens.tolist() == [1, 3]      # one token after a match of one
+    assert np.exp(tree.scores[1].item()) == pytest.approx(1 / 3)
+
+
+def test_earlier_answers_are_drafted_from_and_prompts_are_not():
+    outputs = Outputs(100)
+    trees = SuffixTrees((history([1, 2]), outputs))
+    outputs.reset(10)
+    for one in (seen([30, 31, 32, 33, 34], prompt=True), seen([40, 41, 42]), seen([43])):
+        outputs.observe(one)
+    outputs.reset(10)
+    outputs.observe(seen([1, 2], prompt=True))
+    assert trees.propose(ask(41, 17)).tokens.tolist() == [41, 42]
+    assert len(trees.propose(ask(31, 17))) == 1         # a prompt's
+    assert len(trees.propose(ask(43, 17))) == 1         # nothing follows an answer's end
+    mark = outputs.mark()
+    outputs.observe(seen([31, 7]))
+    assert trees.propose(ask(31, 17)).tokens.tolist() == [31, 7]
+    outputs.rewind(mark)
+    assert len(trees.propose(ask(31, 17))) == 1
+
+
+def test_the_oldest_answers_are_forgotten_first():
+    outputs = Outputs(4)
+    for answer in ([1, 2, 3], [4, 5, 6]):
+        outputs.reset(10)
+        outputs.observe(seen(answer))
+    assert outputs.up_to(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]       # a request under way loses nothing
+    outputs.reset(10)
+    assert outputs.up_to(0).tolist() == [4, 5, 6, -1, 0]
+    other = Outputs(4)
+    other.restore(outputs.state())
+    other.observe(seen([9], prompt=True))
+    assert other.up_to(0).tolist() == [4, 5, 6, -1, 0]          # one separator between two
+
+
+def test_suffix_drafts_are_verified_instead_of_a_tree_where_they_expect_enough():
+    second, unit = Asked(), list(range(100, 130))
+    trees = SuffixTrees((history([*unit, 1, *unit, 2, *unit[:7]]),))
+    assert 5 < expected(trees.propose(ask(unit[7]))) < 6       # 8 times two thirds
+    assert len(Route(trees, second, expected, lambda _: 5).propose(ask(unit[7]))) == 9 and second.times == 0
+    assert len(Route(trees, second, expected, lambda _: 6).propose(ask(unit[7]))) == 2
+    ours = build("suffix-eagle3", toy_parts(levels=4))
+    assert [ours.least(Ask(1, budget, 0)) for budget in (60, 5, 3)] == [4, 4, 2]     # no draft could bring more
+    assert build("suffix-eagle3+threshold=2.5+outputs=0", toy_parts()).least(Ask(1, 60, 0)) == 2.5
+
+
+def continuations(text: list[int], context: list[int], lookup: Lookup) -> tuple[int, Counter, int]:
+    """(longest match, how often each prefix followed it, occurrences), by a plain search."""
+    for n in range(min(lookup.longest, len(context)), lookup.shortest - 1, -1):
+        hits = [at + n for at in range(len(text) - n + 1) if text[at:at + n] == context[-n:]]
+        if hits:
+            return n, Counter(prefix for at in hits for prefix in accumulate(
+                (token,) for token in text[at:at + lookup.length])), len(hits)
+    return 0, Counter(), 0
+
+
+@pytest.mark.parametrize("budget, lookup", [
+    (65, Lookup()), (8, Lookup()), (65, Lookup(longest=3, length=2)), (30, Lookup(shortest=4))])
+def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
+    rng = np.random.default_rng(0)
+    text, found = rng.integers(0, 4, 300).tolist(), Counter()
+    store = Datastore.build(np.array(text))
+    for seed in range(20):
+        known = np.random.default_rng(seed).integers(0, 4 + seed % 2, 20).tolist()
+        match, prefixes, hits = continuations(text, known, lookup)
+        tree = Stored(history(known[:-1]), store, lookup).propose(ask(known[-1], budget))
+        ours = paths(tree)
+        assert len(ours) == min(budget - 1, len(prefixes))
+        assert all(score == pytest.approx(np.log(prefixes[path] / hits), abs=1e-5) for path, score in ours.items())
+        assert sorted(ours.values(), reverse=True) == pytest.approx(
+            [np.log(count / hits) for _, count in prefixes.most_common(budget - 1)], abs=1e-5)
+        assert not ours or tree.match.tolist() == [0] + [match] * len(ours)
+        found[match] += 1
+    assert len(found) >= 2
+
+
+def test_nothing_is_proposed_after_tokens_that_the_datastore_lacks():
+    store = Datastore.build(np.array([1, 2, 3, 4]))
+    assert len(Stored(history([7, 1]), store).propose(ask(9))) == 1
+    assert len(Stored(history([7]), store).propose(ask(1))) == 1           # a match of one token is none
+    assert len(Stored(history([3]), store).propose(ask(4))) == 1           # nothing follows the end
+    assert Stored(history([1]), store).propose(ask(2)).tokens.tolist() == [2, 3, 4]
+
+
+def test_of_many_occurrences_as_many_are_read_evenly_spaced():
+    store = Datastore.build(np.array([token for n in range(100) for token in (1, 2, 3 + n)]))
+    tree = Stored(history([1]), store, Lookup(hits=4, length=1)).propose(ask(2))
+    assert tree.tokens.tolist() == [2, 3, 28, 53, 78] and tree.scores[1].item() == pytest.approx(np.log(1 / 4))
+
+
+def test_places_are_sorted_by_more_tokens_than_a_lookup_reads():
+    text = np.random.default_rng(1).integers(0, 2, 400)
+    text[100:160] = text[200:260] = 1
+    order = Datastore.build(text).order.tolist()
+    ranked = [text[at:at + 32].tolist() for at in order]
+    assert ranked == sorted(ranked) and sorted(order) == list(range(400))
+
+
+def test_a_datastore_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
+    path = tmp_path / "store.safetensors"
+    made = Datastore.build(np.array([5, 6, 7]))
+    made.save(path, IDENTITY)
+    read = Datastore.load(path, IDENTITY)
+    assert read.tokens.tolist() == [5, 6, 7] and read.order.tolist() == made.order.tolist()
+    with pytest.raises(ValueError, match=r"belongs to tokenizer 'mine', and 'theirs' is loaded. Make it again"):
+        Datastore.load(path, {"tokenizer": "theirs"})
+    replace(made, order=made.order[:2]).save(path, IDENTITY)
+    with pytest.raises(ValueError, match=r"store.safetensors holds tokens int32 \(3,\) and order int32 \(2,\)"):
+        Datastore.load(path, IDENTITY)
+    made.save(path, IDENTITY)
+    path.write_bytes(path.read_bytes()[:-4])
+    for broken in (path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=f"Datastore {broken} cannot be read"):
+            Datastore.load(broken, IDENTITY)
+    with pytest.raises(ValueError, match="The text has 0 tokens"):
+        Datastore.build(np.array([], dtype=np.int64))
+
+
+def test_who_has_no_datastore_is_told_how_to_build_one():
+    said = (r"'rest' needs a datastore: none ships with the package\.\nBuild one from text or code with `longgraft "
+            r"datastore build FILES --out store\.safetensors`")
+    with pytest.raises(ValueError, match=said):
+        _needs(find("rest"), Sources(toy_target()))
+
+
+def test_a_datastore_is_built_from_rows_files_and_folders(tmp_path, capsys, monkeypatch):
+    from longgraft.needs import embedded
+    from longgraft.target.weights import read_tokenizer
+
+    (tmp_path / "code").mkdir()
+    for name, text in (("a.py", "import numpy"), ("b.md", "# Words"), ("c.bin", "\0")):
+        (tmp_path / "code" / name).write_text(text)
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as rows:
+        rows.write(json.dumps({"text": "import torch"}) + "\n")
+    out = tmp_path / "store.safetensors"
+    for status in (None, 2):        # what is there is not written over
+        monkeypatch.setattr("sys.argv", ["longgraft", "datastore", "build", str(tmp_path / "rows.jsonl.gz"),
+                                         str(tmp_path / "code"), "--endings", ".py,.md", "--out", str(out)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert (ended.value.code or None) == status
+    assert "exists already" in capsys.readouterr().err
+    tokenizer = read_tokenizer(str(embedded("target")), "embedded")
+    sources = Sources(toy_target(), given={"datastore": str(out)}, tokenizer=tokenizer)
+    store = _needs(find("rest"), sources)[1]["datastore"]
+    end = tokenizer.eos_token
+    assert tokenizer.decode(store.tokens.tolist()) == f"import torch{end}import numpy{end}# Words{end}"
+    with pytest.raises(ValueError, match="belongs to tokenizer"):
+        _needs(find("rest"), replace(sources, tokenizer=None))

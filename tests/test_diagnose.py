@@ -1,0 +1,172 @@
+"""`longgraft diagnose`: chains of first choices under a drafter's own and under the target's keys, values, features."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import toy_network, toy_prompt, toy_target
+from longspec_toys import toy_longspec
+
+from longgraft.acceptance import Greedy
+from longgraft.cli.app import main
+from longgraft.clock import Clock
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.longspec import LongSpecDrafter
+from longgraft.drafters.policies import Dense
+from longgraft.eval.checks.chains import OWN, ROWS, TARGET, Depth, chains, summed
+from longgraft.eval.reports.diagnosis import draw, table
+from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.windowed import WindowMemory
+from longgraft.needs import embedded
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
+from longgraft.tree import ProposalTree
+from longgraft.verifier import Verifier
+
+TEXT, START, DEPTH = toy_prompt(70, seed=2), 50, 4
+
+
+def drafted(drafter, start: int, depth: int) -> ProposalTree:
+    """The chain of first choices that decoding would draft with the root at `start`."""
+    memory = drafter.memories[0]
+    verifier = Verifier(toy_target(), toy_target().cache(200), Greedy(), Clock())
+    memory.reset(200)
+    for seen in read_prompt(verifier, torch.tensor(TEXT[:start]), memory.wants, following=TEXT[start]):
+        memory.observe(seen)
+    return drafter.propose(Ask(TEXT[start], 1 + depth, start))
+
+
+def drafters():
+    yield "eagle3", toy_network(1), lambda network: Eagle3Drafter(DrafterMemory(network), Dense(), DEPTH, 1)
+    network = toy_longspec(toy_target(), 1)
+    yield "longspec", network, lambda network: LongSpecDrafter(WindowMemory(network, toy_target()), [1] * DEPTH)
+
+
+@pytest.mark.parametrize("kind, network, made", drafters(), ids=["eagle3", "longspec"])
+def test_own_is_what_decoding_drafts(kind, network, made):
+    """On a text that follows the chain of one start, that start is right at all depths, and a changed token is not."""
+    text = [*TEXT[:61], *drafted(made(network), 60, DEPTH).tokens[1:].tolist()]
+    right = chains(toy_target(), network, [*text, 0], START, DEPTH)[OWN]
+    assert len(right) == len(text) + 1 - DEPTH - START
+    assert right[60 - START].tolist() == [True] * DEPTH
+    text[62] = (text[62] + 2) % 96
+    assert not chains(toy_target(), network, [*text, 0], START, DEPTH)[OWN][60 - START, 1]
+
+
+@pytest.mark.parametrize("kind, network, made", drafters(), ids=["eagle3", "longspec"])
+def test_the_first_depth_is_the_same_under_all_conditions_and_target_repeats_it(kind, network, made):
+    found = chains(toy_target(), network, TEXT, START, DEPTH)
+    for right in found.values():
+        assert torch.equal(right[:, 0], found[OWN][:, 0])
+    for d in range(1, DEPTH):
+        assert torch.equal(found[TARGET][:-d, d], found[TARGET][d:, 0])
+
+
+def spied(network, monkeypatch) -> list[torch.Tensor]:
+    """The states [S, H] whose logits are asked for from now on."""
+    logits, states = network.logits, []
+
+    def spy(asked, *more):
+        states.append(asked)
+        return logits(asked, *more)
+
+    monkeypatch.setattr(network, "logits", spy)
+    return states
+
+
+def test_own_is_as_probable_as_decoding_thinks(monkeypatch):
+    network = toy_network(1)
+    tree = drafted(Eagle3Drafter(DrafterMemory(network), Dense(), DEPTH, 1), 60, DEPTH)
+    states = spied(network, monkeypatch)
+    chains(toy_target(), network, [*TEXT[:61], *tree.tokens[1:].tolist(), 0], START, DEPTH)
+    for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):       # after depth 1 of three conditions
+        found = network.logits(of_all[60 - START]).detach().log_softmax(-1).max()
+        assert float(found) == pytest.approx(float(tree.scores[depth] - tree.scores[depth - 1]), abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_replaced_rows_matter_and_so_do_replaced_features(seed, monkeypatch):
+    """Logits, since first choices of a random drafter are seldom right."""
+    network = toy_network(seed)
+    order = spied(network, monkeypatch)
+    chains(toy_target(), network, TEXT, START, 3)
+    # Depth 1 thrice, then own 2 and 3, rows 2 and 3, target 2 and 3.
+    seen = {OWN: order[3:5], ROWS: order[5:7], TARGET: order[7:9]}
+    torch.testing.assert_close(seen[OWN][0], seen[ROWS][0])         # at depth 2 no row differs yet
+    assert (seen[OWN][1] - seen[ROWS][1]).abs().max() > 1e-3
+    assert (seen[ROWS][1] - seen[TARGET][1]).abs().max() > 1e-3
+
+
+def test_a_perfect_drafter_is_right_at_all_depths_under_both():
+    """Of a text that repeats token 0: to an output layer of zeros all tokens are alike, and the first is chosen."""
+    network = copy.deepcopy(toy_network(3))
+    torch.nn.init.zeros_(network.lm_head.weight)
+    found = chains(toy_target(), network, [*TEXT[:START], *[0] * 20], START, DEPTH)
+    for depth in summed([found], "toy", "made up", 64):
+        assert depth.starts == depth.agreed == depth.reached == depth.accepted == 20 - DEPTH
+
+
+def test_what_is_reached_is_right_at_all_depths_before():
+    right = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]]).bool()
+    depths = list(summed([{OWN: right[:2]}, {OWN: right[2:]}], "toy", "made up", 64))
+    assert [(d.agreed, d.reached, d.accepted) for d in depths] == [(3, 4, 3), (3, 3, 2), (3, 2, 1)]
+    assert {(d.prompts, d.starts) for d in depths} == {(2, 4)}
+
+
+def test_a_text_that_is_too_short_says_so():
+    with pytest.raises(ValueError, match="a smaller --depth"):
+        chains(toy_target(), toy_network(), TEXT[:52], START, 4)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*arguments: object) -> tuple[int, str, str]:
+        """Exit status, and what `longgraft ...` prints."""
+        monkeypatch.setattr("sys.argv", ["longgraft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, *capsys.readouterr()
+    return run
+
+
+def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(command, tmp_path):
+    torch.set_num_threads(1)
+    text = (Path(__file__).parents[1] / "longgraft/session.py").read_text()
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:1500], "continuation": text[1500:1700]}))
+    code, said, error = command("diagnose", "--suites", tmp_path / "rows.jsonl", "--buckets", 128, "--depth", 3,
+                                "--max-new-tokens", 40, "--head", "short=" + str(embedded("drafter-2k")),
+                                "--out", tmp_path / "run")
+    assert code == 0, error
+    rows = list(csv.DictReader((tmp_path / "run/diagnosis.csv").open()))
+    assert {row["drafter"] for row in rows} == {"drafter", "short"} and len(rows) == 2 * 3 * 3
+    assert all(int(row["starts"]) == 37 >= int(row["agreed"]) for row in rows)
+    firsts = {(row["drafter"], row["agreed"]) for row in rows if row["depth"] == "1"}
+    assert len(firsts) == 2         # under all conditions
+    assert int(rows[0]["agreed"]) > 10      # of 37: it was trained for this target
+    assert "| acceptance | gap |" in said and said.split("\n\n")[0] in (tmp_path / "run/summary.md").read_text()
+    assert "<svg" in (tmp_path / "run/diagnosis.svg").read_text()
+    assert command("diagnose", "--out", tmp_path / "run")[0] == 2       # nothing is overwritten
+
+
+def test_of_few_starts_no_acceptance_is_drawn_and_each_of_many_drafters_has_a_line_of_its_own(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    draw(tmp_path / "few.svg", [Depth(f"drafter{i}", "made up", 64, OWN, d, 1, 20, 15, 20, 15)
+                                for i in range(9) for d in (1, 2)], "toy")
+    above, below = figures[0].axes
+    assert not above.lines
+    assert len({(line.get_color(), line.get_marker()) for line in below.lines}) == 9
+
+
+def test_a_share_of_few_is_not_told():
+    depths = [Depth("toy", "made up", 64, condition, d, 1, 50, 30, reached, 15)
+              for condition in (OWN, TARGET) for d, reached in ((1, 50), (2, 29))]
+    assert [line.split("|")[-3:-1] for line in table(depths)[4:7]] == [
+        [" 0.30 ", " - "], [" 0.30 ", " - "], [" 0.00 ", " - "]]
+    assert [line.split("|")[-3:-1] for line in table(depths)[7:9]] == [[" 0.60 ", " 0.60 "]] * 2

@@ -1,0 +1,134 @@
+"""What drafts inside or beside a partial cache: a small model's window, heads behind one pass, frequent n-grams."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import TOYS, answered, toy_parts, toy_prompt, toy_session, toy_target
+from test_memories import Run
+
+from longgraft.drafters.streaming import Streaming
+from longgraft.memories.frequent import FrequentNgrams
+from longgraft.memories.history import History
+from longgraft.memories.small_model import SmallModel
+from longgraft.methods import build
+from longgraft.needs import MEDUSA, SMALL
+from longgraft.observation import Observation, Wants
+from longgraft.proposer import Ask
+from longgraft.target.model import Segment
+from longgraft.tree import DRAFT, RETRIEVED, ProposalTree
+
+
+def seen(tokens: list[int], prompt: bool = False) -> Observation:
+    return Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), 1, prompt=prompt)
+
+
+def streaming(window: int = 20, length: int = 3) -> Streaming:
+    """Over a history of no tokens."""
+    target = toy_target()
+    history = History()
+    history.reset(300)
+    return Streaming(SmallModel(TOYS[SMALL.name](target, 0), target.vocab_size), history, (4, window, length))
+
+
+def test_a_window_is_the_first_tokens_and_the_newest_and_moves_by_a_quarter():
+    drafter, starts = streaming(), set()
+    for token in range(80):
+        text = drafter.text(token)
+        assert len(text) <= 20 and text[-1] == token
+        if token < 20:
+            assert text == [*range(token + 1)]
+        else:
+            start, newest = text[4], text[4:]
+            assert text[:4] == [0, 1, 2, 3] and newest == [*range(start, token + 1)] and len(newest) > 12
+            starts.add(start)
+        drafter.history.observe(seen([token]))
+    assert starts == {*range(8, 68, 4)}
+
+
+@pytest.mark.parametrize("jump", [0, 1, 7, 40])
+def test_what_a_window_drafts_is_what_the_model_says_of_it_alone(jump):
+    """Whatever was read before: the next token, another one, or another text."""
+    drafter, prompt = streaming(), toy_prompt(90)
+    drafter.history.observe(seen(prompt[:40], prompt=True))
+    drafter.propose(Ask(prompt[40], 8, 40))
+    drafter.history.observe(seen(prompt[40:41 + jump]))
+    root = prompt[41 + jump]
+    text, model = drafter.text(root), TOYS[SMALL.name](toy_target(), 0)
+    tree, said = drafter.propose(Ask(root, 8, 41 + jump)), []
+    for _ in range(3):
+        report, = model.run([Segment(ProposalTree.chain(torch.tensor(text + said)), model.cache(64), "last")], Wants())
+        said.append(int(report.logits[0].argmax()))
+    assert tree.tokens.tolist() == [root, *said] and tree.is_chain and (tree.scores[1:] < tree.scores[:-1]).all()
+
+
+def test_frequent_ngrams_are_the_answers_and_the_most_frequent_come_first():
+    memory = FrequentNgrams()
+    memory.reset(100)
+    memory.observe(seen([1, 2, 3, 4, 1, 2, 3, 4], prompt=True))
+    assert memory.after(1, 9) == []
+    memory.observe(seen([1, 7, 7, 8]))
+    mark = memory.mark()
+    memory.observe(seen([1, 2, 3, 4, 1, 2, 3, 4]))
+    assert memory.after(1, 9) == [(2, 3, 4), (7, 7, 8)] and memory.after(1, 1) == [(2, 3, 4)]
+    assert memory.after(8, 9) == [(1, 2, 3)]
+    memory.rewind(mark)
+    assert memory.after(1, 9) == [(7, 7, 8)] and memory.after(8, 9) == []
+
+
+def test_tokenswift_verifies_the_targets_own_token_three_of_each_head_and_the_ngrams_that_begin_with_it():
+    run = Run("tokenswift+rows=48")
+    partial, frequent = run.proposer.memories
+    cache = partial.fresh()
+    report, = run.parts.target.run([Segment(ProposalTree.root_only(run.root), cache)], Wants(final=True))
+    token = int(report.logits[0].argmax())
+    heads = run.parts.the(MEDUSA).logits(report.final, run.parts.target.logits)[0]
+    frequent.observe(seen([token, 91, 92, 93]))
+    tree = run.proposer.propose(Ask(run.root, 101, run.verifier.cache.position))
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents.tolist()):
+        children.setdefault(parent, []).append(node)
+    assert [int(tree.tokens[node]) for node in children[0]] == [token]
+    level = children[0]
+    for head in heads[:3]:
+        below = [[node for node in children[one] if tree.origin[node] & DRAFT] for one in level]
+        for nodes in below:
+            assert set(tree.tokens[nodes].tolist()) == set(head.topk(3).indices.tolist())
+        level = [node for nodes in below for node in nodes]
+    copied = [node for node in range(len(tree)) if tree.origin[node] & RETRIEVED]
+    assert tree.tokens[copied].tolist() == [91, 92, 93] and len(tree) == 41 + 3
+
+
+def test_a_small_budget_keeps_the_most_probable_guesses():
+    run = Run("tokenswift+rows=48")
+    whole, small = (run.proposer.propose(Ask(run.root, n, run.verifier.cache.position)) for n in (101, 12))
+    assert len(small) == 12 and torch.equal(small.tokens, whole.top(12).tokens)
+
+
+def test_a_window_fits_the_small_models_positions():
+    proposer = build("triforce+window=65536", toy_parts())
+    assert proposer.inner.window == 512 - 1
+
+
+def test_an_interrupted_small_pass_is_forgotten(monkeypatch):
+    def drafted(drafter: Streaming) -> torch.Tensor:
+        return drafter.propose(Ask(3, 4, 20)).tokens
+
+    drafter, expected = streaming(), drafted(shown(streaming()))
+    shown(drafter)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(drafter.small.model), "run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            drafted(drafter)
+    assert torch.equal(drafted(drafter), expected)
+
+
+def shown(drafter: Streaming) -> Streaming:
+    drafter.history.observe(seen(toy_prompt(20), prompt=True))
+    return drafter
+
+
+def test_half_of_a_small_tree_is_left_to_ngrams():
+    session = toy_session("tokenswift", budget=16)
+    found = [answered(session, toy_prompt(200, seed=seed), 40).stats.accepted_by_origin for seed in range(3)]
+    assert sum(by["retrieved"] + by["both"] for by in found) > 0

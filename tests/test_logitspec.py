@@ -1,0 +1,175 @@
+"""LogitSpec: the official pools and trees, and what is ours of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from time import perf_counter
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_prompt, toy_target
+from test_golden import shape_of
+from test_retrievers import prompt_chunk
+
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
+from longgraft.memories.history import History
+from longgraft.memories.last_row import LastRow
+from longgraft.observation import Observation, Wants
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
+from longgraft.retrievers.logitspec import WIDTH, LogitSpec, newest
+from longgraft.tree import ProposalTree
+from longgraft.verifier import Verifier
+
+VOCAB = 512
+
+
+def knowing(history: list[int], row: Iterable[int]) -> LogitSpec:
+    """A proposer that saw these tokens; the last row's order is `row`."""
+    text, last = History(), LastRow(WIDTH)
+    text.reset(len(history))
+    text.observe(prompt_chunk(history))
+    row = torch.tensor(list(row)).int()[None].expand(len(history), -1)
+    last.observe(prompt_chunk(history, row))
+    return LogitSpec(text, last, VOCAB)
+
+
+def paths(root: int, chains: Iterable[Iterable[int]]) -> set[tuple[int, ...]]:
+    """Every node of these chains below the root, as its path."""
+    return {(root,)} | {(root, *chain[:n]) for chain in map(tuple, chains) for n in range(1, len(chain) + 1)}
+
+
+def official(pools: list[dict], history: list[int], root: int, row: list[int], capacity: int = 64) -> list[list[int]]:
+    """The rule in plain words: the chains of a tree."""
+    def after(context: list[int]) -> list[int]:
+        keys = [tuple(context[-n:]) for n in (3, 2, 1)]
+        return next((pools[len(key) - 1][key] for key in keys if key in pools[len(key) - 1]), [])
+
+    chains = [after([*history, root])[:capacity - 1]]
+    for rank, guess in enumerate(row):
+        room = capacity - 1 - sum(map(len, chains))
+        if guess != root and room > 0:
+            chain = [guess, *after([*history, root, guess])]
+            chains.append(chain[:min(room, 4 if rank <= 8 else 3 if rank <= 32 else 1)])
+    return chains
+
+
+def pooled(history: list[int]) -> list[dict]:
+    """n-gram -> its continuation of up to 20 tokens; a later one takes its place where it is as long."""
+    pools: list[dict] = [{}, {}, {}]
+    for n, pool in enumerate(pools, 1):
+        for end in range(n, len(history)):
+            key, found = tuple(history[end - n:end]), history[end:end + 20]
+            if len(found) >= len(pool.get(key, [])):
+                pool[key] = found
+    return pools
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_continuations_are_those_of_the_official_pools(golden, case):
+    case, compared = json.loads((golden / "logitspec/cases.json").read_text())[case], 0
+    for pools, history in ((case["pool_before"], case["history"]),
+                           (case["pool_after"], case["history"] + case["update"])):
+        for n, pool in enumerate(pools, 1):
+            theirs = {tuple(map(int, key.split())): found for key, found in pool.items() if len(key.split()) == n}
+            assert theirs == pooled(history)[n - 1]
+            for key, found in theirs.items():
+                ends = [end for end in range(n, len(history)) if tuple(history[end - n:end]) == key]
+                at, = newest(np.zeros(len(ends), int), np.array(ends), 1, len(history) - 20)
+                assert history[at:at + 20] == found, key
+                compared += 1
+    assert compared > 40
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_the_tree_is_the_official_one(golden, case):
+    case = json.loads((golden / "logitspec/cases.json").read_text())[case]
+    history = case["history"]
+    row = np.argsort(-np.array(case["logits_rank_perm"]))[:WIDTH]
+    tree = knowing(history, row).propose(Ask(case["next_token"], 64, 0))
+    assert tree.tokens.tolist() == case["draft_ids"]
+    assert (tree.depths + len(history)).tolist() == case["position_ids"]
+    assert shape_of(tree) == paths(case["next_token"], case["candidates"])
+
+
+def test_on_random_histories_it_proposes_what_the_rule_says():
+    generator, merged, matched = np.random.default_rng(0), 0, 0
+    for size in range(1, 161):
+        history = generator.integers(0, generator.integers(2, 9), size).tolist()
+        row = generator.permutation(12).tolist()
+        root, budget = row[generator.integers(0, 3)], int(generator.integers(1, 65))
+        chains = official(pooled(history), history, root, row, budget)
+        tree = knowing(history, row).propose(Ask(root, budget, size))
+        assert shape_of(tree) == paths(root, chains) and len(tree) <= budget
+        merged += len(tree) < 1 + sum(map(len, chains))
+        matched += int(tree.match.max()) == 3
+    assert merged > 10 and matched > 10
+
+
+def test_matches_are_told_of_what_followed_and_not_of_a_guess():
+    tree = knowing([1, 2, 3, 4, 1, 2, 5, 6], [2, 3, 9]).propose(Ask(1, 20, 8))
+    nodes = {tuple(path): match for path, match in zip(_paths(tree), tree.match.tolist(), strict=True)}
+    assert nodes[1, 2] == 1 and nodes[1, 2, 3] == 1     # what followed the earliest 1: no later one has 20 after it
+    assert nodes[1, 3] == 0 and nodes[1, 3, 4] == 1 and nodes[1, 9] == 0
+
+
+def _paths(tree: ProposalTree) -> list[list[int]]:
+    found: list[list[int]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append([token] if parent < 0 else [*found[parent], token])
+    return found
+
+
+def test_the_row_is_that_of_the_last_kept_node():
+    row = LastRow(2)
+    topk = torch.arange(12).view(4, 3).int()
+    tree = ProposalTree.build([1, 2, 3, 4], [-1, 0, 0, 2], [0.0] * 4, [2] * 4)
+    row.observe(Observation(tree, torch.tensor([0, 2]), 9, topk))
+    assert row.tokens == [6, 7]
+    row.observe(Observation(tree, torch.arange(4), 9, topk[:2], prompt=True, ranked=torch.tensor([1, 3])))
+    assert row.tokens == [3, 4]
+    row.observe(Observation(tree, torch.arange(4), 9, topk[:2], prompt=True, ranked=torch.tensor([0, 2])))
+    assert row.tokens == []
+    row.reset(9)
+    assert row.tokens == []
+
+
+def test_the_rows_are_those_of_the_roots_and_every_tree_is_the_official_one():
+    target, prompt = toy_target(), toy_prompt(60)
+    history, row = History(), LastRow(WIDTH)
+    proposer = LogitSpec(history, row, target.vocab_size)
+    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
+    wants = Wants.union(memory.wants for memory in proposer.memories)
+    for seen in read_prompt(verifier, torch.tensor(prompt), wants, 32):
+        for memory in proposer.memories:
+            memory.observe(seen)
+    accepted = 0
+    for _ in range(20):
+        root = seen.next_token
+        assert row.tokens[0] == root and len(row.tokens) == WIDTH
+        text = history.up_to(root)[:-1].tolist()
+        tree = proposer.propose(Ask(root, 64, verifier.cache.position))
+        assert shape_of(tree) == paths(root, official(pooled(text), text, root, row.tokens))
+        seen = verifier.verify(tree, wants)
+        accepted += len(seen.path) - 1
+        for memory in proposer.memories:
+            memory.observe(seen)
+    assert accepted > 0
+
+
+def test_looking_up_a_long_text_takes_about_a_millisecond():
+    generator = np.random.default_rng(0)
+    history = (generator.zipf(1.3, 65536) % 30000).tolist()
+    text, last = History(), LastRow(WIDTH)
+    text.reset(len(history))
+    text.observe(prompt_chunk(history))
+    last.observe(prompt_chunk(history[-1:], torch.arange(1, 65).int()[None]))
+    proposer, took = LogitSpec(text, last, 30000), []
+    for _ in range(5):
+        begin = perf_counter()
+        proposer.propose(Ask(2, 64, 0))
+        took.append(perf_counter() - begin)
+    assert min(took) < 0.02     # 1 ms on an idle core

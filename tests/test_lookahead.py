@@ -1,0 +1,170 @@
+"""Lookahead decoding: its tree is the official mask, its window and n-grams are those of the official loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import answered, toy_prompt, toy_session
+from test_golden import shape_of
+from test_retrievers import prompt_chunk
+
+from longgraft.memories.trajectories import Trajectories
+from longgraft.observation import Observation
+from longgraft.proposer import Ask
+from longgraft.retrievers.lookahead import Lookahead
+from longgraft.tree import ProposalTree
+
+SIZES = [(5, 7, 7), (3, 2, 4), (4, 5, 1)]        # n-gram, width, guesses
+
+
+def said(context: list[int]) -> int:
+    """A target that hangs on its last three tokens, and comes round."""
+    a, b, c = ([0, 0, *context])[-3:]
+    return (7 * a + 3 * b + 11 * c + 5) % 23
+
+
+class Loop:
+    """Lookahead against that target."""
+
+    def __init__(self, memory: Trajectories, prompt: list[int]) -> None:
+        self.memory, self.proposer, self.text = memory, Lookahead(memory), [*prompt]
+        memory.observe(Observation(prompt_chunk(prompt).tree, torch.arange(len(prompt)), said(prompt), prompt=True))
+
+    def step(self, budget: int = 1000) -> ProposalTree:
+        root = said(self.text)
+        tree = self.proposer.propose(Ask(root, budget, len(self.text)))
+        draws, path = [], [0]
+        ways: list[list[int]] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            ways.append([*(ways[parent] if parent >= 0 else self.text), token])
+            draws.append(said(ways[-1]))
+        while (child := tree.children.get((path[-1], draws[path[-1]]))) is not None:
+            path.append(child)
+        self.memory.observe(Observation(tree, torch.tensor(path), draws[path[-1]], torch.tensor(draws)[:, None]))
+        self.text = ways[path[-1]]
+        return tree
+
+
+class Official:
+    """The authors' loop in plain words: rows of the window, and by first token its n-grams, the oldest first."""
+
+    def __init__(self, ngram: int, width: int, most: int, row: list[int]) -> None:
+        self.ngram, self.width, self.most, self.rows, self.pool = ngram, width, most, [row], {}
+
+    def step(self, text: list[int], root: int) -> None:
+        first = [root, *self.rows[0]]
+        contexts = [[*text, *first[:column + 1], *(row[column] for row in self.rows[1:])]
+                    for column in range(len(first))]
+        new = [said(context) for context in contexts]
+        if len(self.rows) < self.ngram - 1:
+            self.rows = [row[1:] for row in self.rows] + [new[1:]]
+            return
+        for column, key in enumerate(first):
+            gram, grams = [*(row[column] for row in self.rows[1:]), new[column]], self.pool.setdefault(key, [])
+            if gram in grams:
+                grams.remove(gram)
+            elif len(grams) == self.most:
+                del grams[0]
+            grams.append(gram)
+        self.rows = [self.rows[1][1:], *self.rows[2:], new] if len(self.rows) > 1 else [new[1:]]
+
+
+@pytest.mark.parametrize("size", [*SIZES, (2, 3, 2), (5, 1, 7)], ids=str)
+def test_window_and_n_grams_are_those_of_the_official_loop(size):
+    loop = Loop(Trajectories(*size), toy_prompt(40))
+    theirs, accepted = Official(*size, list(loop.memory.rows[0])), 0
+    for _ in range(40):
+        text, root = loop.text, said(loop.text)
+        tree = loop.step()
+        assert {(root, *gram) for gram in theirs.pool.get(root, [])} <= shape_of(tree)
+        theirs.step(text, root)
+        assert [list(row) for row in loop.memory.rows] == theirs.rows
+        for key, grams in theirs.pool.items():
+            assert [list(gram) for gram in loop.memory.after(key)] == grams
+        accepted += len(loop.text) - len(text) - 1
+    # Pairs foretell little of a target that hangs on three tokens.
+    assert accepted > (0 if size[0] > 2 else -1) and sum(map(len, theirs.pool.values())) > 5
+
+
+def official_mask(ngram: int, width: int, guesses: int) -> torch.Tensor:
+    """Of columns root, row 0 (width - 1), rows 1 to ngram - 2 (width each), guesses of ngram - 1 tokens."""
+    place = {(0, column): column for column in range(width)}
+    for row in range(1, ngram - 1):
+        place |= {(row, column): row * width + column for column in range(width)}
+    n = len(place) + guesses * (ngram - 1)
+    mask = torch.eye(n, dtype=torch.bool)
+    mask[:, 0] = True
+    for (row, column), at in place.items():
+        for seen in [*((0, c) for c in range(column + 1)), *((r, column) for r in range(1, row + 1))]:
+            mask[at, place[seen]] = True
+    for guess in range(guesses):
+        begin = len(place) + guess * (ngram - 1)
+        mask[begin:begin + ngram - 1, begin:begin + ngram - 1] |= torch.ones(
+            ngram - 1, ngram - 1, dtype=torch.bool).tril()
+    return mask
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_tree_s_mask_is_the_official_one(size):
+    """Where no two siblings carry one token."""
+    ngram, width, most = size
+    memory, fresh = Trajectories(*size), iter(range(100, 1000))
+    row = tuple(next(fresh) for _ in range(width - 1))
+    rows = (row, *(tuple(next(fresh) for _ in range(width)) for _ in range(ngram - 2)))
+    pool = {7: tuple(tuple(next(fresh) for _ in range(ngram - 1)) for _ in range(most))}
+    memory.restore(([], 0, rows, pool))
+    tree = Lookahead(memory).propose(Ask(7, (ngram - 1) * (width + most), 0))
+    assert len(tree) == (ngram - 1) * (width + most)
+    assert torch.equal(tree.mask, official_mask(*size))
+
+
+def test_without_a_window_it_has_the_n_grams_of_the_text_alone():
+    memory = Trajectories(3, 0, 2, from_prompt=True)
+    memory.observe(prompt_chunk([1, 2, 3, 1, 4, 5, 1, 2, 3, 9, 1, 6]))      # and 0
+    tree = Lookahead(memory).propose(Ask(1, 20, 13))
+    assert tree.tokens.tolist() == [1, 6, 0, 2, 3] and tree.parents.tolist() == [-1, 0, 1, 0, 3]
+    assert len(Lookahead(memory).propose(Ask(8, 20, 13))) == 1
+
+
+@pytest.mark.parametrize("budget, columns, guesses", [
+    (56, 7, 7), (55, 7, 6), (32, 7, 1), (31, 6, 1), (8, 1, 1), (7, 0, 1), (3, 0, 1), (1, 0, 0)])
+def test_where_slots_are_few_n_grams_give_way_first_and_then_far_columns(budget, columns, guesses):
+    memory, fresh = Trajectories(5, 7, 7), iter(range(100, 1000))
+    rows = (tuple(next(fresh) for _ in range(6)), *(tuple(next(fresh) for _ in range(7)) for _ in range(3)))
+    pool = {7: tuple(tuple(next(fresh) for _ in range(4)) for _ in range(7))}
+    memory.restore(([], 0, rows, pool))
+    tokens = Lookahead(memory).propose(Ask(7, budget, 0)).tokens.tolist()
+    assert len(tokens) <= budget
+    for row, cut in zip(rows, [max(0, columns - 1), columns, columns, columns], strict=True):
+        assert set(row) & set(tokens) == set(row[:cut])
+    assert sum(gram[0] in tokens for gram in pool[7][-guesses:] if guesses) == guesses     # the newest ones
+
+
+def test_a_column_that_was_not_verified_stays_and_gives_no_n_gram():
+    loop = Loop(Trajectories(4, 5, 3), toy_prompt(40))
+    for _ in range(6):
+        loop.step()
+    before, learnt, text = loop.memory.rows, dict(loop.memory._pool), loop.text
+    loop.step(budget=9)     # two or three of five columns
+    after = loop.memory.rows
+    assert after[-1][3:] == before[-1][3:] and after[:2] == (before[1][1:], before[2])
+    changed = {key for key, grams in loop.memory._pool.items() if grams != learnt.get(key)}
+    assert changed and changed <= {said(text), *before[0][:2]}
+
+
+def test_it_accepts_what_its_window_foretold():
+    found = answered(toy_session("lookahead"), toy_prompt(60), 48)
+    assert sum(found.stats.accepted_per_step) > 0
+
+
+def test_a_rewound_window_knows_what_it_knew():
+    loop = Loop(Trajectories(4, 5, 3, from_prompt=True), toy_prompt(40))
+    for _ in range(6):
+        loop.step()
+    mark, text, (known, prompt, rows, pool) = loop.memory.mark(), loop.text, loop.memory.state()
+    first = [loop.step().tokens.tolist() for _ in range(5)]
+    loop.memory.rewind(mark)
+    after = loop.memory.state()
+    assert after[:3] == (known, prompt, rows) and {key: grams for key, grams in after[3].items() if grams} == pool
+    loop.text = text
+    assert [loop.step().tokens.tolist() for _ in range(5)] == first

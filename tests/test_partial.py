@@ -1,0 +1,256 @@
+"""Partial caches: chosen rows at their true positions, and what selectors choose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import test_memories
+import torch
+from conftest import answered, toy_parts, toy_prompt, toy_session, toy_target
+from oracle import plain
+from test_memories import Run
+
+from longgraft.acceptance import Greedy
+from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent
+from longgraft.clock import Clock
+from longgraft.memories.partial import PartialCache
+from longgraft.methods import METHODS as METHODS_OF
+from longgraft.methods import build, verifies
+from longgraft.observation import Wants
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
+from longgraft.sampling import Sampling
+from longgraft.target.model import Segment
+from longgraft.tree import ROOT, ProposalTree
+from longgraft.verifier import Verifier
+
+TREE = ProposalTree.build([5, 7, 9, 11], [-1, 0, 0, 1], [0.0] * 4, [ROOT, 2, 2, 2])
+SMALL = [Attended(40, 8), Recent(24), Nearest(24, 4), Nearest(24, 4, 8), Chunks(32), Chunks(32, 12), Quest(1, 2, 1),
+         Quest(1, 2, 1, corners=False)]
+METHODS = ["magicdec+rows=40", "magicdec+rows=40+keep=recent",
+           "triforce+rows=48+window=40", "triforce+rows=48+window=40+every=3+drafts=2", "tokenswift+rows=32",
+           "tokenswift+rows=32+every=none+branches=8", "specpv-exact+sinks=0+retrieved=1+local=1+waiting=6+score=bound"]
+
+
+def read(select, length: int = 100, family: str = "llama", chunk: int = 16, **more) -> tuple[PartialCache, Verifier]:
+    """A partial cache that was shown a prompt, and the verifier that read it."""
+    target = toy_target(family)
+    partial = PartialCache(target, select, **more)
+    verifier = Verifier(target, target.cache(256), Greedy(), Clock())
+    partial.reset(256)
+    partial.room(8)
+    for seen in read_prompt(verifier, torch.tensor(toy_prompt(length)), partial.wants, chunk):
+        partial.observe(seen)
+    return partial, verifier
+
+
+def logits(verifier: Verifier, cache) -> torch.Tensor:
+    return verifier.target.run([Segment(TREE, cache)], Wants())[0].logits
+
+
+@pytest.mark.parametrize("select", [Attended(200), Recent(200), Nearest(200), Chunks(200), Quest(2, 64, 8)])
+def test_a_partial_cache_with_all_rows_says_exactly_what_the_whole_one_says(select, family):
+    partial, verifier = read(select, family=family)
+    assert partial.chosen().whole
+    assert torch.equal(logits(verifier, partial.fresh()), logits(verifier, verifier.cache))
+
+
+@pytest.mark.parametrize("select", SMALL)
+def test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden(select):
+    """Per layer and key head: the same keys and values, and the next token at the same position."""
+    partial, verifier = read(select)
+    cache, rows = partial.fresh(), partial._chosen.rows
+    assert cache.position == 100 and cache.length == partial._chosen.length < 100 and not partial.chosen().whole
+    for layer, chosen in rows.items():
+        for ours, theirs in ((cache.layers[layer].keys, verifier.cache.layers[layer].keys),
+                             (cache.layers[layer].values, verifier.cache.layers[layer].values)):
+            for head, own in enumerate(chosen.expand(2, -1)):
+                assert (own[1:] > own[:-1]).all()
+                assert torch.equal(ours[0, head, :cache.length], theirs[0, head, own])
+
+
+@pytest.mark.parametrize("select", SMALL)
+def test_what_is_committed_later_is_in_it_and_what_was_drafted_there_is_not(select):
+    partial, verifier = read(select)
+    before = partial.fresh().length
+    logits(verifier, partial.cache)                 # scratch
+    seen = verifier.verify(TREE, partial.wants)
+    partial.observe(seen)
+    cache, kept = partial.fresh(), len(seen.path)
+    assert (cache.length, cache.position) == (before + kept, verifier.cache.position)
+    for ours, theirs in zip(cache.layers, verifier.cache.layers, strict=True):
+        assert torch.equal(ours.keys[:, :, before:before + kept], theirs.keys[:, :, 100:100 + kept])
+
+
+def test_rows_are_chosen_anew_when_enough_was_committed():
+    partial, verifier = read(Nearest(24, 4), every=3)
+    first = partial.fresh() and partial._chosen
+    for tokens in ([3], [4, 5]):
+        partial.observe(verifier.read(torch.tensor(tokens), partial.wants, following=1))
+        partial.fresh()
+        assert (partial._chosen is first) == (tokens == [3])
+    assert partial._chosen.at == 103 and partial.cache.length == 24
+
+
+@pytest.mark.parametrize("select", SMALL)
+def test_the_choice_does_not_depend_on_the_chunks(select):
+    (one, _), (other, _) = read(select, chunk=7), read(select, chunk=100)
+    one.fresh(), other.fresh()
+    assert all(torch.equal(one._chosen.rows[layer], rows) for layer, rows in other._chosen.rows.items())
+
+
+def test_queries_are_those_of_the_kept_nodes():
+    """A query says what its node would attend to, whatever else was in the tree."""
+    verifier = read(Recent(24))[1]
+    seen = verifier.verify(TREE, Wants(queries=8))
+    chain = TREE.tokens[seen.path]
+    verifier.cache.crop(100)
+    alone, = verifier.target.run([Segment(ProposalTree.chain(chain), verifier.cache)], Wants(queries=8))
+    assert seen.queries.keys() == alone.queries.keys() == set(range(4))
+    for layer, queries in seen.queries.items():
+        torch.testing.assert_close(queries, alone.queries[layer], atol=1e-4, rtol=1e-4)
+    assert verifier.read(torch.tensor([1] * 20), Wants(queries=8), following=2).queries[0].shape == (4, 8, 8)
+
+
+KEYS, QUERIES = (torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+                 for seed, shape in enumerate([(2, 203, 8), (4, 5, 8)]))
+
+
+def test_quest_chooses_the_blocks_that_specpv_chooses():
+    """Its arithmetic, head by head, query by query and block by block."""
+    keys, queries, first, count = KEYS.numpy(), QUERIES.numpy(), 32, (203 - 32 - 32) // 16
+    rows = Quest(2, 3, 2)(KEYS, QUERIES)
+    for head in range(2):
+        scores = np.zeros(count)
+        for block in range(count):
+            inside = keys[head, first + 16 * block:first + 16 * (block + 1)]
+            for query in queries[2 * head:2 * head + 2].reshape(-1, 8):
+                scores[block] += max(query @ inside.max(0), query @ inside.min(0))
+        best = np.sort(np.argsort(-scores)[:3])
+        middle = [first + 16 * block + i for block in best for i in range(16)]
+        assert rows[head].tolist() == [*range(32), *middle, *range(first + 16 * count, 203)]
+
+
+def test_quests_bound_is_above_every_product_of_its_block():
+    quest = Quest(2, 3, 2, corners=False)
+    bound = quest.scores(KEYS, QUERIES[:, :1], 8)
+    products = (QUERIES[:, 0].view(2, 2, 8) @ KEYS[:, 32:160].mT).view(2, 2, 8, 16)
+    assert (bound >= products.amax(-1).mean(1) - 1e-5).all()
+    assert not torch.allclose(bound, Quest(2, 3, 2).scores(KEYS, QUERIES[:, :1], 8))
+
+
+def test_attended_rows_are_those_of_the_summed_attention():
+    """SnapKV by a whole attention matrix: causal, summed over queries and heads of a group, averaged, the largest."""
+    rows = Attended(20, 5)(KEYS, QUERIES)
+    for head in range(2):
+        scores = QUERIES[2 * head:2 * head + 2] @ KEYS[head].T / 8 ** 0.5
+        hidden = torch.arange(203)[None] > torch.arange(198, 203)[:, None]
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).sum((0, 1))[:198]
+        near = torch.stack([weights[max(0, t - 2):t + 3].sum() for t in range(198)])
+        assert rows[head].tolist() == [*near.topk(15).indices.sort().values.tolist(), *range(198, 203)]
+
+
+def test_chunks_and_keys_are_those_nearest_to_the_last_query():
+    last, newest = QUERIES[:, -1], [*range(193, 203)]
+    nearest, chunks = Nearest(20, 4)(KEYS, QUERIES), Chunks(24)(KEYS, QUERIES)
+    assert Nearest(30, 4, 10)(KEYS, QUERIES)[:, -10:].tolist() == [newest, newest]
+    assert torch.equal(Chunks(34, 10)(KEYS, QUERIES)[:, :24], Chunks(24)(KEYS[:, :193], QUERIES)[:, :24])
+    for head in range(2):
+        products = KEYS[head] @ last[2 * head:2 * head + 2].sum(0)
+        assert nearest[head].tolist() == [0, 1, 2, 3, *(4 + products[4:].topk(16).indices).sort().values.tolist()]
+        means = products[:200].view(25, 8).mean(1)
+        best = (1 + means[1:].topk(2).indices).sort().values.tolist()
+        assert chunks[head].tolist() == [*range(8), *(8 * c + i for c in best for i in range(8)), 200, 201, 202]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_draft_from_a_part_say_what_the_whole_says(method, family, sampling):
+    found = answered(toy_session(method, family), toy_prompt(100), 24, sampling)
+    assert found.token_ids == plain(family, 100, 24, sampling)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_some_of_what_is_drafted_from_a_part_is_accepted(method):
+    """Else the test above would show nothing."""
+    assert sum(answered(toy_session(method), toy_prompt(100), 24).stats.accepted_per_step) >= 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rewound_part_drafts_what_it_drafted_then_and_a_state_is_all_it_knows(method):
+    partial = next(one for one in Run(method).proposer.memories if isinstance(one, PartialCache))
+    assert not partial.chosen().whole
+    test_memories.test_rewinding_forgets_what_was_observed_since_the_mark_as_often_as_one_likes(method)
+    test_memories.test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(method)
+
+
+def test_what_is_learnt_inside_a_cascade_is_forgotten():
+    run = Run(METHODS[-1])
+    partial, drafted = run.proposer.memories
+    run.propose()
+    length, state = partial.cache.length, drafted.mark()
+    run.propose()
+    assert (partial.cache.length, drafted.cache.length) == (length, 60) and drafted.mark()[0] == state[0]
+
+
+LOSSY = "specpv+sinks=0+retrieved=1+local=1+waiting=6"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
+def test_partial_verification_of_all_rows_is_plain_decoding(family, sampling):
+    found = answered(toy_session("specpv", family), toy_prompt(100), 24, sampling)
+    assert found.token_ids == plain(family, 100, 24, sampling) and METHODS_OF["specpv"].promise == "lossy"
+
+
+class Partly:
+    """SpecPV by hand: tokens that were said, and the verifier."""
+
+    def __init__(self, family: str = "llama") -> None:
+        parts = toy_parts(family)
+        self.proposer = build(LOSSY, parts)
+        memory, = self.proposer.memories
+        memory.reset(256)
+        self.full = Verifier(parts.target, parts.target.cache(256), Greedy(), Clock())
+        self.verifier = verifies(LOSSY, parts)(self.full)
+        self.text, self.fulls = toy_prompt(100), []
+        for seen in read_prompt(self.verifier, torch.tensor(self.text), memory.wants, 16):
+            memory.observe(seen)
+        for _ in range(12):
+            before = self.full.cache.length
+            tree = self.proposer.propose(Ask(seen.next_token, 8, self.verifier.cache.position))
+            seen = self.verifier.verify(tree, memory.wants)
+            assert seen.features((1, 2, 3)).shape[0] == len(seen.path) and seen.tree is tree
+            memory.observe(seen)
+            self.fulls.append(self.full.cache.length - before)
+            self.text += seen.kept.tolist()
+            assert self.verifier.cache.position == len(self.text)
+            if self.fulls[-1]:
+                assert self.full.cache.length == len(self.text)
+                assert seen.next_token == self.alone(self.text)[0]
+
+    def alone(self, text: list[int]):
+        """(the next token, the cache) of a target that reads the text for itself."""
+        verifier = Verifier(self.full.target, self.full.target.cache(256), Greedy(), Clock())
+        return verifier.read(torch.tensor(text), Wants(), None).next_token, verifier.cache
+
+
+def test_a_full_pass_comes_first_and_when_enough_waits_and_what_it_says_is_the_targets_own(family):
+    run = Partly(family)
+    assert run.fulls[0] and 0 in run.fulls
+    later = [n for n in run.fulls[1:] if n]
+    assert later and min(later) > 7      # more than six waited, and its own root
+
+
+def test_tokens_that_waited_have_their_true_rows_after_a_full_pass(family):
+    run = Partly(family)
+    length = run.full.cache.length
+    theirs = run.alone(run.text[:length])[1]
+    for ours, true in zip(run.full.cache.layers, theirs.layers, strict=True):
+        torch.testing.assert_close(ours.keys[:, :, :length], true.keys[:, :, :length], atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(ours.values[:, :, :length], true.values[:, :, :length], atol=1e-3, rtol=1e-3)
+
+
+def test_partial_verification_is_lossy():
+    """Its rows are too few here, and what it accepts on them stays."""
+    said = [answered(toy_session(LOSSY, family), toy_prompt(100), 24).token_ids for family in ("llama", "qwen3")]
+    assert said != [plain(family, 100, 24, Sampling()) for family in ("llama", "qwen3")]

@@ -1,0 +1,194 @@
+"""Drafts drawn by chances of their own: what is said has exactly the target's law, counted against enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+import transformers
+from conftest import toy_parts
+
+from longgraft.acceptance import Sampled
+from longgraft.clock import Clock
+from longgraft.engine import Engine
+from longgraft.needs import SMALL
+from longgraft.registry.chains import Chain, chain
+from longgraft.rejection import DRAFTED, Rejection
+from longgraft.sampling import Sampling
+from longgraft.session import Session, answer
+from longgraft.target.model import Target
+from longgraft.tree import ProposalTree
+
+MANY, SIGNIFICANT = 60_000, 1e-4
+LAWS = [Sampled(seed=3), Sampled(0.7, top_k=4, seed=4), Sampled(1.4, top_p=0.8, min_p=0.05, seed=5)]
+
+
+def tables(vocab: int, length: int, seed: int) -> list[torch.Tensor]:
+    """Logits after each past: per depth [V] * depth + [V]."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn((vocab,) * (depth + 1), generator=generator) * 1.5 for depth in range(length)]
+
+
+def warped(rule: Sampled, tables: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [rule.warp(table.flatten(0, -2) if table.ndim > 1 else table[None]).view_as(table) for table in tables]
+
+
+def after(table: torch.Tensor, past: list[torch.Tensor]) -> torch.Tensor:
+    """[B, V] logits after pasts of B tokens each."""
+    return table[tuple(past)] if past else table.expand(MANY, -1)
+
+
+def counted(rule: Sampled, vocab: int, drafted: int, settle) -> tuple[Counter, list[int]]:
+    """How often each text of three tokens was said by a step of `drafted` tokens, and by another where it ended
+    early; and how many drafted tokens the first step accepted, each sample at positions of its own."""
+    length = 3
+    target, small = (warped(rule, tables(vocab, length, seed)) for seed in (1, 2))
+    noise = Sampled(seed=rule.seed).apart(DRAFTED)      # the same draws of what is warped already
+    start = torch.arange(MANY) * length
+    said, full = [torch.full((MANY,), -1) for _ in range(length)], torch.zeros(MANY, dtype=torch.int64)
+    first: list[int] = []
+    for begin in range(length):         # a step for the texts that have `begin` tokens
+        past, n = said[:begin], min(drafted, length - 1 - begin) + 1
+        drawn, laws, p = list[torch.Tensor](), [torch.zeros(MANY, vocab)], list[torch.Tensor]()
+        for ahead in range(n):
+            before = [column.clamp(min=0) for column in past] + drawn
+            p.append(after(target[begin + ahead], before).softmax(-1))
+            if ahead < n - 1:
+                logits = after(small[begin + ahead], before)
+                drawn.append(noise.draw(logits, start + begin + ahead))
+                laws.append(logits.softmax(-1))
+        tokens = torch.stack([torch.zeros(MANY, dtype=torch.int64), *drawn], 1)
+        positions = (start + begin)[:, None] + torch.arange(n)
+        accepted, following = settle(torch.stack(p, 1), torch.stack(laws, 1), tokens, positions)
+        here = full == begin
+        for ahead in range(n):
+            column = drawn[ahead] if ahead < n - 1 else following
+            column = torch.where(accepted == ahead, following, column)
+            said[begin + ahead] = torch.where(here & (ahead <= accepted), column, said[begin + ahead])
+        full = torch.where(here, begin + accepted + 1, full)
+        first = first or accepted.tolist()
+    return Counter(zip(*(column.tolist() for column in said), strict=True)), first
+
+
+def chances(rule: Sampled, vocab: int) -> dict[tuple[int, ...], float]:
+    """The target's law of whole texts, by enumeration."""
+    a, b, c = (table.double().softmax(-1) for table in warped(rule, tables(vocab, 3, 1)))
+    joint = (a[:, None, None] * b[:, :, None] * c).flatten().tolist()
+    return dict(zip(itertools.product(range(vocab), repeat=3), joint, strict=True))
+
+
+def unlikely(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
+    """The probability of counts at least as far from the law (Pearson's chi-square); 0 where something impossible was
+    said.  Texts too rare to be judged alone are judged together."""
+    if any(not law[text] for text in counts):
+        return 0.0
+    total, cells, rare = sum(counts.values()), list[tuple[float, int]](), [0.0, 0]
+    for text, chance in law.items():
+        if chance * total >= 5:
+            cells.append((chance * total, counts[text]))
+        else:
+            rare[0], rare[1] = rare[0] + chance * total, rare[1] + counts[text]
+    cells += [(rare[0], int(rare[1]))] if rare[0] > 1 else []
+    far = sum((seen - due) ** 2 / due for due, seen in cells)
+    return float(torch.special.gammaincc(torch.tensor((len(cells) - 1) / 2).double(), torch.tensor(far / 2).double()))
+
+
+@pytest.mark.parametrize("rule", LAWS, ids=str)
+@pytest.mark.parametrize("vocab, drafted", [(5, 2), (8, 1)])
+def test_what_is_said_has_the_targets_law(rule, vocab, drafted):
+    counts, _ = counted(rule, vocab, drafted, Rejection(rule).settle)
+    assert sum(counts.values()) == MANY
+    assert unlikely(counts, chances(rule, vocab)) > SIGNIFICANT
+
+
+def from_p(rule: Sampled):
+    """The error of some published codes: after a rejection the target's law, not what it has more than the draft's."""
+    def settle(p, q, tokens, positions):
+        accepted, _ = Rejection(rule).settle(p, q, tokens, positions)
+        more = p[torch.arange(len(p)), accepted]
+        return accepted, rule.apart(9).draw(more.log(), positions.gather(1, accepted[:, None])[:, 0])
+    return settle
+
+
+def always(rule: Sampled):
+    """Drafts that are believed."""
+    def settle(p, q, tokens, positions):
+        return torch.full((len(p),), p.shape[1] - 1), Rejection(rule).settle(p[:, -1:], q[:, :1], tokens[:, :1],
+                                                                            positions[:, -1:])[1]
+    return settle
+
+
+@pytest.mark.parametrize("wrong", [from_p, always])
+def test_a_wrong_rule_is_found_out_by_the_same_count(wrong):
+    rule = LAWS[0]
+    counts, _ = counted(rule, 5, 2, wrong(rule))
+    assert unlikely(counts, chances(rule, 5)) < 1e-12
+
+
+def test_drafted_tokens_are_accepted_as_often_as_the_laws_overlap():
+    rule = Sampled(seed=8)
+    _, first = counted(rule, 6, 2, Rejection(rule).settle)
+    p, q = (tables(6, 1, seed)[0].double().softmax(-1) for seed in (1, 2))
+    overlap = float(torch.minimum(p, q).sum())
+    found = sum(accepted > 0 for accepted in first) / MANY
+    assert abs(found - overlap) < 4 * math.sqrt(overlap * (1 - overlap) / MANY)
+
+
+def test_streams_of_noise_differ_from_one_another_and_between_seeds():
+    rule, positions = Sampled(seed=11), torch.arange(1000)
+    noises = [made.chance(positions) for seed in (11, 12) for made in
+              (Sampled(seed=seed), *(Sampled(seed=seed).apart(stream) for stream in (1, 2, 3)))]
+    assert all(int((a == b).sum()) == 0 for a, b in itertools.combinations(noises, 2))
+    assert torch.equal(rule.apart(2).chance(positions), Sampled(seed=11).apart(2).chance(positions))
+
+
+def test_laws_that_are_one_accept_everything_and_never_say_what_cannot_be_said():
+    rule = Sampled(top_k=2, seed=1)
+    logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
+    p = rule.warp(logits).softmax(-1)
+    for at in range(200):
+        drawn = rule.apart(DRAFTED).draw(logits[:3], at + torch.arange(3))
+        tree = ProposalTree.chain(torch.cat([torch.tensor([0]), drawn]))
+        tree = ProposalTree(tree.tokens, tree.parents, tree.scores, tree.origin,
+                            law=torch.cat([torch.zeros(1, 12), p[:3]]))
+        path, token = Rejection(rule)(tree, logits, at + torch.arange(4))
+        assert path.tolist() == [0, 1, 2, 3] and p[3, token] > 0
+
+
+def tiny(seed: int, layers: int) -> Target:
+    """Of 12 tokens."""
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(vocab_size=12, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
+                                      num_attention_heads=2, max_position_embeddings=64)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20.0)
+    return Target(model, f"tiny {seed}")
+
+
+@torch.inference_mode()
+def test_whole_answers_have_the_targets_law():
+    """Two tokens behind the one that the prefill draws, at top-k 2: the first step's draft and what follows it."""
+    target, small, prompt, many = tiny(1, 1), tiny(2, 1), [3, 1, 4, 1, 5], 200
+    parts = toy_parts()
+    parts = type(parts)(target, {SMALL.name: small}, choices=Chain(), clock=Clock())
+    session = Session(Engine(target, chain(parts, False), parts.clock, 3, None), None)
+    counts: Counter = Counter()
+    for seed in range(many):
+        sampling = Sampling(temperature=1.2, top_k=2, seed=seed)
+        counts[tuple(answer(session.open(prompt, 3, sampling, eos=())).token_ids)] += 1
+    warp = Sampled(1.2, top_k=2).warp
+
+    def law(text: list[int]) -> torch.Tensor:
+        return warp(target.model(torch.tensor([prompt + text])).logits[0, -1:]).softmax(-1)[0]
+
+    expected = {text: 0.0 for text in itertools.product(range(12), repeat=3)}
+    for a in law([]).nonzero().flatten().tolist():
+        for b in law([a]).nonzero().flatten().tolist():
+            for c in law([a, b]).nonzero().flatten().tolist():
+                expected[a, b, c] = float(law([])[a] * law([a])[b] * law([a, b])[c])
+    assert unlikely(counts, expected) > SIGNIFICANT
+    assert len(counts) == 8

@@ -1,0 +1,99 @@
+"""Roll-outs of one prompt: what earlier answers said is proposed again, to the same prompt only."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from conftest import answered, toy_prompt, toy_session
+from oracle import plain
+
+from longgraft.memories.rollouts import RollOuts
+from longgraft.observation import Observation
+from longgraft.sampling import Sampling
+from longgraft.tree import ProposalTree
+
+PROMPT = [1, 2, 3, 4]
+
+
+def told(memory: RollOuts, prompt: list[int], answer: list[int], chunk: int = 3) -> None:
+    """One request, prompt in chunks, one token a step."""
+    memory.reset(100)
+    for at in range(0, len(prompt), chunk):
+        part = prompt[at:at + chunk]
+        following = prompt[at + chunk] if at + chunk < len(prompt) else answer[0]
+        memory.observe(Observation(ProposalTree.chain(torch.tensor(part)), torch.arange(len(part)), following,
+                                   prompt=True))
+    for root, token in pairwise(answer):
+        memory.observe(Observation(ProposalTree.chain(torch.tensor([root])), torch.arange(1), token))
+
+
+def test_what_an_answer_said_is_known_to_the_next_one_with_the_same_prompt():
+    memory = RollOuts()
+    told(memory, PROMPT, [5, 6, 7, 8])
+    told(memory, PROMPT, [5])
+    assert memory.answers == 1 and memory.text == [*PROMPT, 5]
+    assert memory.after([4, 5], 6) == (2, 6) and memory.after([3, 4, 5, 6], 6) == (4, 7)
+    told(memory, PROMPT, [5, 9, 9])
+    assert memory.answers == 1                  # of one token nothing was decoded
+    told(memory, PROMPT, [5])
+    assert memory.answers == 2 and memory.after([4, 5], 6) == (2, 9)        # the newest counts
+    assert memory.after([7, 8], 6) == (0, -1)       # where an answer ended nothing followed
+
+
+@pytest.mark.parametrize("other", [[1, 2, 3], [1, 2, 3, 4, 4], [1, 2, 9, 4]])
+def test_with_another_prompt_all_is_forgotten(other):
+    memory = RollOuts()
+    told(memory, PROMPT, [5, 6, 7, 8])
+    told(memory, other, [5])
+    assert memory.answers == 0 and memory.after([5], 6) == (0, -1)
+    told(memory, PROMPT, [5])
+    assert memory.answers == 0
+
+
+def test_of_many_answers_the_last_are_kept():
+    memory = RollOuts(most=2)
+    for first in (10, 20, 30):
+        told(memory, PROMPT, [first, first + 1])
+    told(memory, PROMPT, [5])
+    assert memory.answers == 2 and memory.after([10], 6) == (0, -1) and memory.after([30], 6) == (1, 31)
+
+
+def test_a_restored_state_of_an_answer_that_is_over_joins_with_the_next_prompt():
+    first, second = RollOuts(), RollOuts()
+    told(first, PROMPT, [5, 6, 7, 8])
+    second.reset(100)
+    second.restore(first.state())
+    second.observe(Observation(ProposalTree.chain(torch.tensor(PROMPT)), torch.arange(4), 5, prompt=True))
+    assert second.answers == 1 and second.text == [*PROMPT, 5] and second.after([4, 5], 6) == (2, 6)
+
+
+def test_a_release_gives_the_indices_back_and_keeps_the_answers():
+    memory = RollOuts()
+    told(memory, PROMPT, [5, 6, 7, 8])
+    told(memory, PROMPT, [5, 6, 9, 9])
+    assert memory.after([6, 7], 6) == (2, 8)
+    memory.release()
+    assert memory.text == [] and memory._others.text == [] and not memory._answering
+    told(memory, PROMPT, [5])
+    assert memory.answers == 2 and memory.after([3, 4, 5, 6], 6) == (4, 9)      # the one that was released with it
+
+
+def hits(session, seeds) -> list[float]:
+    """Retrieved tokens that each answer accepted, of its tokens."""
+    found = []
+    for seed in seeds:
+        sampling = Sampling(temperature=0.3, seed=seed)
+        said = answered(session, toy_prompt(60), 40, sampling)
+        assert said.token_ids == plain("llama", 60, 40, sampling)
+        found.append(said.stats.accepted_by_origin.get("retrieved", 0) / 40)
+    return found
+
+
+def test_more_is_found_the_more_roll_outs_are_finished():
+    alone = [hits(toy_session("mtp"), [seed])[0] for seed in range(12)]
+    shared = hits(toy_session("mtp"), range(12))
+    assert shared[0] == alone[0]
+    gains = [ours - theirs for ours, theirs in zip(shared, alone, strict=True)]
+    assert sum(gains[8:]) > sum(gains[1:5]) > 0

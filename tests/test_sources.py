@@ -1,0 +1,152 @@
+"""Any method whose nodes carry probabilities takes the drafter's place in graft-x, and is asked while it pays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
+from oracle import plain
+
+from longgraft.compose import Plain, Within
+from longgraft.costs import Costs, Live
+from longgraft.drafters.policies import Mass
+from longgraft.memories.successors import Successors
+from longgraft.methods import METHODS, Method, build, find
+from longgraft.needs import HEAD
+from longgraft.proposer import Ask
+from longgraft.ranking import Ranked
+from longgraft.sampling import Sampling
+from longgraft.stats import Stats
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+
+TEXT = torch.randint(1, 96, (360,), generator=torch.Generator().manual_seed(4)).tolist()
+LENGTH = 60     # of the prompt
+
+
+class Knows:
+    """Proposes four tokens as 0.9 sure, which are the text's, `off` by so much."""
+
+    memories = ()
+
+    def __init__(self, off: int = 0) -> None:
+        self.off, self.asked = off, 0
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        self.asked += 1
+        after = [(token + self.off) % 96 for token in TEXT[ask.position + 1:ask.position + 5]][:ask.budget - 1]
+        n = len(after)
+        return ProposalTree.build([ask.root, *after], list(range(-1, n)), [k * math.log(0.9) for k in range(n + 1)],
+                                  [ROOT] + [RETRIEVED] * n)
+
+
+def spent(source: Knows, host: float, new: int = 300) -> Stats:
+    """Of a text that the source knows; a proposal costs `host` plain passes."""
+    method = Method("over", "-", "-", lambda p: replace(p, source=source).ranked(Mass()),
+                    adaptive=lambda p: replace(p, source=source).controlled())
+    session = toy_session(method, adaptive=True, costs=Live(replace(TOY_COSTS, host=host), frozen=True))
+    return answered(session, TEXT[:LENGTH], new, Sampling(replay=tuple(TEXT[LENGTH:LENGTH + new]))).stats
+
+
+@pytest.mark.parametrize("host", [0.0, 0.5])
+def test_a_source_that_is_right_is_asked_at_every_step(host):
+    source = Knows()
+    stats = spent(source, host)
+    assert source.asked >= stats.steps - 1 and stats.mat > 3.9
+
+
+def test_a_source_that_is_wrong_is_left_and_looked_at_ever_more_rarely():
+    source = Knows(off=1)
+    stats = spent(source, 0.5)
+    assert stats.mat < 1.2 and 4 <= source.asked < 0.2 * stats.steps
+
+
+def test_what_costs_more_than_it_can_bring_is_hardly_asked():
+    source = Knows()
+    stats = spent(source, 20.0)
+    assert source.asked <= 3 and stats.mat < 1.2
+
+
+def test_what_a_proposal_takes_is_followed_and_a_slow_first_one_is_forgotten():
+    live = Live(Costs({}, "", {0: {1: 1.0}}, {}, {}, host=0.25))
+    assert live.proposal == 0.25
+    live.proposed(3.0)
+    assert live.proposal == pytest.approx(3.0)
+    for _ in range(12):
+        live.proposed(0.1)
+    assert live.proposal == pytest.approx(0.1, rel=0.01)
+    live.proposed(5.0)
+    assert live.proposal < 0.11
+    frozen = Live(live.costs, frozen=True)
+    frozen.proposed(3.0)
+    assert frozen.proposal == 0.25
+
+
+def test_nodes_without_a_probability_are_left_out_and_others_stay_whose_they_are():
+    nan = float("nan")
+    tree = ProposalTree.build([2, 3, 4, 5, 6, 7], [-1, 0, 0, 1, 2, 4], [0.0, -0.1, nan, -0.2, -0.3, -0.4],
+                              [ROOT, RETRIEVED, DRAFT, DRAFT | RETRIEVED, DRAFT, DRAFT])
+
+    class One:
+        memories = ()
+
+        def propose(self, ask: Ask) -> ProposalTree:
+            return tree
+
+    ranked = Ranked(Successors(0), One(), pool=1).propose(Ask(2, 30, 0))
+    assert ranked.tokens.tolist() == [2, 3, 5] and ranked.origin.tolist() == [ROOT, RETRIEVED, DRAFT | RETRIEVED]
+    assert ranked.scores.tolist() == pytest.approx([0.0, -0.1, -0.2])
+
+
+SOURCES = ["eagle3", "svip", "talon", "graft-x-text", "pld"]
+
+
+@pytest.mark.parametrize("adaptive", [True, False], ids=["choosing", "sixty"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_over_any_method_graft_x_says_what_the_target_would(source, adaptive):
+    for sampling in (Sampling(), Sampling(temperature=1.0, seed=5)):
+        session = toy_session(f"graft-x+source={source}", adaptive=adaptive)
+        assert answered(session, toy_prompt(60), 24, sampling).token_ids == plain("llama", 60, 24, sampling)
+
+
+def test_over_eagle3_the_ranking_has_its_nodes():
+    parts = toy_parts()
+    ours = build("graft-x+source=eagle3", parts)
+    assert isinstance(ours, Ranked) and type(ours.drafter.proposer) is type(build("eagle3", parts))
+    assert ours.drafter.memories[0] is build("eagle3", parts).memories[0] and ours.pool == 1
+
+
+def test_a_source_is_asked_for_no_more_than_its_own_size():
+    asked = []
+
+    class Recorded(Plain):
+        def propose(self, ask):
+            asked.append(ask.budget)
+            return super().propose(ask)
+
+    within = Within(Recorded(), 6)
+    for budget in (60, 6, 2):
+        within.propose(Ask(1, budget, 0))
+    assert asked == [6, 6, 2]
+    stats = answered(toy_session("graft-x+source=sps-gumbel"), toy_prompt(60), 24).stats
+    assert stats.forwards["draft"] <= 5 * (stats.steps + 1)
+
+
+def test_needs_are_those_of_the_method_that_it_is_over():
+    assert find("graft-x").needs == (HEAD,) == find("graft-x+source=svip").needs
+    assert find("graft-x+source=pld").needs == () and find("graft-x+source=pld").fallback == ""
+    bare = toy_parts().__class__(toy_parts().target)
+    assert build("graft-x+source=pld", bare).memories
+    with pytest.raises(ValueError, match="'graft-x' needs an EAGLE-3 drafter"):
+        build("graft-x+source=talon", bare)
+
+
+@pytest.mark.parametrize("promise", ["lossy", "distribution"])
+def test_a_method_with_a_rule_of_its_own_is_no_source(monkeypatch, promise):
+    monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise))
+    with pytest.raises(ValueError, match="cannot be over 'odd'"):
+        find("graft-x+source=odd")
+    with pytest.raises(ValueError, match="'nothing' is unknown"):
+        find("graft-x+source=nothing")

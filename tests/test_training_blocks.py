@@ -1,0 +1,129 @@
+"""Claims about the block drafters' trainer, on a toy corpus and random toy models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCAB, toy_prompt, toy_target
+from test_training_drafter import corpus, files_of_a_toy_run, one_thread  # noqa: F401 - fixtures
+from toy_dflash import shared_blocks
+
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
+from longgraft.memories.block import BlockMemory
+from longgraft.prefill.chunked import read_prompt
+from longgraft.verifier import Verifier
+from longgraft.yarn_drafters.dflash_files import load_blocks
+from longgraft.yarn_drafters.layouts import TargetShape
+from longgraft.yarn_drafters.training.block_objective import _BlockFlash, block_attention, block_states, compared
+from longgraft.yarn_drafters.training.blocks import BlockRecipe, BlockTrainer, fresh_network, train_blocks
+from longgraft.yarn_drafters.training.frozen import observed
+from longgraft.yarn_drafters.training.recipe import Stage
+
+RECIPE = BlockRecipe(layers=2, block=5, feature_layers=(1, 3), stride=4, stages=(Stage(32, skip=0.5),),
+                     total_tokens=1024, tokens_per_step=128, bf16=False, threads=1, valid_length=32, max_positions=512)
+
+
+def trainer(given, out, recipe=RECIPE) -> BlockTrainer:
+    target = toy_target("qwen3")
+    return BlockTrainer(recipe, target, fresh_network(recipe, target, given), given, out)
+
+
+@pytest.mark.parametrize("anchor", [1, 7, 40])
+def test_a_block_is_trained_on_what_it_sees_when_it_drafts(anchor):
+    """Features of the tokens before it, all of itself, and nothing of other blocks or of what comes after."""
+    target, prompt = toy_target(), torch.tensor(toy_prompt(60))
+    network = shared_blocks(target)
+    memory = BlockMemory(network)
+    memory.reset(100)
+    verifier = Verifier(target, target.cache(100), Greedy(), Clock())
+    for seen in read_prompt(verifier, prompt[:anchor], memory.wants, 16, following=int(prompt[anchor])):
+        memory.observe(seen)
+    positions = torch.arange(60)[None]
+    features, _ = observed(target, network.config.feature_layers, prompt[None], positions)
+    states = block_states(network, features, prompt[None], positions, torch.tensor([[1, 7, 25, 40]]))
+    ours = network.logits(states[0, [1, 7, 25, 40].index(anchor), 1:])
+    torch.testing.assert_close(ours, memory.guesses(int(prompt[anchor])), atol=2e-3, rtol=1e-3)
+
+
+def test_flash_attention_of_blocks_is_the_reference_s_and_so_are_its_gradients():
+    torch.manual_seed(0)
+    shapes = (2, 4, 20, 8), (2, 2, 20, 8), (2, 2, 20, 8), (2, 2, 33, 8), (2, 2, 33, 8)
+    given = [torch.randn(*shape, requires_grad=True) for shape in shapes]
+    before = torch.arange(33) < torch.randint(1, 33, (2, 5))[..., None]
+    upstream, found = torch.randn(2, 4, 20, 8), []
+    for function in (block_attention, _BlockFlash.apply):
+        out = function(*given, before, 8 ** -0.5)
+        found.append((out, *torch.autograd.grad(out, given, upstream)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_nats_and_their_gradient_are_those_of_a_plain_cross_entropy():
+    target = toy_target("qwen3")
+    network = shared_blocks(target)
+    torch.manual_seed(0)
+    states, hidden = torch.randn(3, 7, 32, requires_grad=True), torch.randn(3, 7, 32)
+    weights = torch.rand(3, 7)
+    nats, agreed = compared(states, hidden, network, target)
+    shares = target.logits(hidden).softmax(-1)
+    plain = -(shares * network.logits(states).log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(nats, plain)
+    assert torch.equal(agreed, network.logits(states).argmax(-1) == shares.argmax(-1))
+    ours, theirs = (torch.autograd.grad((x * weights).sum(), states)[0] for x in (nats, plain))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
+def test_training_lowers_the_loss(corpus, tmp_path):  # noqa: F811
+    run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, total_tokens=8192))
+    losses = [run.step()["loss"] for _ in range(40)]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+
+
+def test_earlier_guesses_weigh_more(corpus, tmp_path):  # noqa: F811
+    """With a steep falloff the loss is the first guesses' alone."""
+    rows, positions = torch.from_numpy(trainer(corpus, tmp_path).streams["mixed"].rows(0, 2, 32)), torch.arange(32)
+    steep, flat = (trainer(corpus, tmp_path, dataclasses.replace(RECIPE, falloff=f, block=b))
+                   for f, b in ((1e-3, 5), (1e6, 2)))
+    flat.network.load_state_dict(steep.network.state_dict())
+    anchors = torch.tensor([[3, 9], [5, 20]])
+    found = [run._loss(rows, positions.expand(2, -1), anchors)[0].item() for run in (steep, flat)]
+    # A block of two has one guess; its mask sees no masks behind it, which at the start say next to nothing.
+    assert found[0] == pytest.approx(found[1], rel=0.05)
+
+
+def test_tokens_that_are_context_only_are_not_learnt(corpus, tmp_path):  # noqa: F811
+    run = trainer(corpus, tmp_path)
+    rows, positions = torch.from_numpy(run.streams["mixed"].rows(0, 1, 32)), torch.arange(32)[None]
+    anchors = torch.tensor([[4, 20]])
+    half = rows.clone()
+    half[:, 21:] = ~half[:, 21:]
+    first = run._loss(rows, positions, anchors[:, :1])[0]
+    torch.testing.assert_close(run._loss(half, positions, anchors)[0], first, atol=1e-5, rtol=1e-4)
+    assert run._loss(torch.where(rows >= 0, ~rows, rows), positions, anchors)[0] == 0
+
+
+def test_a_run_is_resumed_measured_and_written_as_dflash_s_files(tmp_path):
+    target, text = files_of_a_toy_run(tmp_path)
+    recipe = dataclasses.replace(RECIPE, total_tokens=512, mat_prompts=1, mat_tokens=4, valid_rows=2)
+    train_blocks(dataclasses.replace(recipe, total_tokens=256), target, [text], [text], tmp_path / "out")
+    made = train_blocks(recipe, target, [text], [text], tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines if "event" in line] == ["started", "finished", "resumed", "finished"]
+    last = lines[-1]
+    assert last["tokens"] == 512 and any(name.endswith("_mat") for name in last)
+    config = json.loads((target / "config.json").read_text())
+    shape = TargetShape(config["num_hidden_layers"], config["hidden_size"], config["vocab_size"])
+    assert load_blocks(made, shape).config.block == 5
+
+
+def test_what_cannot_be_trained_is_said(corpus, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match="no room for blocks of 32"):
+        dataclasses.replace(RECIPE, block=32)
+    for changed, said in ((dict(feature_layers=(1, 1)), "different numbers"), (dict(mask_token=VOCAB), "mask_token")):
+        with pytest.raises(ValueError, match=said):
+            trainer(corpus, tmp_path, dataclasses.replace(RECIPE, **changed))

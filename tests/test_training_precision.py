@@ -1,0 +1,65 @@
+"""Drafters train in float32 on a target of bfloat16, a GPU's default, and are measured as they will decode."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import test_longspec
+import test_training_blocks
+import test_training_drafter
+import test_training_small
+import torch
+from conftest import toy_target
+
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.training.blocks import BlockTrainer
+from longgraft.yarn_drafters.training.blocks import fresh_network as fresh_blocks
+from longgraft.yarn_drafters.training.drafter import DrafterTrainer
+from longgraft.yarn_drafters.training.fresh import build_network
+from longgraft.yarn_drafters.training.frozen import as_decoded
+from longgraft.yarn_drafters.training.longspec import LongSpecTrainer
+from longgraft.yarn_drafters.training.longspec import fresh_network as fresh_longspec
+from longgraft.yarn_drafters.training.medusa import MedusaTrainer, build_heads
+
+TRAINERS = {     # recipe, trainer, and what it trains
+    "drafter": (test_training_drafter.RECIPE, DrafterTrainer, lambda *of: build_network(*of, [0])),
+    "medusa": (test_training_small.HEADS, MedusaTrainer, lambda recipe, target, _: build_heads(recipe, target)),
+    "untied": (dataclasses.replace(test_training_small.HEADS, tied=False), MedusaTrainer,
+               lambda recipe, target, _: build_heads(recipe, target)),
+    "dflash": (test_training_blocks.RECIPE, BlockTrainer, fresh_blocks),
+    "longspec": (test_longspec.RECIPE, LongSpecTrainer, lambda recipe, target, _: fresh_longspec(recipe, target)),
+}
+
+
+def halved(family: str = "qwen3") -> Target:
+    return Target(copy.deepcopy(toy_target(family).model).to(torch.bfloat16), family)
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_path):
+    """To what bfloat16 tells."""
+    recipe, trainer, made = TRAINERS[name]
+    short = dict(valid_rows=1, valid_length=32)
+    if hasattr(recipe, "mat_prompts"):
+        short |= dict(mat_prompts=1, mat_tokens=4)
+    recipe, corpus, found = dataclasses.replace(recipe, bf16=bf16, **short), test_longspec.counting(), []
+    for target in (toy_target("qwen3"), halved()):
+        run = trainer(recipe, target, made(recipe, target, corpus), corpus, tmp_path, corpus)
+        figures = run.step()
+        measured = run.measure()
+        assert all(p.dtype == torch.float32 for p in run.module.parameters() if p.requires_grad)
+        assert ("code_mat" in measured) == hasattr(recipe, "mat_prompts")
+        found.append(torch.tensor(figures["losses"] if "losses" in figures else [figures["loss"]]))
+    torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
+
+
+def test_what_is_measured_borrows_the_targets_own_layers_and_leaves_the_trained_network_alone():
+    target = halved()
+    network = fresh_blocks(test_training_blocks.RECIPE, target, test_longspec.counting())
+    network.share(target.model.get_input_embeddings(), target.head)
+    made = as_decoded(network, target)
+    assert made.__dict__["_shared"][1] is target.head
+    assert (network.fc.weight.dtype, made.fc.weight.dtype) == (torch.float32, torch.bfloat16)

@@ -1,0 +1,176 @@
+"""Claims about what learns from a target's own words: small models and Medusa heads, on toys."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_target
+from test_training_drafter import tiny_target
+
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.medusa import load_medusa
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokenizer
+from longgraft.yarn_drafters.training.medusa import MedusaRecipe, MedusaTrainer, build_heads, train_medusa
+from longgraft.yarn_drafters.training.recipe import Stage
+from longgraft.yarn_drafters.training.target import (
+    TargetRecipe,
+    TargetTrainer,
+    begin_as,
+    build_model,
+    next_token_logits,
+    said_by,
+    train_target,
+)
+
+STAGES = (Stage(32, 1.0),)
+SMALL = TargetRecipe(vocab_size=300, layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24,
+                     max_positions=512, stages=STAGES, total_tokens=4096, tokens_per_step=128, bf16=False, threads=1,
+                     muon_lr=2e-2, embedding_lr=2e-2, norm_lr=2e-2)
+HEADS = MedusaRecipe(heads=3, stages=STAGES, total_tokens=4096, tokens_per_step=128, bf16=False, threads=1,
+                     muon_lr=3e-2, adam_lr=3e-2)
+LINES = [f"def f{i}(x):\n    return x + {i}\n" * 4 for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def cycle() -> EncodedCorpus:
+    """Sixteen tokens again and again: what a target says of each is the same each time."""
+    tokens = np.tile(np.arange(1, 17), 128).astype(np.int32)
+    return EncodedCorpus(tokens, np.array([0, len(tokens)]), ("code-python",), ("owner/repo@abc:file.py",))
+
+
+@pytest.fixture(scope="module")
+def loud() -> Target:
+    """A teacher of 300 tokens with something to say."""
+    import transformers
+
+    torch.manual_seed(4)
+    config = transformers.Qwen3Config(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, tie_word_embeddings=False)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and "embed" not in name:
+            parameter.mul_(8.0 if "self_attn" in name else 25.0)
+    return Target(model, "loud")
+
+
+class Words:
+    eos_token_id = pad_token_id = 0
+
+
+def test_a_small_model_comes_to_say_what_its_teacher_says(loud, cycle, tmp_path):
+    teacher = loud
+    run = TargetTrainer(SMALL, Words(), cycle, tmp_path, teacher=teacher)
+    rows = torch.arange(1, 17).repeat(3)[None, :33]
+    positions = torch.arange(32)[None]
+    said = said_by(teacher, rows, positions)
+    expected = teacher.model(rows[:, :-1]).logits[0]
+    torch.testing.assert_close(said, expected, atol=1e-4, rtol=1e-4)
+    for _ in range(40):
+        run.step()
+    with torch.no_grad():
+        ours = next_token_logits(run.model, rows, positions)
+    assert (ours.argmax(-1) == said.argmax(-1)).float().mean() > 0.9       # and not the text's next token:
+    assert (said.argmax(-1) == rows[0, 1:]).float().mean() < 0.2
+
+
+def test_a_small_models_embedding_begins_as_the_teachers_principal_components(loud):
+    teacher = loud
+    model = build_model(SMALL, 0)
+    begin_as(model, teacher)
+    ours, theirs = (m.get_input_embeddings().weight.detach().double() for m in (model, teacher.model))
+    near, true = ours @ ours.T, theirs @ theirs.T
+    assert float((near * true).sum() / near.norm() / true.norm()) > 0.7
+    assert float(ours.std()) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("teacher")
+    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": line, "type": "code-python", "source": "a/b@c:d"})
+                                                 for line in LINES))
+    tiny_target(folder / "target", LINES)
+    return folder / "target", folder / "text.jsonl"
+
+
+def test_a_small_model_is_trained_with_its_teachers_tokenizer(teacher, tmp_path):
+    from transformers import AutoTokenizer
+
+    target, text = teacher
+    recipe = dataclasses.replace(SMALL, vocab_size=300, total_tokens=256, valid_rows=1, valid_length=32)
+    made = train_target(recipe, [text], [text], tmp_path / "out", teacher=str(target))
+    theirs = AutoTokenizer.from_pretrained(target).get_vocab()
+    assert AutoTokenizer.from_pretrained(made).get_vocab() == theirs
+    figures = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])
+    assert 0 <= figures["code_agreement"] <= 1 and 0 < figures["code_overlap"] < 1
+    with pytest.raises(ValueError, match=r"teacher '.*', now None"):
+        train_target(recipe, [text], [], tmp_path / "out")
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(teacher, tmp_path):
+    target, text = teacher
+    small = dataclasses.replace(SMALL, vocab_size=257, total_tokens=256)
+    with pytest.raises(ValueError, match=r"says ids up to \d+, and vocab_size is 257"):
+        train_target(small, [text], [], tmp_path / "narrow", tokenizer=str(target))
+    with pytest.raises(ValueError, match="a vocabulary of 300, and vocab_size is 400"):
+        train_target(dataclasses.replace(small, vocab_size=400), [text], [], tmp_path / "wide", teacher=str(target))
+    other = tmp_path / "other"
+    train_tokenizer(["quite other words " * 9], 300).save_pretrained(other)
+    with pytest.raises(ValueError, match="holds another tokenizer than"):
+        train_target(dataclasses.replace(small, vocab_size=400), [text], [], tmp_path / "wide", tokenizer=str(other))
+
+
+def test_each_head_comes_to_say_what_the_target_says_further_on(cycle, tmp_path):
+    target = toy_target("qwen3")
+    run = MedusaTrainer(HEADS, target, build_heads(HEADS, target), cycle, tmp_path)
+    rows, positions = torch.arange(1, 17).repeat(3)[None, :33], torch.arange(32)[None]
+    said = said_by(target, rows, positions)
+    hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0]
+    before = run.heads.logits(hidden, target.logits)
+    torch.testing.assert_close(before[:, 0], said, atol=1e-4, rtol=1e-4)     # fresh ones say the next token again
+    figures = [run.step() for _ in range(40)]
+    for first, last in zip(figures[0]["losses"], figures[-1]["losses"], strict=True):
+        assert last < 0.75 * first
+
+
+def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
+    target = toy_target("qwen3")
+    run = MedusaTrainer(HEADS, target, build_heads(HEADS, target), cycle, tmp_path)
+    rows, positions = torch.arange(1, 34)[None], torch.arange(32)[None]
+    asked = rows.clone()
+    asked[:, :20] = ~asked[:, :20]
+    whole = [run.objective(one, positions)[1]["losses"] for one in (rows, asked)]
+    said = said_by(target, rows, positions).softmax(-1)
+    hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0].detach()
+    laws = run.heads.logits(hidden, target.logits).log_softmax(-1)
+    for head in (0, 2):
+        nats = -(said[head + 1:] * laws[:-head - 1, head]).sum(-1).detach()
+        assert whole[0][head] == pytest.approx(float(nats.mean()), abs=1e-4)
+        # Those that say token 20, the first of the answer, and later ones.
+        assert whole[1][head] == pytest.approx(float(nats[18 - head:].mean()), abs=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_training_leaves_heads_that_the_loader_takes(teacher, tmp_path, tied):
+    target, text = teacher
+    recipe = dataclasses.replace(HEADS, total_tokens=256, valid_rows=1, valid_length=32, tied=tied)
+    heads = load_medusa(train_medusa(recipe, target, [text], [text], tmp_path), 32, 300)
+    assert (heads.config.heads, heads.config.tied) == (3, tied)
+    figures = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert len(figures["code_agreements"]) == 3
+    with pytest.raises(ValueError, match="leave nothing to guess for 40 heads"):
+        dataclasses.replace(recipe, heads=40)
+
+
+def test_a_teacher_is_only_read(loud, cycle, tmp_path):
+    target = loud
+    before = [p.clone() for p in target.model.parameters()]
+    for run in (TargetTrainer(SMALL, Words(), cycle, tmp_path / "a", teacher=target),
+                MedusaTrainer(HEADS, target, build_heads(HEADS, target), cycle, tmp_path / "b")):
+        run.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, target.model.parameters(), strict=True))

@@ -1,0 +1,104 @@
+"""The DFlash drafter network: a block of masks behind the newest token becomes a block of guesses in one forward.
+
+Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v of the block.
+Source: DFlash (arXiv 2602.06036), whose layers are Qwen3's.
+
+Letters: B batch, n slots, H hidden, A feature layers, V vocabulary, nkv key heads, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from longgraft.yarn_drafters.network import Attend, PlainLayer, Product, RMSNorm, through
+from longgraft.yarn_drafters.rope import Rope
+
+BLOCK = 16      # tokens of a block, the newest committed one included: DFlash's released setting
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """A block drafter's shape; embedding, output layer and with them H and V are the target's.
+
+    feature_layers: indices into transformers' hidden_states: k is the input of layer k
+    mask_token:     the token that stands where a guess is wanted
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    vocab_size: int
+    feature_layers: tuple[int, ...]
+    mask_token: int
+    max_positions: int
+    block: int = BLOCK
+    rope: Rope = Rope()
+    rms_eps: float = 1e-6
+    qk_norm: bool = True
+    attention_bias: bool = False
+
+
+class BlockNetwork(nn.Module):
+    """Slot 0 of a block is the newest committed token, the others are masks; slot i guesses the token at its own
+    position.  Of the tokens before it a layer sees the target's features alone, as keys and values of its own.
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config, h = config, config.hidden_size
+        self.fc = nn.Linear(len(config.feature_layers) * h, h, bias=False)
+        self.hidden_norm = RMSNorm(h, config.rms_eps)
+        self.layers = nn.ModuleList(PlainLayer(config, index) for index in range(config.layers))
+        self.norm = RMSNorm(h, config.rms_eps)
+
+    def share(self, embedding: nn.Embedding, head: nn.Linear) -> None:
+        """Use the target's, [V, H] each; they stay the target's parameters and are not in our state dict."""
+        object.__setattr__(self, "_shared", (embedding, head))
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [B, n, A * H] -> what every layer's keys and values are made of, [B, n, H]."""
+        return self.hidden_norm(self.fc(features))
+
+    def injected(self, fused: Tensor, positions: Tensor, product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] that stand at positions [B, n]."""
+        cos_sin, layers = self._angles(positions), cast("Iterable[PlainLayer]", self.layers)
+        for layer in layers:
+            yield layer.self_attn.keys_values(fused, cos_sin, product)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, product: Product = linear) -> Tensor:
+        """tokens, positions [B, n] -> normed states [B, n, H], which `logits` reads."""
+        embedding, _ = self.__dict__["_shared"]
+        hidden, cos_sin = embedding(tokens).to(self.fc.weight.dtype), self._angles(positions)
+        for layer in self.layers:
+            hidden = layer(hidden, cos_sin, attend, product)
+        return self.norm(hidden)
+
+    def logits(self, states: Tensor, product: Product = linear) -> Tensor:
+        """[..., H] -> [..., V]."""
+        _, head = self.__dict__["_shared"]
+        return through(head, states, product)
+
+    def blocks(self, anchors: Tensor) -> Tensor:
+        """[...] -> [..., block]: each token and the masks behind it."""
+        masks = torch.full((*anchors.shape, self.config.block - 1), self.config.mask_token, device=anchors.device)
+        return torch.cat([anchors[..., None], masks], dim=-1)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.config.rope.cos_sin(positions, self.config.head_dim)
+        return cos[:, None], sin[:, None]
+
+
+def usual_layers(target_layers: int, count: int) -> tuple[int, ...]:
+    """DFlash's: outputs of `count` layers from 1 to n - 3, evenly; as inputs of the layers after them."""
+    if count == 1:
+        return (target_layers // 2 + 1,)
+    return tuple(1 + round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))

@@ -1,0 +1,130 @@
+"""DFlash drafters' files in the layout of z-lab/DFlash: read strictly, and written.
+
+Knows config.json, names and shapes; knows no decoding.  Sizes come from tensors; the rotary base is the config's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.yarn_drafters.checkpoint import finite, strictly
+from longgraft.yarn_drafters.contradictions import UNEVEN, attention_heads, refuse_other_sizes
+from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
+from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
+from longgraft.yarn_drafters.kinds import Count, Positive, checked
+from longgraft.yarn_drafters.layouts import Layers, TargetShape, Words
+from longgraft.yarn_drafters.scaling import rope_of
+
+KIND = "a DFlash drafter"
+WEIGHTS = ("fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight",
+           "layers.0.mlp.gate_proj.weight")
+
+
+def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None = torch.float32,
+                device: torch.device | str = "cpu") -> BlockNetwork:
+    """The network of a folder or hub id.  ValueError says what was found, what was needed and what to do.
+
+    Embedding and output layer are the target's, which the caller shares.  dtype: None keeps the file's.
+    """
+    folder = folder_of(path)
+    config, tensors = read_config(folder), read_tensors(folder)
+    try:
+        shape = block_config(config, tensors, target)
+        with torch.device("meta"):
+            network = BlockNetwork(shape)
+        strictly(network, tensors, KIND)
+        kept = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
+        finite(tensors, kept)
+    except ValueError as error:
+        raise ValueError(f"Drafter {path}: {error}") from error
+    network.load_state_dict(kept, strict=True, assign=True)
+    return network.to(device).eval().requires_grad_(False)
+
+
+def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape) -> BlockConfig:
+    """What the files say; ValueError where they contradict each other, or are of another kind or target."""
+    _refuse_others(config, tensors)
+    nested = checked(config.get("dflash_config"), dict | None, "dflash_config") or {}
+    hidden, wide = tensors["fc.weight"].shape
+    if hidden != target.hidden or wide % hidden:
+        raise ValueError(f"fc makes {hidden:,} numbers of {wide:,}, and the target's hidden size is {target.hidden:,}: "
+                         "this drafter belongs to another target.")
+    q, k, gate = (tensors[name].shape[0] for name in WEIGHTS[1:])
+    heads, head_dim, kv_heads = attention_heads(config, q, k)
+    layers = 1 + max(int(found[1]) for name in tensors if (found := re.match(r"layers\.(\d{1,4})\.", name)))
+    refuse_other_sizes(config, {
+        "hidden_size": hidden, "intermediate_size": gate, "num_hidden_layers": layers, "num_key_value_heads": kv_heads,
+        "vocab_size": target.vocab, "num_target_layers": target.layers})
+    outputs = checked(nested.get("target_layer_ids"), Layers | None, "target_layer_ids")
+    inputs = usual_layers(target.layers, wide // hidden) if outputs is None else tuple(i + 1 for i in outputs)
+    if len(inputs) != wide // hidden or len(set(inputs)) < len(inputs) or max(inputs) >= target.layers:
+        raise ValueError(f"fc joins {wide // hidden} features, and config.json has target_layer_ids {outputs} of a "
+                         f"target of {target.layers} layers, whose last one's output is not to be had. {UNEVEN}")
+    mask = checked(nested.get("mask_token_id"), int, "dflash_config.mask_token_id")
+    if not 0 <= mask < target.vocab:
+        raise ValueError(f"mask_token_id is {mask:,} and the target has {target.vocab:,} tokens: this drafter belongs "
+                         "to another target.")
+    block = checked(nested.get("block_size", config.get("block_size", BLOCK)), Count, "block_size")
+    if block < 2:
+        raise ValueError(f"block_size is {block}: there is nothing to guess. {UNEVEN}")
+    return BlockConfig(
+        hidden, gate, heads, kv_heads, head_dim, layers, target.vocab, inputs, mask, block=block,
+        max_positions=checked(config.get("max_position_embeddings", 32768), Count, "max_position_embeddings"),
+        rope=rope_of(config, "dflash"), rms_eps=checked(config.get("rms_norm_eps", 1e-6), Positive, "rms_norm_eps"))
+
+
+def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
+    """config.json of z-lab's layout; ValueError where that layout cannot say what this drafter is."""
+    c = network.config
+    if c.rope.kind != "default":
+        raise ValueError(f"A drafter with {c.rope.kind} rotary embedding has no DFlash form. Train it with the plain "
+                         "one.")
+    return {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": c.block,
+        "dflash_config": {"mask_token_id": c.mask_token, "target_layer_ids": [i - 1 for i in c.feature_layers]},
+        "num_target_layers": target.layers, "vocab_size": c.vocab_size, "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size, "num_hidden_layers": c.layers, "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "max_position_embeddings": c.max_positions,
+        "layer_types": ["full_attention"] * c.layers, "use_sliding_window": False, "sliding_window": None,
+        "rms_norm_eps": c.rms_eps, "hidden_act": "silu", "rope_theta": c.rope.base, "rope_scaling": None,
+        "attention_bias": False, "tie_word_embeddings": False,
+        "torch_dtype": str(network.fc.weight.dtype).removeprefix("torch.")}
+
+
+def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) -> None:
+    """config.json and model.safetensors, in the weights' own dtype."""
+    from safetensors.torch import save_file
+
+    folder, config = Path(folder), dflash_config(network, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
+              folder / "model.safetensors", {"format": "pt"})
+
+
+def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """ValueError for drafters of another kind, and for what this network would silently not do."""
+    architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
+    if "speculators_model_type" in config:
+        raise ValueError("This is a drafter in speculators' layout; one in z-lab's is needed.")
+    if "DFlash" not in architectures and not config.get("dflash_config"):
+        raise ValueError(f"This is no DFlash drafter ({architectures or 'no architectures'} in config.json).")
+    for name in WEIGHTS:
+        if name not in tensors or tensors[name].ndim != 2 or not tensors[name].numel():
+            found = tuple(tensors[name].shape) if name in tensors else "missing"
+            raise ValueError(f"{name} is {found}; a matrix is needed. The file is cut or of another kind: download it "
+                             "again.")
+    kinds = set(checked(config.get("layer_types") or ["full_attention"], Words, "layer_types"))
+    if kinds != {"full_attention"}:
+        raise ValueError(f"The drafter's layers are of other kinds than full_attention ({', '.join(sorted(kinds))}), "
+                         "which are not supported. Use another drafter.")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"The drafter's hidden_act is {config['hidden_act']!r}; only 'silu' is supported. Use another "
+                         "drafter.")

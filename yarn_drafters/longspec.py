@@ -1,0 +1,134 @@
+"""The LongSpec drafter network (arXiv 2502.17421): a window of its own past, and the target's last keys and values.
+
+Knows tensors; owns no cache and no mask: the caller passes how rows attend.  Embedding, rotary angles and output layer
+are the target's own, so that nothing of the target is learnt twice.
+
+Letters: B batch, n tokens, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.network import MLP, Attention, Product, RMSNorm, through
+from longgraft.yarn_drafters.rope import rotate
+
+Own = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q [B, nh, n, d], k, v [B, nkv, n, d] of the new rows) -> [B, nh, n, d], over these and the window before them"""
+
+Theirs = Callable[[Tensor], Tensor]
+"""q [B, nh, n, d] -> [B, nh, n, d], over the target's keys and values of committed tokens"""
+
+Angles = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class LongSpecConfig:
+    """A drafter's shape.
+
+    window:     tokens before its own that a token's self-attention sees (flash-attn's window_size of the official code)
+    qk_norm:    RMSNorm of queries and keys, as Qwen3's layers have it
+    final_norm: RMSNorm before the target's output layer; official drafters have none
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_eps: float = 1e-6
+    window: int = 512
+    attention_bias: bool = False
+    qk_norm: bool = False
+    final_norm: bool = False
+
+
+class CrossAttention(nn.Module):
+    """Queries of the drafter's; keys and values are the target's."""
+
+    def __init__(self, config: LongSpecConfig) -> None:
+        super().__init__()
+        self.head_dim, wide = config.head_dim, config.heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, wide, bias=config.attention_bias)
+        self.o_proj = nn.Linear(wide, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, angles: Angles, attend: Theirs, product: Product) -> Tensor:
+        q = through(self.q_proj, x, product).view(*x.shape[:2], -1, self.head_dim)
+        q = rotate(self.q_norm(q).transpose(1, 2), *angles)
+        return through(self.o_proj, attend(q).transpose(1, 2).flatten(2), product)
+
+
+class LongSpecNetwork(nn.Module):
+    """Token t stands at position t and predicts token t + 1."""
+
+    def __init__(self, config: LongSpecConfig) -> None:
+        super().__init__()
+        self.config, h, eps = config, config.hidden_size, config.rms_eps
+        self.input_layernorm = RMSNorm(h, eps)
+        self.self_attn = Attention(config, h)
+        self.post_self_attention_layernorm = RMSNorm(h, eps)
+        self.cross_attn = CrossAttention(config)
+        self.post_cross_attention_layernorm = RMSNorm(h, eps)
+        self.mlp = MLP(config)
+        self.norm = RMSNorm(h, eps) if config.final_norm else nn.Identity()
+
+    def forward(self, embedded: Tensor, angles: Angles, own: Own, theirs: Theirs, product: Product = linear) -> Tensor:
+        """embedded [B, n, H] -> [B, n, H], what the target's output layer reads."""
+        x = self.input_layernorm(embedded)
+        hidden = embedded + self.self_attn(x, angles, 0, lambda _, q, k, v: own(q, k, v), product)
+        hidden = hidden + self.cross_attn(self.post_self_attention_layernorm(hidden), angles, theirs, product)
+        return self.norm(hidden + self.mlp(self.post_cross_attention_layernorm(hidden), product))
+
+    def rows(self, embedded: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, nkv, n, d] of tokens: of a single layer these follow from the tokens alone, so that of
+        what is committed nothing else is ever computed."""
+        x, layer = self.input_layernorm(embedded), self.self_attn
+        shape = (*x.shape[:2], -1, self.config.head_dim)
+        return (rotate(layer.k_norm(layer.k_proj(x).view(shape)).transpose(1, 2), *angles),
+                layer.v_proj(x).view(shape).transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class Lent:
+    """What a drafter uses of its target; ValueError where its rotary embedding is none that turns whole heads."""
+
+    target: Target
+
+    def __post_init__(self) -> None:
+        self.angles(torch.zeros(1, 1, dtype=torch.int64, device=self.target.device), head_dim(self.target))
+
+    def embed(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """[B, n] int64 -> [B, n, H] in `like`'s dtype."""
+        return self.target.model.get_input_embeddings()(tokens).to(like.dtype)
+
+    def angles(self, positions: Tensor, size: int) -> Angles:
+        """positions [B, n] int64 -> cos, sin [B, 1, n, d] float32."""
+        rotary = getattr(self.target.model.get_decoder(), "rotary_emb", None)
+        try:
+            cos, sin = rotary(torch.empty(0, device=positions.device), positions)       # type: ignore[misc]
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{self.target.name} has no rotary embedding that all of its layers share, which a "
+                             "LongSpec drafter needs. Use another method.") from error
+        if cos.shape[-1] != size:
+            raise ValueError(f"{self.target.name} turns {cos.shape[-1]} of its heads' {size} numbers; a LongSpec "
+                             "drafter needs all turned. Use another method.")
+        return cos[:, None].float(), sin[:, None].float()
+
+
+def head_dim(target: Target) -> int:
+    """Of the target's attention."""
+    c = target.config
+    return getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+
+
+def kv_heads(target: Target) -> int:
+    """Key-value heads of the target's attention."""
+    c = target.config
+    return getattr(c, "num_key_value_heads", None) or c.num_attention_heads

@@ -1,0 +1,92 @@
+"""LongSpec drafters' files, read strictly: those of this library, and those of the paper's authors (sail/longspec-*).
+
+Knows files, names and sizes; knows no decoding.
+
+Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not tell, and the
+official names of tensors.  Official: config.json is the target's, the cross-attention carries key and value
+projections that nothing reads (they are left out here), and there is no norm before the output layer.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.checkpoint import finite, strictly
+from longgraft.yarn_drafters.contradictions import refuse_other_sizes
+from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
+from longgraft.yarn_drafters.kinds import Count, Positive, checked
+from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
+
+UNREAD = tuple(f"cross_attn.{part}_proj.{kind}" for part in "kv" for kind in ("weight", "bias"))
+KIND = "longspec"
+
+
+def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
+    """The network of a folder or hub id, in the target's precision and on its device.
+
+    ValueError says what was found, what was needed and what to do.
+    """
+    folder = folder_of(path)
+    config, found = read_config(folder), read_tensors(folder)
+    try:
+        tensors = {name.removeprefix("glide."): tensor for name, tensor in found.items()}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in UNREAD}
+        shape = _shape(config, tensors, target)
+        with torch.device("meta"):
+            network = LongSpecNetwork(shape)
+        strictly(network, tensors, "a LongSpec drafter")
+        kept = {name: tensor.to(target.dtype) for name, tensor in tensors.items()}
+        finite(tensors, kept)
+        Lent(target)
+    except ValueError as error:
+        raise ValueError(f"Drafter {path}: {error}") from error
+    network.load_state_dict(kept, strict=True, assign=True)
+    return network.to(target.device).eval().requires_grad_(False)
+
+
+def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
+    """config.json and model.safetensors, in the weights' own dtype."""
+    from safetensors.torch import save_file
+
+    folder, c = Path(folder), network.config
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": KIND, "hidden_size": c.hidden_size, "num_attention_heads": c.heads,
+              "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "intermediate_size": c.intermediate_size,
+              "rms_norm_eps": c.rms_eps, "window": c.window, "hidden_act": "silu"}
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
+              folder / "model.safetensors", {"format": "pt"})
+
+
+def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> LongSpecConfig:
+    """Sizes of the tensors, flags by which of them are there; ValueError where they do not fit the target."""
+    wanted = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
+    if missing := [name for name in wanted if name not in tensors or tensors[name].ndim != 2]:
+        raise ValueError(f"{missing[0]} is missing, so this is no LongSpec drafter. Give a folder made by `longgraft "
+                         "train longspec`, or an official one.")
+    (queries, hidden), keys, inner = tensors[wanted[0]].shape, len(tensors[wanted[1]]), len(tensors[wanted[2]])
+    if (act := config.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"its config.json says hidden_act {act!r}; silu is needed. It is of another kind.")
+    size = head_dim(target)
+    heads, theirs = queries // size, kv_heads(target)
+    if hidden != target.config.hidden_size or queries % size or keys % size or not keys or heads % theirs \
+            or heads % (keys // size):
+        raise ValueError(f"it is {hidden} wide, with queries of {queries} and keys of {keys} numbers; the target is "
+                         f"{target.config.hidden_size} wide and has {theirs} key-value heads of {size}. It belongs to "
+                         "another target.")
+    sizes = {"hidden_size": hidden, "head_dim": size}
+    if config.get("model_type") == KIND:
+        sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys // size, "intermediate_size": inner}
+    elif config.get("head_dim") is None:
+        sizes |= {"num_attention_heads": target.config.num_attention_heads}
+    refuse_other_sizes(config, sizes)
+    return LongSpecConfig(
+        hidden, inner, heads, keys // size, size, checked(config.get("rms_norm_eps", 1e-6), Positive, "rms_norm_eps"),
+        checked(config.get("window", 512), Count, "window"), "self_attn.q_proj.bias" in tensors,
+        "self_attn.q_norm.weight" in tensors, "norm.weight" in tensors)

@@ -1,0 +1,148 @@
+"""Medusa's heads (arXiv 2401.10774): each guesses one token further from the target's last hidden state alone.
+
+Knows tensors and files of FasterDecoding's layout; knows no tree and no decoding.
+
+Letters: K heads, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
+from longgraft.yarn_drafters.kinds import Count, check_fields
+
+FOLDER = "medusa"               # of heads that are written here
+WEIGHTS = "medusa_lm_head.pt"
+PREFIX = "medusa_head."         # in front of the heads' tensors where they were merged into the target's
+TIED = "tie_output"             # of config.json: the heads read out through the target's own output embedding
+NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """blocks: residual blocks of each head; tied: whether the target's output embedding is the heads' too."""
+
+    hidden_size: Count
+    vocab_size: Count
+    heads: Count = 4
+    blocks: Count = 1
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Block(nn.Module):
+    """x + SiLU(Wx + b); as it is made, x."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class MedusaHeads(nn.Module):
+    """Head i guesses the token i + 2 places behind the one whose hidden state it reads."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__()
+        self.config = config
+        size = config.hidden_size
+
+        def last() -> list[nn.Module]:
+            return [] if config.tied else [nn.Linear(size, config.vocab_size, bias=False)]
+
+        # Typed by what is done with them: the blocks are a slice, what reads out is the last.
+        self.heads: Any = nn.ModuleList(nn.Sequential(*(Block(size) for _ in range(config.blocks)), *last())
+                                        for _ in range(config.heads))
+
+    def states(self, hidden: Tensor) -> list[Tensor]:
+        """hidden [.., H], the target's after its final norm -> per head what is read out [.., H]."""
+        return [head[:self.config.blocks](hidden) for head in self.heads]
+
+    def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+        """hidden [n, H] -> [n, K, V].  read_out: the target's own, from states [.., H] to logits [.., V]."""
+        states = self.states(hidden)
+        if self.config.tied:
+            return read_out(torch.stack(states, 1))
+        return torch.stack([head[-1](state) for head, state in zip(self.heads, states, strict=True)], 1)
+
+
+def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = torch.float32,
+                device: torch.device | str = "cpu") -> MedusaHeads:
+    """The heads of a folder or hub id for a target of these sizes.
+
+    ValueError unless every tensor is one of a head's, in the target's shapes, and none is missing.
+    """
+    folder = folder_of(path)
+    config, found = read_config(folder), read_tensors(folder, WEIGHTS)
+    try:
+        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in found.items() if name.startswith(PREFIX)}
+        tensors = tensors or found
+        shape = _shape(tensors, config.get(TIED, False), hidden, vocab)
+        with torch.device("meta"):
+            heads = MedusaHeads(shape)
+        _strictly(heads, tensors)
+    except ValueError as error:
+        raise ValueError(f"Medusa heads {path}: {error}") from error
+    kept = {f"heads.{name}": tensor.to(dtype) for name, tensor in tensors.items()}
+    if broken := [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]:
+        raise ValueError(f"Medusa heads {path}: NaN or infinite weights in {', '.join(broken[:3])}, read as "
+                         f"{str(dtype)[6:]}. The file is damaged, or too large for that: use another.")
+    heads.load_state_dict(kept, strict=True, assign=True)
+    return heads.to(device).eval().requires_grad_(False)
+
+
+def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
+    """config.json and model.safetensors with FasterDecoding's names, in the weights' own dtype."""
+    from safetensors.torch import save_file
+
+    config, folder = heads.config, Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({
+        "medusa_num_heads": config.heads, "medusa_num_layers": config.blocks, "base_model_name_or_path": target,
+        "hidden_size": config.hidden_size, "vocab_size": config.vocab_size, TIED: config.tied}, indent=1) + "\n",
+        encoding="utf-8")
+    save_file({name.removeprefix("heads."): tensor.contiguous() for name, tensor in heads.state_dict().items()},
+              folder / "model.safetensors", {"format": "pt"})
+
+
+def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int) -> MedusaConfig:
+    """Heads and blocks as the names count them: published configurations name other numbers than their files hold."""
+    parts = [match.groups() for name in tensors if (match := NAME.fullmatch(name))]
+    if not parts:
+        raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder with "
+                         f"{WEIGHTS}, or with safetensors of its names.")
+    if not isinstance(tied, bool):
+        raise ValueError(f"{TIED} is {tied!r} in config.json; true or false is needed.")
+    blocks = 1 + max((int(place) for _, place, kind in parts if kind == "linear.weight"), default=0)
+    return MedusaConfig(hidden, vocab, 1 + max(int(head) for head, _, _ in parts), blocks, tied)
+
+
+def _strictly(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError unless names and shapes are exactly the heads'."""
+    wanted = {name.removeprefix("heads."): tensor.shape for name, tensor in heads.state_dict().items()}
+    missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    if missing or unknown:
+        raise ValueError(f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing "
+                         f"{', '.join(missing) or 'nothing'}; unknown {', '.join(unknown) or 'nothing'}. Without an "
+                         f"output layer of their own, heads need {TIED}: true in config.json; else the file is cut, "
+                         "or of another kind: download it again.")
+    for name, shape in wanted.items():
+        if tensors[name].shape != shape or not tensors[name].is_floating_point():
+            raise ValueError(f"{name} is {str(tensors[name].dtype)[6:]} {tuple(tensors[name].shape)}; numbers of shape "
+                             f"{tuple(shape)} are needed. These heads are another target's.")

@@ -1,0 +1,135 @@
+"""What a block drafter learns by: many blocks of a row in one forward, held against the target's distributions.
+
+Knows the network and tensors; knows no corpus, no optimizer and no recipe.
+
+Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block, G query heads of a key head, d head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.dflash import BlockNetwork
+
+AT_ONCE = 1024      # slots whose [slots, V] logits exist at once
+
+
+def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positions: Tensor,
+                 anchors: Tensor) -> Tensor:
+    """[B, M, K, H]: the states of a block behind each anchor, which sees the features before it and itself alone.
+
+    features: [B, S, A * H]; tokens: [B, S or more]; positions: [B, S]; anchors: [B, M] int64, places in the row.
+    """
+    blocks = network.blocks(tokens.gather(1, anchors))                          # [B, M, K]
+    slots = torch.arange(blocks.shape[2], device=anchors.device)
+    at = positions.gather(1, anchors)[..., None] + slots
+    before = torch.arange(features.shape[1], device=anchors.device) < anchors[..., None]    # [B, M, S]
+    injected = list(network.injected(network.fuse(features.to(network.fc.weight.dtype)), positions))
+    scale = network.config.head_dim ** -0.5
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        function = _BlockFlash.apply if q.device.type == "cpu" else block_attention
+        # The norms of q and k leave autocast's precision.
+        q, k, far_k = (x.to(v.dtype) for x in (q, k, injected[layer][0]))
+        return function(q, k, v, far_k, injected[layer][1], before, scale)
+
+    return network(blocks.flatten(1), at.flatten(1), attend).unflatten(1, blocks.shape[1:])
+
+
+def block_attention(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor,
+                    scale: float) -> Tensor:
+    """One softmax over what lies before a block's anchor and over the block itself, in both directions.
+
+    q [B, H, M * K, d], k and v [B, Hkv, M * K, d] of blocks; far_k, far_v [B, Hkv, S, d]; before [B, M, S] bool.
+    """
+    heads, (batch, anchors, seen) = k.shape[1], before.shape
+    q = q.view(batch, heads, -1, anchors, q.shape[2] // anchors, q.shape[3])             # [B, Hkv, G, M, K, d]
+    k, v = (x.unflatten(2, (anchors, -1))[:, :, None] for x in (k, v))                   # [B, Hkv, 1, M, K, d]
+    far = (q.flatten(2, 4) @ far_k.mT * scale).view(*q.shape[:5], seen)
+    far = far.masked_fill(~before[:, None, None, :, None], float("-inf"))
+    weights = torch.cat([far, q @ k.mT * scale], dim=-1).float().softmax(-1).to(q.dtype)
+    near = (weights[..., seen:] @ v).flatten(2, 4)
+    out = weights[..., :seen].flatten(2, 4) @ far_v + near                              # [B, Hkv, G * M * K, d]
+    return out.view(batch, -1, anchors * q.shape[4], q.shape[5])
+
+
+class _BlockFlash(torch.autograd.Function):
+    """`block_attention` without its weights in memory, on a CPU: flash attention over what lies before, merged with
+    the block's own part by log-sum-exps.  Given the merged output and log-sum-exp, flash attention's backward
+    recomputes exactly the joint softmax's weights."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor,
+                scale: float) -> Tensor:
+        group, anchors = q.shape[1] // k.shape[1], before.shape[1]
+        far_k, far_v = (x.repeat_interleave(group, 1) for x in (far_k, far_v))
+        hidden = torch.zeros(before.shape, dtype=q.dtype).masked_fill_(~before, float("-inf"))
+        bias = hidden.repeat_interleave(q.shape[2] // anchors, 1)[:, None]              # [B, 1, M * K, S]
+        far, far_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, far_k, far_v, 0.0, False, attn_mask=bias, scale=scale)
+        blocks = tuple(_blocks(x, group if x is not q else 1, anchors) for x in (q, k, v))
+        own = (blocks[0] @ blocks[1].mT).float() * scale                                # [B, H, M, K, K]
+        lse = torch.logaddexp(far_lse.float(), own.logsumexp(-1).flatten(2))            # [B, H, M * K]
+        near = (own - lse.unflatten(2, (anchors, -1))[..., None]).exp_()
+        out = far.float() * (far_lse - lse).exp()[..., None] + (near.to(q.dtype) @ blocks[2]).flatten(2, 3).float()
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, far_k, far_v, bias, out, lse, near)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, far_k, far_v, bias, out, lse, near = ctx.saved_tensors
+        group, anchors, grad = q.shape[1] // k.shape[1], near.shape[2], grads[0].contiguous()
+        dq, dfar_k, dfar_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, far_k, far_v, out, lse, 0.0, False, attn_mask=bias, scale=ctx.scale)
+        blocks, rows = [_blocks(x, group, anchors) for x in (k, v)], _blocks(grad, 1, anchors)
+        delta = (rows.float() * _blocks(out, 1, anchors).float()).sum(-1, keepdim=True)
+        dscore = (near * ((rows @ blocks[1].mT).float() - delta) * ctx.scale).to(q.dtype)
+        dq = dq + (dscore @ blocks[0]).flatten(2, 3)
+        dk, dv = dscore.mT @ _blocks(q, 1, anchors), near.to(q.dtype).mT @ rows
+        summed = [x.unflatten(1, (-1, group)).sum(2) for x in (dk.flatten(2, 3), dv.flatten(2, 3), dfar_k, dfar_v)]
+        return dq, *summed, None, None
+
+
+def _blocks(x: Tensor, group: int, anchors: int) -> Tensor:
+    """[B, h, M * K, d] -> [B, h * G, M, K, d]."""
+    return x.unflatten(2, (anchors, -1)).repeat_interleave(group, 1)
+
+
+def compared(states: Tensor, hidden: Tensor, network: BlockNetwork, target: Target) -> tuple[Tensor, Tensor]:
+    """(nats of the guesses under the target's distributions, whether the first choices agree), both [...].
+
+    states, hidden: [..., H], of guesses and of the target before them.
+    """
+    pairs = zip(*(x.flatten(0, -2).split(AT_ONCE) for x in (states, hidden)), strict=True)
+    nats, agreed = zip(*(_Compared.apply(*pair, network, target) for pair in pairs), strict=True)
+    return torch.cat(nats).view(states.shape[:-1]), torch.cat(agreed).view(states.shape[:-1])
+
+
+class _Compared(torch.autograd.Function):
+    """(nats [n] of guesses under the target's distributions, whether the first choices agree [n]).
+
+    states, hidden: [n, H], of guesses and of the target before them.  The output layer is frozen, so that the gradient
+    of a guess's nats is made with them, and no [n, V] waits for the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, hidden: Tensor, network: BlockNetwork,
+                target: Target) -> tuple[Tensor, Tensor]:
+        shares = target.logits(hidden).float().softmax(-1)
+        ours = network.logits(states.to(target.dtype)).float().log_softmax(-1)
+        agreed = ours.argmax(-1) == shares.argmax(-1)
+        nats = -(shares[:, None] @ ours[..., None]).flatten().float()
+        ctx.save_for_backward(ours.exp_().sub_(shares) @ target.head.weight.to(ours.dtype))
+        ctx.mark_non_differentiable(agreed)
+        return nats, agreed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, = ctx.saved_tensors
+        return grads[0][:, None] * gradient, None, None, None

@@ -1,0 +1,243 @@
+"""The trainer of LongSpec drafters: a frozen target's last keys and values, computed as it goes.
+
+Knows targets, the loop and the network; decodes only to measure.
+
+A drafted token looks at the target's rows up to the root's, never at those of the tokens drafted before it.  So at each
+step a row is shown the target's keys and values with a gap of 1 to `levels` tokens, the same for the whole row: token t
+sees the rows of tokens 0 .. t - gap ("flash noisy training", where official code draws 1 to 4; attention stays causal,
+and no mask exists).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from longgraft.drafters.longspec import LongSpecDrafter
+from longgraft.memories.windowed import WindowMemory
+from longgraft.target.model import Target
+from longgraft.yarn_drafters.kinds import Count, Range
+from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
+from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
+from longgraft.yarn_drafters.training.frozen import Frozen, as_decoded, replayed
+from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
+from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Schedule, Size, Stage, Tokens, Whole
+from longgraft.yarn_drafters.training.world import ALONE, World
+
+BLOCK = 1024        # tokens whose [block, V] logits exist at once
+DEPTH = 5           # gaps that are trained: levels of the official tree
+
+
+@dataclass(frozen=True)
+class LongSpecRecipe(Recipe):
+    """Every choice of a LongSpec drafter's training.  None: the target's own shape."""
+
+    window: Count = 512
+    heads: Size | None = None
+    kv_heads: Size | None = None
+    intermediate: Size | None = None
+    levels: Annotated[int, Range(1, 64)] = DEPTH
+
+    stages: tuple[Stage, ...] = (Stage(2048, skip=0.5),)
+    total_tokens: Tokens = 100_000_000
+    tokens_per_step: AtOnce = 16384
+    micro_tokens: AtOnce | None = 4096
+    schedule: Schedule = "cosine"
+    muon_lr: Rate = 5e-3
+    adam_lr: Rate = 1e-3
+    valid_steps: Count = 500
+    mat_prompts: Whole = 4              # unseen rows of each kind that are also decoded in replay
+    mat_tokens: Count = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (shortest := min(self.valid_length, *(stage.length for stage in self.stages))) <= self.levels:
+            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to see behind a gap of {self.levels}. Lower "
+                             "levels, or lengthen the stages and valid_length.")
+
+
+class LongSpecTrainer(Trainer):
+    """A drafter learns to say what the frozen target says; the target is only read."""
+
+    recipe: LongSpecRecipe
+
+    def __init__(self, recipe: LongSpecRecipe, target: Target, network: LongSpecNetwork, corpus: EncodedCorpus,
+                 out: Path, unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
+        self.target, self.network, self.lent = target, network.to(target.device), Lent(target)
+        matrices = [p for p in network.parameters() if p.ndim == 2]
+        others = [p for p in network.parameters() if p.ndim == 1]
+        super().__init__(recipe, network, muon_and_adam(matrices, [{"params": others, "lr": recipe.adam_lr}], recipe),
+                         corpus, out, {"target": target.name} | asdict(network.config), world)
+        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
+
+    def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
+        # Gaps take turns over rows and steps: what a step learns follows from its number, so that runs resume.
+        gaps = [1 + (self.state.step + row) % self.recipe.levels for row in range(len(rows))]
+        loss, agreement = self._losses(rows, positions, [gaps])[0]
+        return loss, {"loss": loss.item(), "agreement": agreement}
+
+    def _losses(self, rows: Tensor, positions: Tensor, gaps: Sequence[Sequence[int]]) -> list[tuple[Tensor, float]]:
+        """For each choice of the rows' gaps: (mean cross-entropy against the target's distribution, how often the first
+        choices agree)."""
+        # ~id is negative: context only.  The token after slot t is rows[t + 1].
+        tokens, learnt = torch.where(rows < 0, ~rows, rows)[:, :-1], rows[:, 1:] >= 0
+        config, found = self.network.config, []
+        with self.recipe.autocast(self.device):
+            keys, values, wanted = self._observe(tokens, positions)
+            like = self.network.self_attn.q_proj.weight
+            if not self.recipe.bf16:
+                keys, values = keys.to(like.dtype), values.to(like.dtype)
+            embedded = self.lent.embed(tokens, like)
+            angles = self.lent.angles(positions, config.head_dim)
+            for chosen in gaps:
+                states = self.network(embedded, angles, lambda q, k, v: banded(q, k, v, config.window),
+                                      lambda q, chosen=chosen: behind(q, keys, values, chosen))
+                found.append(self._nats(states[learnt], wanted[learnt]))
+        return found
+
+    @torch.no_grad()
+    def _observe(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The target's last keys and values [B, nkv, S, d] and final hidden states [B, S, H]."""
+        # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
+        out = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
+                                              past_key_values=DynamicCache(), attention_mask=torch.ones_like(tokens))
+        last = out.past_key_values.layers[-1]
+        return last.keys, last.values, out.last_hidden_state
+
+    def _nats(self, states: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
+        """(mean cross-entropy against the target's distribution, agreement) of states, wanted [n, H].
+
+        Block by block, each with its gradient, softmax less the target's shares through the frozen output layer: so no
+        [n, V] is kept, and none is computed twice.
+        """
+        total, hits, slopes = 0.0, 0, []
+        for ours, theirs in zip(states.split(BLOCK), wanted.split(BLOCK), strict=True):
+            with torch.no_grad():
+                shares = self.target.logits(theirs).float().softmax(-1)                     # [block, V]
+            with torch.enable_grad():
+                ours = ours.detach().requires_grad_()
+                logits = self.target.logits(ours.to(self.target.dtype))
+            gains = logits.detach().float().log_softmax(-1)
+            total -= float(torch.dot(shares.flatten(), gains.flatten()))
+            hits += int((shares.max(-1).indices == gains.max(-1).indices).sum())
+            slopes.append(torch.autograd.grad(logits, ours, (gains.exp_() - shares).to(logits.dtype))[0])
+        n = max(1, len(states))
+        slope = torch.cat(slopes) if slopes else torch.zeros_like(states)
+        # The value is the loss; of what is added to it only the gradient is not zero.
+        return (total + ((states - states.detach()) * slope).sum()) / n, hits / n
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, Any]:
+        """Losses and agreements by gap, and the replayed MAT of the tree on unseen text, by its kind."""
+        found: dict[str, Any] = {}
+        for kind, coded in self.unseen.items():
+            rows = torch.from_numpy(coded).to(self.device)
+            positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
+            gaps = [[gap] for gap in range(1, self.recipe.levels + 1)]
+            figures = np.array([[(loss.item(), agreed) for loss, agreed in self._losses(row[None], positions, gaps)]
+                                for row in rows]).mean(0)                                   # [levels, 2]
+            found[f"{kind}_losses"], found[f"{kind}_agreements"] = figures.T.tolist()
+            if self.recipe.mat_prompts:
+                drafter = LongSpecDrafter(WindowMemory(as_decoded(self.network, self.target), self.target))
+                found[f"{kind}_mat"] = replayed(self.target, drafter, rows[:self.recipe.mat_prompts],
+                                                self.recipe.mat_tokens, drafter.nodes)
+        return found
+
+
+def banded(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
+    """Causal attention to the own token and `before` tokens before it, in S x 2 `before` memory.
+
+    q [B, nh, S, d], k, v [B, nkv, S, d] -> [B, nh, S, d]
+    """
+    batch, _, length, _ = q.shape
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.to(v.dtype), k.to(v.dtype).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    if length <= before + 1:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    count = -(-length // before)
+    q, k, v = (F.pad(x, (0, 0, 0, count * before - length)).unflatten(2, (count, before)) for x in (q, k, v))
+    # A chunk of queries sees its own chunk and the one before: of its 2 `before` columns, from its row on one more.
+    k, v = (torch.cat([F.pad(x, (0, 0, 0, 0, 1, 0))[:, :, :-1], x], dim=3) for x in (k, v))
+    row, column = torch.arange(before, device=q.device)[:, None], torch.arange(2 * before, device=q.device)
+    seen = (column >= row) & (column <= row + before)
+    seen = torch.stack([seen & (column >= before), *[seen] * (count - 1)])              # [count, before, 2 before]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))                      # [batch count, nh, .., d]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen.repeat(batch, 1, 1)[:, None])
+    return out.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+
+def behind(q: Tensor, keys: Tensor, values: Tensor, gaps: Sequence[int]) -> Tensor:
+    """Token t of row b sees keys and values of tokens 0 .. t - gaps[b]; zeros where there are none.
+
+    q [B, nh, S, d]; keys, values [B, nkv, S, d] -> [B, nh, S, d]
+    """
+    group, rows = q.shape[1] // keys.shape[1], []
+    for ask, key, value, gap in zip(q, keys, values, gaps, strict=True):
+        key, value = (x[:, :-gap].repeat_interleave(group, 0)[None] for x in (key, value))
+        out = F.scaled_dot_product_attention(ask[None, :, gap:].to(value.dtype), key.to(value.dtype), value,
+                                             is_causal=True)
+        rows.append(F.pad(out, (0, 0, gap, 0)))
+    return torch.cat(rows)
+
+
+def longspec_shape(recipe: LongSpecRecipe, target: Target) -> LongSpecConfig:
+    """The recipe's sizes, the target's own where it sets none; ValueError where they do not fit the target's rows."""
+    c = target.config
+    config = LongSpecConfig(
+        hidden_size=c.hidden_size, intermediate_size=recipe.intermediate or c.intermediate_size,
+        heads=recipe.heads or c.num_attention_heads, kv_heads=recipe.kv_heads or kv_heads(target),
+        head_dim=head_dim(target), rms_eps=getattr(c, "rms_norm_eps", 1e-6), window=recipe.window,
+        qk_norm=hasattr(target.layers[-1].self_attn, "q_norm"), final_norm=True)
+    if config.heads % config.kv_heads or config.heads % kv_heads(target):
+        raise ValueError(f"A drafter of {config.heads} heads with {config.kv_heads} key-value heads was asked for; "
+                         f"{target.name} has {kv_heads(target)}. Set heads to a multiple of both.")
+    return config
+
+
+def fresh_network(recipe: LongSpecRecipe, target: Target) -> LongSpecNetwork:
+    """In float32; the norm before the target's output layer begins as the target's own."""
+    torch.manual_seed(recipe.seed)
+    network = LongSpecNetwork(longspec_shape(recipe, target))
+    for parameter in network.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.02)
+    if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
+        with torch.no_grad():
+            # What it scales by: some families store that minus one.  A LayerNorm makes zeros of ones.
+            scale = norm(torch.ones(1, network.config.hidden_size, device=target.device, dtype=target.dtype))[0]
+            if scale.min() > 0:
+                network.norm.load_state_dict({"weight": scale})
+    return network
+
+
+def train_longspec(recipe: LongSpecRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
+                   dtype: torch.dtype = torch.float32) -> Path:
+    """Train in folder `out`, or go on where it stopped; returns the drafter's folder.
+
+    model: hub id or folder; data, valid: see `read_documents`; dtype: the frozen target's.
+    """
+    out, name = Path(out), str(model)
+    with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
+        target = given.target
+        recipe = replace(recipe, max_positions=min(recipe.max_positions, target.max_positions))
+        trainer = LongSpecTrainer(recipe, target, fresh_network(recipe, target), given.corpus, out, given.unseen,
+                                  given.world)
+        trainer.run(target=name, corpus_tokens=len(given.corpus.tokens),
+                    parameters=sum(p.numel() for p in trainer.network.parameters()))
+        if given.world.first:
+            save_longspec(trainer.network.to(torch.bfloat16), out / "longspec")
+            (out / "longspec" / "training.json").write_text(json.dumps({
+                "target": name, "tokens": trainer.state.tokens, "steps": trainer.state.step,
+                "stages": [vars(stage) for stage in recipe.stages]}, indent=1) + "\n")
+            load_longspec(out / "longspec", target)     # one that the strict loader refuses is no result
+    return out / "longspec"
