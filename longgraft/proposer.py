@@ -76,6 +76,14 @@ class Ask:
     position: int
     draws: DrawThenWalk = field(default=Greedy(), compare=False)
 
+    def drawn(self, logits: Tensor, ahead: int) -> tuple[int, float]:
+        """(the token drawn from logits [1, V] for the place `ahead` behind the root, its log-probability): one wait."""
+        token = self.draws.draw(logits, torch.tensor([self.position + ahead], device=logits.device))
+        gain = logits.float().log_softmax(-1).gather(1, token[:, None])
+        # float64 holds ids and float32 scores exactly.
+        found, score = torch.stack([token.double(), gain[0].double()]).flatten().tolist()
+        return int(found), score
+
 
 @runtime_checkable
 class Proposer(Protocol):

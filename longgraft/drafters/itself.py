@@ -46,8 +46,4 @@ class Itself:
         self.clock.ran("own")
         report, = self.target.run([Segment(ProposalTree.root_only(tokens[-1]), cache)], Wants())
         cache.keep(torch.tensor([0]))
-        at = torch.tensor([ask.position + len(tokens)], device=report.logits.device)
-        drawn = ask.draws.draw(report.logits, at)
-        gain = report.logits.float().log_softmax(-1).gather(1, drawn[:, None])
-        token, score = torch.stack([drawn.double(), gain[0].double()]).flatten().tolist()     # one wait
-        return int(token), score
+        return ask.drawn(report.logits, len(tokens))

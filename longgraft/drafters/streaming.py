@@ -38,12 +38,8 @@ class Streaming:
         begin = len(text) - 1
         with self.clock.part("draft"):
             while len(scores) <= length:
-                logits = self._after(text)[None]
-                at = torch.tensor([ask.position + len(scores)], device=logits.device)
-                drawn = ask.draws.draw(logits, at)
-                gain = logits.log_softmax(-1).gather(1, drawn[:, None])
-                token, score = torch.stack([drawn.double(), gain[0].double()]).flatten().tolist()
-                text.append(int(token))
+                token, score = ask.drawn(self._after(text)[None], len(scores))
+                text.append(token)
                 scores.append(scores[-1] + score)
         tokens = text[begin:]
         return ProposalTree.build(tokens, [*range(-1, length)], scores, [ROOT] + [DRAFT] * length)
