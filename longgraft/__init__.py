@@ -1,6 +1,7 @@
 """longgraft: exact long-context decoding in fewer passes.
 
-`generate(prompt)` answers; `load(...)` keeps a model ready.  Importing this package loads nothing heavy.
+`generate(prompt)` answers, `complete(repo, file, line)` goes on in a file; `load(...)` keeps a model ready.  Importing
+this package loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longgraft.completion.completing import Completion, complete
     from longgraft.loading import custom_generate, generate, load
     from longgraft.sampling import Sampling
     from longgraft.session import Generation, Session
     from longgraft.settings import HeadOverrides
 
 __version__ = "0.1.0"
-__all__ = ["Generation", "HeadOverrides", "Sampling", "Session", "custom_generate", "generate", "load"]
+__all__ = ["Completion", "Generation", "HeadOverrides", "Sampling", "Session", "complete", "custom_generate",
+           "generate", "load"]
 
 _HOME = {"generate": "longgraft.loading", "load": "longgraft.loading", "custom_generate": "longgraft.loading",
+         "complete": "longgraft.completion.completing", "Completion": "longgraft.completion.completing",
          "HeadOverrides": "longgraft.settings", "Sampling": "longgraft.sampling",
          "Session": "longgraft.session", "Generation": "longgraft.session"}
 

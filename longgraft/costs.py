@@ -122,15 +122,15 @@ def _seconds(milliseconds: Any, where: str) -> float:
 def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
     """(rows, seconds) at this prefix for all rows of the table, never negative.
 
-    Linear between measured prefixes and beyond them, but shorter ones than measured cost half of the shortest at least:
-    a steep line would give them away.  Fewer rows and shorter prefixes cost at most what more cost: noise only ever
-    adds.
+    Linear between what was measured and beyond it, but shorter prefixes than measured cost half of the shortest at
+    least, and fewer rows half of the fewest: a steep line would give them away.  Fewer rows and shorter prefixes cost
+    at most what more cost: noise only ever adds.
     """
     lengths = sorted(grid)
     lines = [sorted(grid[length].items()) for length in lengths]
     points = []
     for rows in sorted({rows for line in lines for rows, _ in line}):
-        spent = _rising([along(line, rows) for line in lines])
+        spent = _rising([max(along(line, rows), line[0][1] / 2) for line in lines])
         points.append((rows, max(along(list(zip(lengths, spent, strict=True)), prefix), spent[0] / 2)))
     return _never_falling(points)
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from weakref import ref
 
+from torch import Tensor
+
 from longgraft.clock import Clock
 from longgraft.kv import ROUND, KVCache
 from longgraft.padded import SIZES
+from longgraft.prefill.prefixes import CELL, Prefixes, Reader
 from longgraft.proposer import Memory, Proposer
 from longgraft.regions import EAGER, Regions
 from longgraft.request import Decoder, Goal, Request
@@ -22,18 +25,22 @@ from longgraft.text import Detokenizer
 from longgraft.usage import peak_memory, reset_peak_memory
 from longgraft.verifier import Verifier
 
+Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], Reader]
+"""(a prompt's ids, the target's cache, memories; these are empty) -> what learns of it for other prompts"""
+
 ROOMY = 16      # parts of a power of two, in whole ones of which caches are allocated that recordings read
 
 
 class Engine:
     """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory;
-    verifies: what is made of a request's verifier."""
+    verifies: what is made of a request's verifier; prefixes: what is kept of prompts, None: nothing."""
 
     def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
                  chunk: int | None = None, regions: Regions = EAGER,
-                 verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier) -> None:
+                 verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier,
+                 prefixes: Prefixes | None = None) -> None:
         self.target, self.proposer, self.clock, self.budget, self.chunk = target, proposer, clock, budget, chunk
-        self.regions, self.verifies = regions, verifies
+        self.regions, self.verifies, self.prefixes = regions, verifies, prefixes
         self.cache: KVCache = target.cache(0)
         self._lock = threading.Lock()
         self._current: Callable[[], Request | None] = lambda: None
@@ -53,8 +60,18 @@ class Engine:
                     f"allows {limit:,} positions. Shorten the prompt"
                     f"{'' if name == self.target.name else ', give the drafter a window (draft_window) or use pld'}.")
 
-    def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None) -> Request:
-        """A request for these ids, which nothing was done for yet.  Where a recording is replayed, it ends with it."""
+    @property
+    def cell(self) -> int:
+        """Tokens of a cell of prefixes."""
+        return CELL if self.prefixes is None else self.prefixes.cell
+
+    def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
+             told: Iterable[Tensor] = (), reads: Reads | None = None) -> Request:
+        """A request for these ids, which nothing was read of yet.  Where a recording is replayed, it ends with it.
+
+        told: [n] int64 each, what the answer may repeat; memories that learn from ids alone learn it
+        reads: makes what learns of this prompt for others, where that is not the engine's prefixes
+        """
         _whole(goal.limit)
         if sampling.replay is not None:
             goal = Goal(min(goal.limit, len(sampling.replay)), stop=goal.stop)
@@ -70,10 +87,17 @@ class Engine:
             for memory in self.proposer.memories:
                 memory.reset(capacity)
             self.clock.lap()
+            with self.clock.part("host"):
+                for tokens in told:
+                    for memory in self.proposer.memories:
+                        memory.told(tokens)
             reset_peak_memory(self.target.device)
             verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
             decoder = Decoder(self.verifies(verifier), self.proposer, self.budget, goal, text)
-            request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device))
+            if reads is None and self.prefixes is not None:
+                reads = partial(Reader, self.prefixes)
+            reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
+            request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device), reader)
             self._current = ref(request)     # one that is dropped without being closed has no say
         return request
 

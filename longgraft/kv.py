@@ -205,6 +205,24 @@ class KVCache(Cache):
                 layer.update(theirs.keys[:, :, start:end], theirs.values[:, :, start:end])
         self.length += end - start
 
+    def copied(self, start: int, end: int, device: torch.device | None = None) -> dict[str, Tensor]:
+        """Copies of the committed rows [start, end), [1, Hkv, end - start, D] each, by "3.keys", "3.values" of layer 3;
+        of layers that have rows of their own.  device: where they shall lie; None: where the cache does."""
+        assert end <= self.length, f"{self.length} rows are committed, and {end} were asked for"
+        return {f"{index}.{name}": buffer[:, :, start:end].to(device or buffer.device, copy=True)
+                for index, layer in enumerate(self.layers) if layer.is_initialized
+                for name, buffer in (("keys", layer.keys), ("values", layer.values))}
+
+    def extend(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Commit what was `copied`, of this cache or of another of its kind, one part after the other."""
+        for part in parts:
+            n = 0
+            for index, layer in enumerate(self.layers):
+                if f"{index}.keys" in part:
+                    layer.update(keys := part[f"{index}.keys"], part[f"{index}.values"])
+                    n = keys.shape[2]
+            self.length += n
+
     def crop(self, length: int) -> None:
         """Forget committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
         if not 0 <= length <= self.length:

@@ -24,6 +24,8 @@ from longgraft.kernels.few_rows import FewRows, few_rows
 from longgraft.methods import Method, build, find, verifies
 from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, check_given, embedded
 from longgraft.parts import Parts
+from longgraft.prediction import Prediction
+from longgraft.prefill.prefixes import Prefixes
 from longgraft.regions import EAGER, Regions, cuda_graphs
 from longgraft.roles import HEADLESS
 from longgraft.sampling import Sampling
@@ -65,9 +67,11 @@ class Loaded:
         """Whose calibration this is."""
         return identity_of(self.target, self.tokenizer, self.parts.head)
 
-    def session(self, budget: Budget = None, chunk: int | None = None) -> Session:
+    def session(self, budget: Budget = None, chunk: int | None = None, prefixes: float | None = None,
+                prefix: Sequence[str] = ()) -> Session:
         """budget: nodes per verification; paper: the method's; None: what pays, where the method can choose, else the
-        method's, on a CPU at most CPU_BUDGET."""
+        method's, on a CPU at most CPU_BUDGET.  prefixes: GiB of prompts' beginnings that are kept; prefix: files of
+        such."""
         method, nodes = self.method, self.method.usual_budget(budget)
         # Memories and clock of its own: two sessions may stand side by side.
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
@@ -82,8 +86,11 @@ class Loaded:
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
         engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
-                        verifies(method, parts))
-        return Session(engine, self.tokenizer, (*self.notes, about), method.promise)
+                        verifies(method, parts), Prefixes(int(prefixes * 2 ** 30)) if prefixes else None)
+        session = Session(engine, self.tokenizer, (*self.notes, about), method.promise, str(method))
+        known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
+        session.about += tuple(known)
+        return session
 
     def _gates(self, nodes: int) -> str:
         """The thresholds, and how this session differs from what they were made for, for people."""
@@ -103,7 +110,7 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
     options: the fields of `Settings`
     """
     opts = Settings(**options)
-    session = assemble(model, drafter, opts).session(opts.budget, opts.chunk)
+    session = assemble(model, drafter, opts).session(opts.budget, opts.chunk, opts.prefixes, opts.prefix)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session
@@ -147,12 +154,16 @@ def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tu
 
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
-             stop: Sequence[str] = (), **options: Any) -> Generation:
-    """The model's exact answer to a long prompt.  options: the fields of `Settings` and of `Sampling`."""
+             stop: Sequence[str] = (), *, prediction: Prediction | None = None, **options: Any) -> Generation:
+    """The model's exact answer to a long prompt.
+
+    prediction: text that the answer may repeat, which the model does not read; options: the fields of `Settings` and of
+    `Sampling`
+    """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     Sampling(**draw)        # a mistake is said before a model is loaded
     session = load(model, drafter, tell=False, **options)
-    return session.generate(prompt, max_new_tokens, stop, **draw)
+    return session.generate(prompt, max_new_tokens, stop, prediction=prediction, **draw)
 
 
 def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any = None, logits_processor: Any = None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,10 +15,11 @@ import torch
 from longgraft.clock import Clock
 from longgraft.observation import Observation, Wants
 from longgraft.prefill.chunked import read_prompt
+from longgraft.prefill.prefixes import Reader
 from longgraft.proposer import Ask, Proposer
 from longgraft.stats import Stats, Tally
 from longgraft.text import Detokenizer
-from longgraft.tree import ROOT
+from longgraft.tree import ROOT, ProposalTree
 from longgraft.verifier import Verifier
 
 FinishReason = Literal["stop", "length", "eos", "cancelled"]
@@ -29,14 +30,19 @@ class Step:
     """What one step brought.
 
     read:    prompt tokens that were read; 0 of a decoding step
+    reused:  of these, how many an earlier prompt had brought
     tokens:  new tokens; origins: who proposed each (bits of `ProposalTree.origin`; ROOT: the target alone)
     text:    new text that is certain: bytes that are no character yet and the beginning of a stop string are held back
+    tree, path: what a decoding step verified, and the nodes that it kept, the root first; None and () of a prompt's
     """
 
     read: int = 0
     tokens: tuple[int, ...] = ()
     origins: tuple[int, ...] = ()
     text: str = ""
+    tree: ProposalTree | None = None
+    path: tuple[int, ...] = ()
+    reused: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class Decoder:
             self.observe(seen)
         self._root = seen.next_token
         origins = [*seen.tree.origin[seen.path[1:]].tolist(), ROOT]
-        return Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text)
+        return Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text, tree=seen.tree, path=tuple(path))
 
     def observe(self, seen: Observation) -> None:
         """Show it to every memory."""
@@ -101,7 +107,8 @@ class Decoder:
             return new, ""
         pieces = []
         for n, token in enumerate(new, 1):
-            pieces.append(self.text.push([token]))
+            if token not in self.goal.eos:      # some tokenizers would spell it
+                pieces.append(self.text.push([token]))
             if self.text.stopped:
                 new, self.finish_reason = new[:n], "stop"
                 break
@@ -120,12 +127,13 @@ class Request:
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
-                 peak_memory: Callable[[], int]) -> None:
-        self._decoder, self._ids, self._chunk = decoder, ids, chunk
+                 peak_memory: Callable[[], int], reader: Reader | None = None) -> None:
+        """reader: of what is known of the prompt; None: nothing is, nor will be."""
+        self._decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
         self._give_back, self._peak_memory = give_back, peak_memory
         self._clock: Clock = decoder.verifier.clock
-        self._prefill: Iterator[Observation] | None = read_prompt(
-            decoder.verifier, torch.tensor(ids), decoder.wants, chunk)
+        self._prefill: Iterator[Step] | None = self._reading()
+        self._reused = 0
         self._seconds: dict[str, float] = {}
         self._forwards: dict[str, int] = {}
         self._prefill_seconds = 0.0
@@ -147,7 +155,7 @@ class Request:
     def stats(self) -> Stats:
         """What it cost so far."""
         return self._decoder.tally.stats(
-            prompt_tokens=len(self._ids), prefill_seconds=self._prefill_seconds,
+            prompt_tokens=len(self._ids), reused_tokens=self._reused, prefill_seconds=self._prefill_seconds,
             decode_seconds=sum(self._seconds.values()), seconds_by_part=dict(self._seconds),
             forwards=dict(self._forwards), peak_memory_bytes=self._peak)
 
@@ -179,17 +187,29 @@ class Request:
     def _read(self) -> Step:
         assert self._prefill is not None
         with self._clock.part("host"):      # what no part claims: a memory's own time, too
-            seen = next(self._prefill)
-            self._decoder.observe(seen)
-        done = self._decoder.verifier.cache.length == len(self._ids)
-        step = Step(read=len(seen.tree))
-        if done:
+            step = next(self._prefill)
+        if step.tokens:
             self._prefill = None
-            first = self._decoder.begin(seen.next_token)
-            step = Step(step.read, first.tokens, first.origins, first.text)
         self._prefill_seconds += sum(self._clock.lap().values())
         self._clock.counted()       # a prompt's are no guesses
         return step
+
+    def _reading(self) -> Iterator[Step]:
+        """What is recalled of the prompt, then chunk by chunk; the last one brings the first token."""
+        decoder, reader = self._decoder, self.reader
+        if reader is not None and (known := reader.recall()):
+            self._reused = known
+            yield Step(read=known, reused=known)
+        rest = torch.tensor(self._ids[self._reused:])
+        for seen in read_prompt(decoder.verifier, rest, decoder.wants, self._chunk,
+                                cell=None if reader is None else reader.cell):
+            decoder.observe(seen)
+            if reader is not None:
+                reader.keep(seen)
+            step = Step(read=len(seen.tree))
+            if decoder.verifier.cache.length == len(self._ids):
+                step = replace(decoder.begin(seen.next_token), read=step.read)
+            yield step
 
     def _decode(self) -> Step:
         with self._clock.part("host"):

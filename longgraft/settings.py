@@ -74,6 +74,11 @@ class Settings:
                           "compiler is at hand", choices=("auto", "none"))
     chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,
                                none="by memory")
+    prefixes: float | None = option(None, "Kept of prompts that were read, on the model's device, so that one which "
+                                    "begins alike is read from where it differs", unit="GiB", low=0, high=2 ** 20,
+                                    none="nothing")
+    prefix: tuple[str, ...] = option((), "File of `longgraft prefill`: the text that it was made of is not read again; "
+                                     "repeatable", many=True, metavar="FILE")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
     online: float | None = option(None, "Thresholds follow the last 64 steps, where a drafted level costs this "
@@ -91,9 +96,15 @@ class Settings:
         if self.dtype is not None:      # torch.float32 is float32
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         for name in ("calibration", "costs"):
-            if isinstance(path := getattr(self, name), os.PathLike):
-                object.__setattr__(self, name, os.fspath(path))
+            object.__setattr__(self, name, _file(getattr(self, name)))
+        given = (self.prefix,) if isinstance(self.prefix, (str, os.PathLike)) else self.prefix
+        object.__setattr__(self, "prefix", tuple(map(_file, given)) if isinstance(given, (list, tuple)) else given)
         check(self)
+
+
+def _file(value: Any) -> Any:
+    """A path as text."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 @dataclass(frozen=True)

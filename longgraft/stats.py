@@ -19,6 +19,7 @@ MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")
 class Stats:
     """Of one request, so far.
 
+    reused_tokens: of the prompt, that were not read: an earlier one began with them
     prompt_tokens, new_tokens: counts; the prefill, which yields the first new token, is no step
     accepted_per_step:  proposed tokens that were emitted, per verification step, without the bonus token
     accepted_by_origin: those by who proposed them: draft, retrieved or both
@@ -45,6 +46,7 @@ class Stats:
     decode_seconds: float = 0.0
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int = 0
+    reused_tokens: int = 0
 
     @property
     def steps(self) -> int:
@@ -69,7 +71,8 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "prompt_tokens": self.prompt_tokens, "new_tokens": self.new_tokens, "steps": self.steps,
+            "prompt_tokens": self.prompt_tokens, "reused_tokens": self.reused_tokens, "new_tokens": self.new_tokens,
+            "steps": self.steps,
             "accepted_per_step": list(self.accepted_per_step), "mat": self.mat,
             "tokens_per_step": self.tokens_per_step, "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds, "decode_tokens_per_second": self.decode_tokens_per_second,

@@ -27,13 +27,23 @@ class Encoder:
             _whole_characters(prompt)
             ids = self.need("text")(prompt)["input_ids"]
         elif _is_chat(prompt):
-            ids = self.need("chat messages").apply_chat_template(
-                list(prompt), add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+            ids = _chat(self.need("chat messages"), list(prompt))
         else:
             ids = _ids(prompt)
         if not ids:
             raise ValueError("The prompt is empty. Give at least one token.")
         self.known(ids, "prompt")
+        return ids
+
+    def bare(self, text: Any, what: str) -> list[int]:
+        """Text, without the tokens that begin a prompt, or token ids -> token ids; ValueError for anything else."""
+        if isinstance(text, str):
+            _whole_characters(text, what)
+            ids = self.need("text", what)(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = _ids(text, what)
+        if ids:
+            self.known(ids, what)
         return ids
 
     def known(self, ids: Sequence[int], what: str) -> None:
@@ -42,11 +52,23 @@ class Encoder:
             raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} knows "
                              f"0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
 
-    def need(self, what: str) -> Any:
+    def need(self, what: str, of: str = "prompt") -> Any:
         """The tokenizer; ValueError where there is none."""
         if self.tokenizer is None:
-            raise ValueError(f"{self.model} came without a tokenizer, so the prompt cannot be {what}. Give token ids.")
+            raise ValueError(f"{self.model} came without a tokenizer, so the {of} cannot be {what}. Give token ids.")
         return self.tokenizer
+
+
+def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """By the model's template, up to where the answer begins."""
+    from jinja2.exceptions import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
+                                             return_dict=True)["input_ids"]
+    except (TemplateError, TypeError) as error:     # roles that it does not know, turns that do not alternate
+        raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the model's card "
+                         "shows.") from error
 
 
 def vocabulary(tokenizer: Any) -> str:
@@ -64,14 +86,16 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     found = () if stop is None else tuple(stop) if isinstance(stop, (list, tuple)) else (stop,)
     if wrong := [value for value in found if not isinstance(value, str) or not value]:
         raise ValueError(f"A stop string is {wrong[0]!r}; it must be text of at least one character.")
+    for value in found:
+        _whole_characters(value, "stop string")
     return found
 
 
-def _whole_characters(text: str) -> None:
+def _whole_characters(text: str, what: str = "prompt") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"The prompt has half a character ({text[error.start]!r}) at place {error.start:,}: a file "
+        raise ValueError(f"The {what} has half a character ({text[error.start]!r}) at place {error.start:,}: a file "
                          "was decoded wrongly. Read it as UTF-8.") from error
 
 
@@ -80,19 +104,22 @@ def _is_chat(prompt: Any) -> bool:
         prompt[0], dict)
 
 
-def _ids(prompt: Any) -> list[int]:
+def _ids(prompt: Any, what: str = "prompt") -> list[int]:
     """[T] or [1, T] whole numbers, of a list, an array or a tensor."""
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
-        raise ValueError(f"The prompt is a {type(prompt).__name__}. Give text, chat messages or token ids.")
+        forms = "text, chat messages or token ids" if what == "prompt" else "text or token ids"
+        raise ValueError(f"The {what} is a {type(prompt).__name__}. Give {forms}.")
     shape = getattr(prompt, "shape", None)      # of a tensor or an array
     if shape is not None:
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
-            raise ValueError(f"The prompt has the shape {tuple(shape)}; one prompt of shape (T,) or (1, T) is needed. "
+            raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) is needed. "
                              "Give several one after the other.")
         prompt = prompt.reshape(-1).tolist()    # type: ignore[attr-defined]
     ids = list(prompt)
+    if {*map(type, ids)} == {int}:
+        return ids
     if wrong := [value for value in ids if isinstance(value, bool) or not isinstance(value, Integral)]:
-        raise ValueError(f"The prompt holds {wrong[0]!r}, a {type(wrong[0]).__name__}; token ids are whole numbers.")
+        raise ValueError(f"The {what} holds {wrong[0]!r}, a {type(wrong[0]).__name__}; token ids are whole numbers.")
     return [int(i) for i in ids]
 
 

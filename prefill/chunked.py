@@ -24,27 +24,32 @@ ON_CPU = 512
 
 
 def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | None = None,
-                following: int | None = None) -> Iterator[Observation]:
+                following: int | None = None, cell: int | None = None) -> Iterator[Observation]:
     """prompt [T] int64, read behind what the cache holds; what is observed does not depend on `chunk`.
 
     Where top-k is wanted it is of each token's last occurrence: what a memory by tokens would keep of it.
+    cell: its last occurrence in each so many tokens, counted from the cache's beginning: then what is reported of one
+    does not depend on what follows.
     chunk: tokens per pass; None: by memory.  following: the token after the prompt where it is known; None: the
     verifier's rule draws it.  The last observation's `next_token` is the first new token.
     """
     size = chunk or chunk_size(verifier.target, wants)
-    last = last_occurrences(prompt) if wants.topk else None
+    last = last_occurrences(prompt, cell, verifier.cache.position) if wants.topk else None
     for start in range(0, len(prompt), size):
         end = start + size
         ranked = None if last is None else last[start:end].nonzero().flatten()
         yield verifier.read(prompt[start:end], wants, int(prompt[end]) if end < len(prompt) else following, ranked)
 
 
-def last_occurrences(prompt: Tensor) -> Tensor:
-    """prompt [T] int64 on the host -> [T] bool: whether the token comes no more."""
+def last_occurrences(prompt: Tensor, cell: int | None = None, position: int = 0) -> Tensor:
+    """prompt [T] int64 on the host -> [T] bool: whether the token comes no more, in its cell where there are cells;
+    position: of the first token."""
     ids = prompt.numpy()
-    places, latest = np.arange(len(ids)), np.empty(ids.max(initial=-1) + 1, np.int64)
-    latest[ids] = places        # of repeated indices numpy keeps the last
-    return torch.from_numpy(latest[ids] == places)
+    if cell is not None:
+        ids = ids + (1 + ids.max(initial=0)) * ((position + np.arange(len(ids))) // cell)
+    last = np.zeros(len(ids), bool)
+    last[len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]] = True
+    return torch.from_numpy(last)
 
 
 def chunk_size(target: Target, wants: Wants) -> int:

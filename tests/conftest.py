@@ -7,6 +7,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+# Tests take all cores and each of them one, also what it starts: of two threads, one waits for a core at every product.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +30,8 @@ from longgraft.methods import build, find, verifies
 from longgraft.needs import HEAD, MEDUSA
 from longgraft.needs import SMALL as SMALL_MODEL
 from longgraft.parts import Parts
+from longgraft.prediction import Prediction
+from longgraft.prefill.prefixes import Prefixes
 from longgraft.registry.blocks import DFLASH
 from longgraft.registry.long_context import LONGSPEC
 from longgraft.registry.retrieval import DATASTORE
@@ -91,8 +96,22 @@ def toy_network(seed: int = 0) -> Eagle3Network:
     return network
 
 
+# Files that take longest, or wait: they go first, so that no worker is left with one of them at the end.
+FIRST = ("ray", "lossless", "benchmarks", "fixed", "sweep", "triton", "pretend", "bench", "measure", "partial", "cli",
+         "mutations", "training_drafter", "docs", "kernels")
+
+
 def pytest_addoption(parser) -> None:
     parser.addoption("--on", default="cuda", metavar="DEVICE", help="Of the tests marked gpu; cpu rehearses them.")
+
+
+def pytest_configure(config) -> None:
+    config.option.loadscopereorder = False      # pytest-xdist's own order, by numbers of tests, leaves few long ones
+
+
+def pytest_collection_modifyitems(items) -> None:
+    order = {f"test_{name}.py": n for n, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="session")
@@ -152,25 +171,31 @@ TOYS: dict[str, Callable[[Target, int], object]] = {
 }
 
 
+@cache
+def toys(family: str, seed: int) -> dict[str, object]:
+    """All of TOYS: made once, as the model itself is."""
+    return {name: toy(toy_target(family), seed) for name, toy in TOYS.items()}
+
+
 def toy_parts(family: str = "llama", seed: int = 0, kernels: FewRows | None = None, **more) -> Parts:
     more.setdefault("costs", Live(TOY_COSTS, frozen=True))
-    target = toy_target(family, kernels=kernels)
-    return Parts(target, {name: toy(target, seed) for name, toy in TOYS.items()}, **more)
+    return Parts(toy_target(family, kernels=kernels), toys(family, seed), **more)
 
 
 def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
-                adaptive: bool = False, **more) -> Session:
-    """adaptive: the method chooses its budgets, where it can."""
+                adaptive: bool = False, prefixes: Prefixes | None = None, **more) -> Session:
+    """adaptive: the method chooses its budgets, where it can; prefixes: what is kept of prompts."""
     parts = toy_parts(family, **more)
     proposer = build(method, parts, adaptive)
     budget = budget or find(method).budget
     return Session(Engine(parts.target, proposer, parts.clock, budget, chunk, parts.regions,
-                          verifies(method, parts)), None)
+                          verifies(method, parts), prefixes), None)
 
 
-def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=()) -> Generation:
+def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=(), *,
+             prediction: Prediction | None = None) -> Generation:
     """To the end, by ids alone."""
-    return answer(session.open(ids, new, sampling, eos=eos))
+    return answer(session.open(ids, new, sampling, eos=eos, prediction=prediction))
 
 
 def toy_prompt(length: int, seed: int = 0) -> list[int]:

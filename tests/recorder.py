@@ -53,8 +53,10 @@ class _Tape(TorchDispatchMode):
         self.kept += [given, outs]
         if device is not False:
             views = {one.untyped_storage().data_ptr() for one in given}
-            self.operations.append((func, args, kwargs, [
-                one for one in outs if one.untyped_storage().data_ptr() not in views or not one.numel()]))
+            new = [one for one in outs if one.untyped_storage().data_ptr() not in views or not one.numel()]
+            # A view of what is there already is still one when that is written anew.
+            if new or func._schema.is_mutable:
+                self.operations.append((func, args, kwargs, new))
         return out
 
 
@@ -70,9 +72,9 @@ def recorder(region):
         # Twice: what runs again on the same numbers must do the same.
         for func, args, kwargs, outs in tape.operations * 2:
             new = func(*args, **kwargs)
-            fresh = [leaf for leaf in tree_leaves(new) if isinstance(leaf, Tensor)]
-            # Views of what is there already, and operations in place, have written where they should.
+            # Operations in place have written where they should.
             if outs:
+                fresh = (new,) if isinstance(new, Tensor) else [one for one in new if isinstance(one, Tensor)]
                 for old, one in zip(outs, fresh, strict=True):
                     old.copy_(one)
 

@@ -218,13 +218,13 @@ def test_the_oldest_answers_are_forgotten_first():
     for answer in ([1, 2, 3], [4, 5, 6]):
         outputs.reset(10)
         outputs.observe(seen(answer))
-    assert outputs.up_to(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]       # a request under way loses nothing
+    assert outputs.whole(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]       # a request under way loses nothing
     outputs.reset(10)
-    assert outputs.up_to(0).tolist() == [4, 5, 6, -1, 0]
+    assert outputs.whole(0).tolist() == [4, 5, 6, -1, 0]
     other = Outputs(4)
     other.restore(outputs.state())
     other.observe(seen([9], prompt=True))
-    assert other.up_to(0).tolist() == [4, 5, 6, -1, 0]          # one separator between two
+    assert other.whole(0).tolist() == [4, 5, 6, -1, 0]          # one separator between two
 
 
 def test_suffix_drafts_are_verified_instead_of_a_tree_where_they_expect_enough():

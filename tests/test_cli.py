@@ -13,6 +13,7 @@ from conftest import VOCAB, toy_model, toy_prompt
 
 from longgraft.acceptance import Sampled
 from longgraft.cli.app import main
+from longgraft.cli.prompts import PromptOptions
 from longgraft.costs import Costs
 from longgraft.methods import METHODS
 from longgraft.registry import PARTS
@@ -65,13 +66,54 @@ def test_json_prints_one_object_with_every_field(pair, capsys, monkeypatch):
     assert code == 0 and answer["compare"]["identical"] is True
     assert len(answer["token_ids"]) == 12 and answer["text"].startswith("w")
     assert set(answer["stats"]) == {
-        "prompt_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step", "prefill_seconds",
-        "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds", "forwards",
-        "by_probability", "by_match", "seconds_by_part", "peak_memory_bytes"}
+        "prompt_tokens", "reused_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step",
+        "prefill_seconds", "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds",
+        "forwards", "by_probability", "by_match", "seconds_by_part", "peak_memory_bytes"}
     stats = answer["stats"]
     assert stats["new_tokens"] == 1 + sum(stats["accepted_per_step"]) + stats["steps"] == 12
     assert sum(stats["accepted_by_origin"].values()) == sum(stats["accepted_per_step"])
     assert sum(stats["kinds"].values()) == stats["steps"]
+
+
+def test_a_text_that_is_read_once_is_not_read_again(pair, capsys, monkeypatch, tmp_path):
+    path, models = tmp_path / "p", ["--model", pair / "target", "--drafter", pair / "head"]
+    words = [f"w{i}" for i in toy_prompt(200)]
+    (tmp_path / "text").write_text(" ".join(words[:160]))
+    (tmp_path / "long").write_text(" ".join(words))
+    for text in ([tmp_path / "text"], ["--prompt-file", tmp_path / "text"]):
+        path.unlink(missing_ok=True)
+        code, out, err = run(capsys, monkeypatch, "prefill", *text, *models, "--method", "graft", "--save", path)
+        assert (code, out) == (0, "") and f"{path}: 159 tokens, {path.stat().st_size:,} bytes, " in err
+    asked = ["generate", *models, "--method", "graft", "--prompt-file", tmp_path / "long", "--max-new-tokens", 8,
+             "--json"]
+    known, cold = (json.loads(run(capsys, monkeypatch, *asked, *more)[1]) for more in (["--prefix", path], []))
+    assert known["token_ids"] == cold["token_ids"]
+    assert (known["stats"]["reused_tokens"], cold["stats"]["reused_tokens"]) == (158, 0)
+    assert known["settings"]["prefix"] == [str(path)]
+    assert f"prefix {path}: 159 tokens are known" in run(capsys, monkeypatch, *asked[:-1], "--prefix", path)[2]
+    code, _, err = run(capsys, monkeypatch, *asked, "--prefix", tmp_path / "text")
+    assert code == 2 and err.startswith(f"longgraft: Prefix {tmp_path / 'text'} cannot be read")
+    assert_before_loading(monkeypatch)
+    for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one prompt"),
+                             ([tmp_path / "text", "--prompt", "w1"], tmp_path / "q", "Give one prompt"),
+                             ([tmp_path / "nowhere"], tmp_path / "q", "cannot be read")):
+        code, _, err = run(capsys, monkeypatch, "prefill", *text, *models, "--save", save)
+        assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, capsys, monkeypatch, tmp_path):
+    ask_pld = ask(pair, "--json", "--method", "pld")
+    answer = json.loads(run(capsys, monkeypatch, *ask_pld)[1])
+    (tmp_path / "right").write_text(answer["text"])
+    code, out, err = run(capsys, monkeypatch, *ask_pld, "--prediction", tmp_path / "right")
+    told = json.loads(out)
+    assert told["token_ids"] == answer["token_ids"] and "prediction" not in answer
+    assert told["prediction"] == {"accepted_tokens": 12, "rejected_tokens": 0}
+    assert told["stats"]["steps"] < answer["stats"]["steps"]
+    _, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "right"))
+    assert "prediction: 12 of its 12 tokens came" in err
+    code, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "absent"))
+    assert code == 2 and "absent cannot be read" in err and err.count("\n") == 1
 
 
 def assert_before_loading(monkeypatch):
@@ -134,6 +176,29 @@ def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, capsys
     assert code == 2 and "exists already" in err
 
 
+def test_several_files_are_one_prompt_each_from_a_line_of_its_own(pair, capsys, monkeypatch, tmp_path):
+    for name, text in (("a", "w1 w2"), ("b", "w3\n"), ("c", "w4")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5")))
+    given = [one for name in "abc" for one in ("--prompt-file", str(tmp_path / name))]
+    asked, = PromptOptions(prompt_file=(*given[1::2], "-")).read()
+    assert asked.prompt == "w1 w2\nw3\nw4\nw5"
+    command = ["generate", "--model", pair / "target", "--drafter", pair / "head", "--max-new-tokens", 5, "--json"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5")))
+    code, out, _ = run(capsys, monkeypatch, *command, *given, "-")
+    assert (code, json.loads(out)["stats"]["prompt_tokens"]) == (0, 5)
+    bare = run(capsys, monkeypatch, *command, "--prompt", "w1 w2 w3 w4 w5")[1]
+    assert json.loads(out)["token_ids"] == json.loads(bare)["token_ids"]
+
+
+@pytest.mark.parametrize(("form", "text", "prompt"), [
+    ("prompt", "w1", "w1"), ("messages", '[{"role": "user", "content": "w1"}]', [{"role": "user", "content": "w1"}]),
+    ("prompt_ids", "[1, 2]", [1, 2]), ("prompts", '{"prompt": "w1"}', "w1")])
+def test_each_form_of_a_prompt_may_be_standard_input(monkeypatch, form, text, prompt):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert PromptOptions(**{form: "-"}).read()[0].prompt == prompt
+
+
 @pytest.fixture(scope="module")
 def chatty(pair, tmp_path_factory):
     """The toy target with a chat template."""
@@ -154,6 +219,35 @@ def test_a_chat_goes_through_the_models_template(pair, chatty, capsys, monkeypat
     assert said[0] == said[1] and said[0][:2] == said[2][:2] and [bare for *_, bare in said] == [False, False, True]
     code, _, err = run(capsys, monkeypatch, *ask(pair, "--chat"))
     assert code == 2 and "has no chat template" in err
+
+
+USER = {"role": "user", "content": "w1 w2\nw3"}
+SYSTEM = {"role": "system", "content": "w9"}
+
+
+@pytest.mark.parametrize(("more", "asked"), [
+    ({"prompt_file": ("a", "b"), "chat": True}, [[USER]]),
+    ({"prompt_file": ("a", "b"), "chat": True, "system": "w9"}, [[SYSTEM, USER]]),
+    ({"messages": "m", "chat": True}, [[USER]]), ({"messages": "m", "system": "w9"}, [[SYSTEM, USER]]),
+    ({"prompts": "rows", "chat": True, "system": "w9"}, [[SYSTEM, USER], [SYSTEM, USER]]),
+    ({"prompts": "rows"}, ["w1 w2\nw3", [USER]]), ({"prompt": "w1 w2\nw3", "chat": True}, [[USER]])])
+def test_a_chat_is_made_of_files_messages_and_rows(monkeypatch, tmp_path, more, asked):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("a", "w1 w2"), ("b", "w3"), ("m", json.dumps([USER])), ("rows", "\n".join(map(json.dumps, [
+            {"prompt": "w1 w2\nw3"}, {"messages": [USER]}])))):
+        (tmp_path / name).write_text(text)
+    assert [one.prompt for one in PromptOptions(**more).read()] == asked
+
+
+def test_messages_that_a_template_refuses_are_said_to_be(pair, chatty, capsys, monkeypatch, tmp_path):
+    strict = tmp_path / "strict"
+    shutil.copytree(chatty, strict)
+    (strict / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{{ m.content }} {% endfor %}")
+    code, out, err = run(capsys, monkeypatch, "generate", "--model", strict, "--drafter", pair / "head",
+                         "--prompt", "w1", "--chat", "--system", "w2")
+    assert (code, out) == (2, "") and "refuses these messages: System role not supported" in err
 
 
 def test_what_a_dry_run_prints_is_a_configuration(pair, capsys, monkeypatch, tmp_path):
@@ -215,7 +309,7 @@ def test_mistakes_get_one_sentence_and_status_two(pair, capsys, monkeypatch, cha
 
 def test_an_empty_prompt_a_broken_and_a_mismatched_head(pair, capsys, monkeypatch, tmp_path):
     (tmp_path / "empty").write_text("")
-    assert "prompt is empty" in run(capsys, monkeypatch, *ask(pair, "--prompt-file", tmp_path / "empty"))[2]
+    assert "prompt is empty" in run(capsys, monkeypatch, "generate", "--prompt-file", tmp_path / "empty")[2]
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_bytes((pair / "head/config.json").read_bytes())

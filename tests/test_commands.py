@@ -37,7 +37,7 @@ def test_every_example_of_the_help_can_be_typed():
 
 
 def test_help_begins_with_what_people_do_first():
-    assert list(get_command(app).commands)[:5] == ["generate", "methods", "doctor", "calibrate", "verify"]
+    assert list(get_command(app).commands)[:5] == ["generate", "complete", "prefill", "methods", "doctor"]
     assert list(get_command(app).commands)[-1] == "train"
 
 
@@ -68,6 +68,13 @@ def test_help_needs_no_torch():
     (["generate", "--prompts", "rows.jsonl", "--stream"], "--prompts goes with neither"),
     (["generate", "--prompts", "bad.jsonl"], "bad.jsonl:1: prompt and prompt_ids was found"),
     (["generate", "--prompts", "deep.json"], "deep.json:1 is nested too deeply"),
+    (["generate", "--prompt-file", "-", "-"], "Standard input was given twice"),
+    (["generate", "--prompt", "-", "--prediction", "-"], "Standard input was given twice"),
+    (["generate", "--prompt-file", "latin.txt", "--prompt-file", "absent"], "is not UTF-8 text"),
+    (["generate", "--prompt-file", "ids.json", "--prompt-file", "absent"], "absent cannot be read"),
+    (["generate", "--messages", "m.json", "--prompt-file", "y"], "--prompt-file and --messages was given"),
+    (["generate", "--prompt", "x", "--system", "y"], "--system is said before a chat"),
+    (["generate", "--prompt-ids", "ids.json", "--chat", "--system", "y"], "--system is said before a chat"),
     (["generate", "--messages", "ids.json"], "messages must be a list such as"),
     (["generate", "--prompt-ids", "bools.json"], "must hold one JSON list of token ids"),
     (["generate", "--prompt", "x", "--replay", "deep.json", "--seed", "3"], "temperature is 0"),

@@ -35,6 +35,12 @@ def test_no_prefix_is_so_short_that_a_pass_costs_nothing():
     assert steep.verify(1, 1) == 0.0025 and steep.verify(16, 1) == 0.003
 
 
+def test_no_rows_are_so_few_that_a_pass_costs_nothing():
+    """As where a machine was so busy that one row's turn never came."""
+    steep = replace(COSTS, passes={256: {16: 0.010, 32: 0.030}, 2048: {1: 0.100, 2: 0.101}})
+    assert steep.verify(1, 256) == 0.005
+
+
 @pytest.mark.parametrize("grid", [
     {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
     {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}},

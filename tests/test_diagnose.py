@@ -136,7 +136,7 @@ def command(monkeypatch, capsys):
 
 def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(command, tmp_path):
     torch.set_num_threads(1)
-    text = (Path(__file__).parents[1] / "longgraft/session.py").read_text()
+    text = (Path(__file__).parents[1] / "longgraft/tree.py").read_text()
     (tmp_path / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:1500], "continuation": text[1500:1700]}))
     code, said, error = command("diagnose", "--suites", tmp_path / "rows.jsonl", "--buckets", 128, "--depth", 3,
                                 "--max-new-tokens", 40, "--head", "short=" + str(embedded("drafter-2k")),

@@ -168,7 +168,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, se
 def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
     """Of three requests in one session; the third is longer than all before, so that its buffers are larger."""
     regions = Regions(recorder)
-    ours, usual = toy_session(method, family, regions=regions), toy_session(method, family)
+    ours, usual = (toy_session(method, family, chunk=128, regions=one) for one in (regions, EAGER))
     for length, new, sampling in ((60, 12, GREEDY), (45, 8, SAMPLED), (300, 3, GREEDY)):
         said = [answered(session, toy_prompt(length), new, sampling) for session in (ours, usual)]
         if METHODS[method].promise == "exact":

@@ -14,12 +14,13 @@ FLOORS = [      # from the lowest; a room is named by the longest dotted name th
     ["tree", "clock", "usage", "reading", "devices", "roles", "regions", "naming"], ["padded", "options", "kv"],
     ["observation", "acceptance"], ["proposer", "stats", "settings", "costs", "rejection", "typical"],
     ["attention", "templates", "text", "datastore"],
-    ["kernels", "odds"], ["sampling", "target"], ["verifier", "yarn_drafters"], ["memories", "prefill"],
+    ["kernels", "odds"], ["sampling", "target", "prediction"], ["verifier", "yarn_drafters"], ["memories", "prefill"],
     ["drafters", "retrievers", "compose", "request", "ranking", "partial_verifier"],
-    ["timing", "controller"], ["engine"], ["session"],
+    ["timing", "controller"], ["engine"], ["saving"], ["session"],
     ["calibration", "needs"], ["parts"], ["method"], ["registry"], ["methods"], ["loading"],
     ["eval.levels", "eval.loops", "eval.scores", "eval.statistics"],
-    ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"], ["cli", "__init__"]]
+    ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"], ["completion"], ["serve"],
+    ["cli", "__init__"]]
 
 
 def room(module: str) -> str:

@@ -10,14 +10,16 @@ from itertools import accumulate, groupby, pairwise
 
 import pytest
 import torch
-from conftest import FAMILIES, TOY_COSTS, VOCAB, answered, toy_model, toy_prompt, toy_session
+from conftest import FAMILIES, TOY_COSTS, VOCAB, answered, toy_model, toy_parts, toy_prompt, toy_session
 from covering import covering, named
 from oracle import plain
 from test_docs import METHOD_FILE
 
 from longgraft.costs import Live
 from longgraft.eval.checks.losslessness import assert_lossless
-from longgraft.methods import METHODS
+from longgraft.methods import METHODS, build
+from longgraft.prefill.prefixes import Prefixes
+from longgraft.proposer import Memory
 from longgraft.roles import COMPARED, DEFAULT, HEADLESS
 from longgraft.sampling import Sampling
 from longgraft.session import Session
@@ -29,6 +31,11 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "warped": WARPED}
 FOUR = ("llama", "qwen3", "mistral-window", "qwen3-moe")
+TOLD = [name for name in METHODS
+        if any(type(memory).told is not Memory.told for memory in build(name, toy_parts()).memories)]
+RIGHT_HELPS = [name for name in TOLD if name != "graft-x-no-text" and (
+    name.startswith(("graft-x", "pld", "adapld", "samd", "suffix"))
+    or name in ("retrieval", "graft", "logitspec", "lookahead", "rest", "mtp", "tokenswift"))]
 COSTS = {"usual": (1.0, 1.6), "free-rows": (1.0, 1.0), "dear-rows": (1.0, 40.0)}
 
 
@@ -41,10 +48,17 @@ def promised(method: str, sampling: str) -> Sampling:
     return SAMPLINGS[sampling] if METHODS[method].promise == "exact" else GREEDY
 
 
-@pytest.mark.parametrize(("method", "family", "sampling"), covering(LOSSLESS, FOUR, SAMPLINGS), ids=named)
-def test_every_method_says_exactly_what_the_target_would(method, family, sampling):
-    sampling = promised(method, sampling)
-    assert said(toy_session(method, family), sampling=sampling) == plain(family, 60, 24, sampling)
+@pytest.mark.parametrize(("method", "family", "sampling", "prompt"),
+                         covering(LOSSLESS, FOUR, SAMPLINGS, ("read", "recalled")), ids=named)
+def test_every_method_says_exactly_what_the_target_would(method, family, sampling, prompt):
+    """Also where the prompt's beginning was read for another request."""
+    sampling, ours = promised(method, sampling), toy_session(method, family, prefixes=Prefixes(2 ** 30, 16))
+    if prompt == "recalled":
+        answered(ours, toy_prompt(60)[:50], 1)
+    found = answered(ours, toy_prompt(60), 24, sampling)
+    assert found.token_ids == plain(family, 60, 24, sampling)
+    known = min(48, (61 - max((memory.tail for memory in ours.engine.proposer.memories), default=1)) // 16 * 16)
+    assert found.stats.reused_tokens == (max(0, known - 1) if prompt == "recalled" else 0)
 
 
 @pytest.mark.parametrize(("method", "family", "sampling", "costs"), covering(CHOOSING, FOUR, SAMPLINGS, COSTS),
@@ -54,6 +68,46 @@ def test_what_a_method_chooses_to_spend_changes_nothing(method, family, sampling
     spent = Live(replace(TOY_COSTS, passes={0: {1: one, 60: sixty}}), frozen=True)
     ours = toy_session(method, family, adaptive=True, costs=spent)
     assert said(ours, sampling=sampling) == plain(family, 60, 24, sampling)
+
+
+def told(right: list[int], kind: str) -> list[int]:
+    """A prediction: the right answer, one that is right up to its middle and again at its end, or none of it."""
+    noise = torch.randint(1, VOCAB, (len(right),), generator=torch.Generator().manual_seed(7)).tolist()
+    middle, third = len(right) // 2, len(right) // 3
+    return {"right": right, "half-right": [*right[:middle], *noise[:third], *right[-third:]], "noise": noise}[kind]
+
+
+@pytest.mark.parametrize(("method", "prediction", "family", "sampling"),
+                         covering(METHODS, ("right", "half-right", "noise"), FOUR[:3], SAMPLINGS), ids=named)
+def test_what_is_predicted_changes_nothing(method, prediction, family, sampling):
+    lossy = method in LOSSY
+    sampling = SAMPLINGS[sampling] if lossy else promised(method, sampling)
+    ours, right = toy_session(method, family, prefixes=Prefixes(2 ** 30, 16)), plain(family, 60, 24, sampling)
+    for texts in (told(right, prediction), [told(right, prediction), right[:1], right[5:]]):    # then it is recalled
+        found = answered(ours, toy_prompt(60), 24, sampling, prediction=texts).token_ids
+        assert len(found) == 24 if lossy else found == right
+
+
+@pytest.mark.parametrize("method", RIGHT_HELPS)
+def test_a_right_prediction_is_answered_in_fewer_steps(method):
+    right = plain("llama", 1, 40, GREEDY)
+    steps = {kind: answered(toy_session(method), toy_prompt(1), 40, prediction=kind and told(right, kind)).stats.steps
+             for kind in (None, "right", "half-right")}
+    assert steps["right"] < steps[None] and steps["half-right"] < steps[None]
+
+
+@pytest.mark.parametrize("method", TOLD)
+def test_nothing_that_was_told_is_known_to_the_next_request(method):
+    """Its own answer alone may be, where a memory lasts."""
+    right, other = plain("llama", 60, 24, GREEDY), toy_prompt(40, seed=3)
+    found = []
+    for prediction in (None, other):
+        ours = toy_session(method)
+        answered(ours, toy_prompt(30, seed=9), 1, Sampling(replay=(5,)), prediction=prediction)
+        again = answered(ours, toy_prompt(60), 24)
+        assert again.token_ids == right
+        found.append(again.stats.accepted_per_step)
+    assert found[0] == found[1]
 
 
 def test_a_method_of_a_file_is_held_to_the_same(tmp_path):

@@ -32,6 +32,8 @@ class Run:
         self.verifier = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock())
         for memory in self.proposer.memories:
             memory.reset(300)
+            memory.told(torch.tensor(toy_prompt(60)[40:]))
+            memory.told(torch.tensor(toy_prompt(30, seed=2)))
         for seen in read_prompt(self.verifier, torch.tensor(toy_prompt(60)), self.wants, 16):
             self.observe(seen)
 
@@ -76,6 +78,7 @@ def test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(name):
     other.steps(1)
     for memory, theirs in zip(run.proposer.memories, other.proposer.memories, strict=True):
         theirs.reset(300)
+        theirs.told(torch.tensor(toy_prompt(30, seed=5)))
         theirs.restore(memory.state())
     other.root = run.root
     expected = run.propose()

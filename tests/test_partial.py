@@ -7,6 +7,7 @@ import pytest
 import test_memories
 import torch
 from conftest import answered, toy_parts, toy_prompt, toy_session, toy_target
+from covering import covering, named
 from oracle import plain
 from test_memories import Run
 
@@ -163,11 +164,14 @@ def test_chunks_and_keys_are_those_nearest_to_the_last_query():
         assert chunks[head].tolist() == [*range(8), *(8 * c + i for c in best for i in range(8)), 200, 201, 202]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("method", METHODS)
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
+
+
+@pytest.mark.parametrize(("method", "family", "sampling"),
+                         covering(METHODS, ("llama", "qwen3", "mistral-window", "qwen3-moe"), SAMPLINGS), ids=named)
 def test_methods_that_draft_from_a_part_say_what_the_whole_says(method, family, sampling):
-    found = answered(toy_session(method, family), toy_prompt(100), 24, sampling)
-    assert found.token_ids == plain(family, 100, 24, sampling)
+    found = answered(toy_session(method, family), toy_prompt(100), 24, SAMPLINGS[sampling])
+    assert found.token_ids == plain(family, 100, 24, SAMPLINGS[sampling])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -196,7 +200,7 @@ def test_what_is_learnt_inside_a_cascade_is_forgotten():
 LOSSY = "specpv+sinks=0+retrieved=1+local=1+waiting=6"
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_partial_verification_of_all_rows_is_plain_decoding(family, sampling):
     found = answered(toy_session("specpv", family), toy_prompt(100), 24, sampling)
     assert found.token_ids == plain(family, 100, 24, sampling) and METHODS_OF["specpv"].promise == "lossy"

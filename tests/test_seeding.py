@@ -91,7 +91,7 @@ def test_what_is_ranked_of_a_pass_changes_its_top_k_alone(logits):
 @pytest.mark.parametrize("method", ["graft", "retrieval", "token-recycling", "graft-x"])
 def test_answers_and_acceptance_are_those_of_ranking_every_position(method, monkeypatch):
     ours = answered(toy_session(method, budget=16), PROMPT, 24)
-    monkeypatch.setattr("longgraft.prefill.chunked.last_occurrences", lambda prompt: torch.ones(len(prompt)).bool())
+    monkeypatch.setattr("longgraft.prefill.chunked.last_occurrences", lambda prompt, *_: torch.ones(len(prompt)).bool())
     theirs = answered(toy_session(method, budget=16), PROMPT, 24)
     assert ours.token_ids == theirs.token_ids
     assert ours.stats.accepted_per_step == theirs.stats.accepted_per_step

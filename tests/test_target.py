@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
 import longgraft
 from longgraft.observation import Wants
 from longgraft.target.interface import window_of
-from longgraft.target.model import Segment
+from longgraft.target.model import Segment, Target
 from longgraft.target.refusal import refuse, why_not
 from longgraft.tree import ProposalTree
 
@@ -116,7 +117,8 @@ def test_prompt_topk_is_that_of_the_logits_even_behind_a_soft_cap():
 
 
 def test_the_model_is_left_as_it_was_also_after_an_exception():
-    target, model = toy_target("llama"), toy_model("llama")
+    model = deepcopy(toy_model("llama"))      # a pass in another thread has hooks on the shared one
+    target = Target(model, "llama")
     before = model.config._attn_implementation
     with pytest.raises(IndexError):
         read(target, Segment(ProposalTree.chain(torch.tensor([VOCAB + 5])), target.cache(64), "last"),

@@ -16,6 +16,7 @@ import oracle
 import pytest
 import torch
 from conftest import answered, toy_prompt, toy_session
+from covering import covering, named
 from test_target import random_tree
 from torch import Tensor
 
@@ -53,13 +54,15 @@ def planned(q: Tensor, k: Tensor, chip: str) -> Plan:
     return Plan.of(q.shape[1] // k.shape[1] * q.shape[2], k.shape, dtype, CHIPS[chip])
 
 
-@pytest.mark.parametrize("window", [None, 5, 100])
-@pytest.mark.parametrize("prefix", [0, 1, 63, 64, 163])
-@pytest.mark.parametrize("heads, size, chip", [((1, 1), 16, "large tiles"), ((2, 1), 24, "small tiles")])
-@pytest.mark.parametrize("kind, rows", [("tree", 1), ("tree", 7), ("tree", 33), ("tree", 64), ("chain", 8),
-                                        ("chain", 21), ("appended", 10)])
-def test_the_kernel_equals_the_reference(kind, rows, heads, size, chip, prefix, window):
-    layout = geometry(kind, rows, prefix)
+SHAPES = ["tree 1", "tree 7", "tree 33", "tree 64", "chain 8", "chain 21", "appended 10"]
+HEADS = {"one head": ((1, 1), 16, "large tiles"), "a group": ((2, 1), 24, "small tiles")}
+
+
+@pytest.mark.parametrize(("shape", "prefix", "window", "kind"), covering(SHAPES, (0, 1, 63, 64, 163), (None, 5, 100),
+                                                                         HEADS), ids=named)
+def test_the_kernel_equals_the_reference(shape, prefix, window, kind):
+    (heads, size, chip), (form, rows) = HEADS[kind], shape.split()
+    layout = geometry(form, int(rows), prefix)
     q, k, v = inputs(layout, heads, size)
     out = tree_attention(q, k, v, layout.on_device, 0.25, window, plan=planned(q, k, chip))
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), **CLOSE)

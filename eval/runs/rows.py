@@ -86,6 +86,7 @@ class Row:
     learned_from: int | None = None
     turn: int = 1
     cut_tokens: int = 0
+    reused_tokens: int = 0
 
 
 Result = Row | Failure

@@ -9,16 +9,19 @@ from typing import Annotated
 
 import typer
 
+from longgraft.cli.completing import completing
 from longgraft.cli.datastores import datastore
 from longgraft.cli.generate import generating
 from longgraft.cli.looking import looking
 from longgraft.cli.measuring import measuring
+from longgraft.cli.prefilling import prefilling
+from longgraft.cli.serving import serving
 from longgraft.cli.training import heads, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")
 # In the order of what people do first.
-for part in (generating, looking, measuring):
+for part in (generating, completing, prefilling, looking, serving, measuring):
     app.registered_commands += part.registered_commands
 app.add_typer(datastore, name="datastore", rich_help_panel="Drafters")
 app.add_typer(heads, name="heads", rich_help_panel="Drafters")

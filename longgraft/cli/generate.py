@@ -56,6 +56,7 @@ class Asking:
     sampling: Sampling
     ends: Ends
     compare: bool
+    prediction: str | None = None
 
     def answer(self, ids: Sequence[int]) -> dict[str, Any]:
         """Everything that is known of one answer."""
@@ -64,6 +65,7 @@ class Asking:
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
         """For JSON and for people."""
         from longgraft.eval.checks.losslessness import compare_with_plain
+        from longgraft.prediction import accepted
 
         target = self.session.target
         resolved = replace(self.settings, device=str(target.device), dtype=str(target.dtype)[6:],
@@ -73,6 +75,10 @@ class Asking:
                  "method": self.settings.method, "promise": self.session.promise, "seed": self.sampling.seed,
                  "finish_reason": answer.finish_reason,
                  "settings": asdict(resolved) | drawn | asdict(self.ends), "stats": answer.stats.as_dict()}
+        if self.prediction is not None:
+            predicted = [token for text in self.session.predicted(self.prediction) for token in text]
+            repeated, others = accepted(predicted, answer.token_ids)
+            found["prediction"] = {"accepted_tokens": repeated, "rejected_tokens": others}
         if self.compare:
             found["compare"] = compare_with_plain(self.session, ids, answer, self.sampling, self.ends.max_new_tokens)
         return found
@@ -86,7 +92,8 @@ class Asking:
     def _finished(self, ids: Sequence[int], tell: Callable[[str], None]) -> dict[str, Any]:
         from longgraft.session import answer
 
-        request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop)
+        request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop,
+                                    prediction=self.prediction)
         return self.report(ids, answer(request, tell=tell))
 
 
@@ -100,9 +107,10 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
                          "with --prompt-file.")
-    given = replace(given, prompt_file=STDIN) if source else given
+    given = replace(given, prompt_file=(*given.prompt_file, STDIN)) if source else given
     # What is wrong with the request is said before a model is loaded for it.
-    asked, sampling, out = given.read(), Sampling(**vars(draw)), new_file(shown.out)
+    asked, prediction = given.read(), given.predicted()
+    sampling, out = Sampling(**vars(draw)), new_file(shown.out)
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
@@ -121,7 +129,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
         sampling = Sampling(replay=recording)
     budget = None if loaded.method.chooses(settings.budget) else session.engine.budget
     settings = replace(settings, method=str(loaded.method), budget=budget)
-    asking = Asking(session, settings, sampling, ends, shown.compare)
+    asking = Asking(session, settings, sampling, ends, shown.compare, prediction)
     if given.prompts:
         return _answer_all(asking, asked, out)
     ids = encode(session, asked[0])
@@ -138,7 +146,7 @@ def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Se
     from longgraft.loading import assemble
 
     loaded = assemble(pair.model, pair.drafter, settings)
-    session = loaded.session(settings.budget, settings.chunk)
+    session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session, loaded
@@ -184,6 +192,9 @@ def _print_answer(found: dict[str, Any], text: bool) -> None:
           f"steps: {spent or 'none'}\n"
           f"MAT {s['mat']:.2f} accepted per step without the bonus, {s['tokens_per_step']:.2f} tokens per step; "
           f"accepted: {origin}", file=sys.stderr)
+    if "prediction" in found:
+        repeated, others = found["prediction"].values()
+        print(f"prediction: {repeated:,} of its {repeated + others:,} tokens came", file=sys.stderr)
     if "compare" in found:
         from longgraft.eval.levels import may_differ
 

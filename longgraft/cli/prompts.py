@@ -6,6 +6,7 @@ Knows files, standard input and JSON; knows no model.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,58 +25,89 @@ class Asked:
     prompt: str | list[int] | list[dict[str, Any]]
     name: str = ""
 
+    @property
+    def chat(self) -> list[dict[str, Any]]:
+        """Its messages; none of a text or of ids."""
+        return [one for one in self.prompt if isinstance(one, dict)]
+
     def as_chat(self) -> Asked:
         """A text as what a user says."""
         if isinstance(self.prompt, str):
             return Asked([{"role": "user", "content": self.prompt}], self.name)
         return self
 
+    def behind(self, system: str) -> Asked:
+        """A chat behind what the system says."""
+        if not self.chat:
+            raise ValueError("--system is said before a chat, and the prompt is none. Add --chat, or give --messages.")
+        if self.chat[0]["role"] == "system":
+            raise ValueError("The messages begin with what the system says, and --system says it too. Leave one out.")
+        return Asked([{"role": "system", "content": system}, *self.chat], self.name)
+
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Where prompts come from: exactly one of the first five says it."""
+    """Where prompts come from: exactly one of the first five says it; a file may be -, standard input."""
 
     prompt: str | None = option(None, "The prompt itself; -: standard input")
-    prompt_file: str | None = option(None, "Text file; -: standard input", metavar="FILE")
+    prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from a line of "
+                                              "its own; repeatable; -: standard input", metavar="FILE", many=True)
     prompt_ids: str | None = option(None, "JSON list of token ids", metavar="FILE")
     messages: str | None = option(None, "JSON list of {role, content}, for the model's chat template", metavar="FILE")
     prompts: str | None = option(None, "JSONL of {prompt | messages | prompt_ids[, id]}; an object for each on stdout",
                                  metavar="FILE")
+    prediction: str | None = option(None, "Text that the answer may repeat: the model does not read it, and decoding "
+                                    "is faster where it is right", metavar="FILE")
     chat: bool = option(False, "A prompt is what a user says: it goes through the model's chat template")
+    system: str | None = option(None, "What the system says before a chat")
 
     def __post_init__(self) -> None:
         check(self)
+        sources = (self.prompt, *self.prompt_file, self.prompt_ids, self.messages, self.prompts, self.prediction)
+        if sources.count(STDIN) > 1:
+            raise ValueError("Standard input was given twice, and it can be read once. Leave one - out.")
 
     def read(self) -> list[Asked]:
         """The prompts; a file's have names."""
         given = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
-                 if getattr(self, name) is not None]
+                 if getattr(self, name) not in (None, ())]
         if len(given) != 1:
             found = " and ".join("--" + name.replace("_", "-") for name in given) or "none"
-            raise ValueError("Give one prompt: --prompt TEXT, --prompt-file FILE, - (standard input), --messages FILE, "
-                             f"--prompt-ids FILE, or a file of them with --prompts FILE; {found} was given.")
-        asked = rows(Path(self.prompts)) if self.prompts else [Asked(self._one())]
+            raise ValueError("Give one prompt: --prompt TEXT, --prompt-file FILE (or several), - (standard input), "
+                             f"--messages FILE, --prompt-ids FILE, or a file of them with --prompts FILE; {found} was "
+                             "given.")
+        asked = rows(self.prompts) if self.prompts else [Asked(self._one())]
         if not asked[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
-        return [one.as_chat() for one in asked] if self.chat else asked
+        asked = [one.as_chat() for one in asked] if self.chat else asked
+        return asked if self.system is None else [one.behind(self.system) for one in asked]
+
+    def predicted(self) -> str | None:
+        """What the answers may repeat."""
+        return None if self.prediction is None else read_source(self.prediction)
 
     def _one(self) -> Any:
         if self.messages:
-            return messages(read_json(Path(self.messages)), self.messages)
+            return messages(read_json(self.messages), told(self.messages))
         if self.prompt_ids:
-            return token_ids(read_json(Path(self.prompt_ids)), self.prompt_ids)
-        if STDIN in (self.prompt, self.prompt_file):
-            return _decoded(sys.stdin.buffer.read(), "Standard input")
-        return read_text(Path(self.prompt_file)) if self.prompt_file else self.prompt
+            return token_ids(read_json(self.prompt_ids), told(self.prompt_ids))
+        if self.prompt is not None:
+            return read_source(STDIN) if self.prompt == STDIN else self.prompt
+        return joined([read_source(name) for name in self.prompt_file])
 
 
-def rows(path: Path) -> list[Asked]:
+def joined(texts: Sequence[str]) -> str:
+    """One after the other, each from a line of its own."""
+    return "".join(text if text.endswith("\n") or n == len(texts) else text + "\n" for n, text in enumerate(texts, 1))
+
+
+def rows(name: str) -> list[Asked]:
     """Of a JSONL file; ValueError names file and line."""
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_source(name).splitlines(), 1):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
+        where = f"{told(name)}:{number}"
         row = parse_json(line, where)
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
@@ -88,7 +120,7 @@ def rows(path: Path) -> list[Asked]:
         value = token_ids(value, where) if forms[0] == "prompt_ids" else value
         found.append(Asked(value, str(row.get("id", number))))
     if not found:
-        raise ValueError(f"File {path} has no prompt. Give one JSON object per line.")
+        raise ValueError(f"{told(name)} has no prompt. Give one JSON object per line.")
     return found
 
 
@@ -108,17 +140,24 @@ def token_ids(value: Any, where: str) -> list[int]:
     return value
 
 
-def read_text(path: Path) -> str:
-    """A file's text; ValueError where it cannot be read."""
+def told(name: str) -> str:
+    """A file's name, for messages."""
+    return "Standard input" if name == STDIN else name
+
+
+def read_source(name: str) -> str:
+    """A file's text, or standard input's where that is -; ValueError where it cannot be read."""
+    if name == STDIN:
+        return _decoded(sys.stdin.buffer.read(), told(name))
     try:
-        return _decoded(path.read_bytes(), f"File {path}")
+        return _decoded(Path(name).read_bytes(), f"File {name}")
     except OSError as error:
-        raise ValueError(f"File {path} cannot be read: {error.strerror}.") from error
+        raise ValueError(f"File {name} cannot be read: {error.strerror}.") from error
 
 
-def read_json(path: Path) -> Any:
+def read_json(name: str) -> Any:
     """A file's value; ValueError where it is not JSON."""
-    return parse_json(read_text(path), f"File {path}")
+    return parse_json(read_source(name), told(name) if name == STDIN else f"File {name}")
 
 
 def new_file(path: str | Path | None) -> Path | None:

@@ -52,6 +52,16 @@ class AdjacencyMatrix:
         self._rows[torch.where(wins, tokens, self.vocab_size)] = topk
         self._latest[tokens] = -1
 
+    def fill_in(self, tokens: Tensor, rows: Tensor) -> None:
+        """rows[tokens[i]] = rows[i] of tokens that have none.  tokens [n] int64, distinct; rows [n, K] int32."""
+        known = _seen(self._rows[tokens], self.unseen)
+        self._rows[torch.where(known, self.vocab_size, tokens)] = rows
+
+    def take_out(self, tokens: Tensor, rows: Tensor) -> None:
+        """The same tokens have none again, where nothing was written since."""
+        same = (self._rows[tokens] == rows).all(1)
+        self._rows[torch.where(same, tokens, self.vocab_size)] = self.unseen
+
     def lookup(self, tokens: Tensor, ranks: Tensor) -> Tensor:
         """The rank-th successor of each token, [n] int64; unseen tokens and ranks past a small vocabulary have none."""
         found = self._rows[tokens.clamp(min=0), ranks.clamp(max=self.width - 1)].long()

@@ -1,4 +1,5 @@
-"""A suffix automaton of all committed tokens, grown with each: the longest earlier occurrence of the text's end.
+"""A suffix automaton of all committed tokens, and of what was told before them, grown with each: the longest earlier
+occurrence of the text's end.
 
 SAM-Decoding (arXiv 2411.10666).  Knows ids only.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from longgraft.observation import Observation
 from longgraft.proposer import Memory
@@ -42,8 +45,18 @@ class SuffixAutomaton(Memory):
         self._last = 0
         self._undo: list[tuple[int, int, int]] | None = None      # (state, token, where it led: -1 nowhere); LINK
 
+    def told(self, tokens: Tensor) -> None:
+        self.extend(tokens.tolist())
+        # One of its kind: no string with it comes again.
+        self.extend([LINK - 1 - len(self.text)])
+
     def observe(self, seen: Observation) -> None:
         self.extend(seen.kept.tolist())
+
+    def following(self, at: int, most: int) -> list[int]:
+        """Up to `most` tokens from there on, to the end of what was told, or of the text."""
+        found = self.text[at:at + max(0, most)]
+        return found[:next((n for n, token in enumerate(found) if token < 0), len(found))]
 
     def after(self, root: int, least: int = 0) -> tuple[int, int]:
         """(tokens of the longest earlier occurrence of what the text and `root` end with, index of the token that

@@ -20,6 +20,7 @@ from longgraft.observation import Observation, Wants
 from longgraft.padded import SIZES, size_of
 from longgraft.proposer import Memory
 from longgraft.regions import EAGER, Regions
+from longgraft.target.weights import drafter_identity
 from longgraft.yarn_drafters.dflash import BlockNetwork
 
 MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
@@ -55,6 +56,14 @@ class BlockMemory(Memory):
     def waiting(self) -> int:
         """Observed tokens that are not in the cache yet."""
         return sum(map(len, self._waiting))
+
+    @property
+    def aligned(self) -> KVCache:
+        return self.cache
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return drafter_identity(self.network, self.window)
 
     def reset(self, capacity: int) -> None:
         self.cache.clear()

@@ -23,6 +23,7 @@ from longgraft.padded import SIZES, size_of
 from longgraft.proposer import Memory
 from longgraft.regions import EAGER, Regions
 from longgraft.target.fused import Fused, Kernels
+from longgraft.target.weights import drafter_identity
 from longgraft.yarn_drafters.network import Eagle3Network
 
 JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
@@ -70,6 +71,14 @@ class DrafterMemory(Memory):
     def waiting(self) -> int:
         """Observed tokens that are not in the cache yet."""
         return sum(len(tokens) for _, tokens in self._waiting)
+
+    @property
+    def aligned(self) -> KVCache:
+        return self.cache
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return drafter_identity(self.network, self.window)
 
     def room(self, rows: int) -> None:
         """A drafter needs this many scratch rows behind the committed ones."""

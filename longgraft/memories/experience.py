@@ -10,7 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from longgraft.costs import Live
-from longgraft.memories.drafted import MOST_WAITING, DrafterMemory
+from longgraft.memories.drafted import JUDGED, MOST_WAITING, DrafterMemory
 from longgraft.memories.successors import Successors
 from longgraft.observation import Observation
 from longgraft.odds import Odds
@@ -79,6 +79,7 @@ class Experience(Memory):
 
     def __init__(self, text: Successors, costs: Live, odds: Odds, drafted: DrafterMemory | None = None) -> None:
         self.text, self.costs, self.odds, self.drafted = text, costs, odds, drafted
+        self.tail = 1 if drafted is None else JUDGED
         self.reset(0)
 
     def reset(self, capacity: int) -> None:
@@ -105,9 +106,7 @@ class Experience(Memory):
         """The text alone says how often matches foretell, and what the drafter was fed of a prompt how often its best
         guess would have."""
         tokens, learnt = len(seen.path), self.learnt
-        for match, right in self.text.hits(min(tokens, LOOKED_BACK)):
-            if match:
-                self._count(match, right, seen.prompt)
+        self._look_back(min(tokens, LOOKED_BACK), seen.prompt)
         if seen.prompt:
             self.look()
         if (plan := self.plan) is None:
@@ -123,6 +122,15 @@ class Experience(Memory):
             came = tokens - 1 - plan.remembered
             _fade(learnt.drafts, came, plan.drafted)
             learnt.patience = PATIENCE
+
+    def recall(self, seen: Observation) -> None:
+        """All tokens count, as they do where a prompt is read in chunks that are looked back on whole."""
+        self._look_back(len(seen.path), seen.prompt)
+
+    def _look_back(self, tokens: int, prompt: bool) -> None:
+        for match, right in self.text.hits(tokens):
+            if match:
+                self._count(match, right, prompt)
 
     def _count(self, match: int, right: bool, prompt: bool) -> None:
         """One more token after a match of this length, which had foretold it or not."""

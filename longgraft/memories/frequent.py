@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import torch
+from torch import Tensor
+
 from longgraft.observation import Observation
 from longgraft.proposer import Memory
 
@@ -11,12 +14,13 @@ ORDER = 4       # tokens of an n-gram, its code's
 
 
 class FrequentNgrams(Memory):
-    """Counts of what was generated, by first token; the prompt's are not counted."""
+    """Counts of what was generated and of what was told, by first token; the prompt's are not counted."""
 
     name = "n-grams"
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
+        self._told: tuple[tuple[int, ...], ...] = ()
         self._counts: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     def after(self, token: int, most: int) -> list[tuple[int, ...]]:
@@ -27,6 +31,13 @@ class FrequentNgrams(Memory):
     def reset(self, capacity: int) -> None:
         self._tokens.clear()
         self._counts.clear()
+        self._told = ()
+
+    def told(self, tokens: Tensor) -> None:
+        text = tuple(tokens.tolist())
+        self._told += (text,)
+        for end in range(ORDER, len(text) + 1):
+            self._counts[text[end - ORDER]][text[end - ORDER + 1:end]] += 1
 
     def observe(self, seen: Observation) -> None:
         if not seen.prompt:
@@ -51,9 +62,11 @@ class FrequentNgrams(Memory):
                     del self._counts[first][tuple(rest)]
             self._tokens.pop()
 
-    def state(self) -> list[int]:
-        return list(self._tokens)
+    def state(self) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+        return list(self._tokens), self._told
 
-    def restore(self, state: list[int]) -> None:
+    def restore(self, state: tuple[list[int], tuple[tuple[int, ...], ...]]) -> None:
         self.reset(0)
-        self._add(state)
+        for text in state[1]:
+            self.told(torch.tensor(text))
+        self._add(state[0])

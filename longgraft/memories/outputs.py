@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from longgraft.memories.history import History
+from longgraft.memories.history import BETWEEN, History
 from longgraft.observation import Observation
 from longgraft.proposer import Memory
-
-BETWEEN = -1    # stands between two answers, and is no token
 
 
 class Outputs(Memory):
@@ -20,9 +18,9 @@ class Outputs(Memory):
     def __init__(self, most: int) -> None:
         self.most, self._tokens = most, History()
 
-    def up_to(self, root: int) -> np.ndarray:
-        """[t + 1] int64, a view: all answers, and the root behind them."""
-        return self._tokens.up_to(root)
+    def whole(self, root: int) -> np.ndarray:
+        """[t + 1] int64, a view: all answers, negative between two, and the root behind them."""
+        return self._tokens.whole(root)
 
     def reset(self, capacity: int) -> None:
         self._end()
@@ -36,7 +34,7 @@ class Outputs(Memory):
             self._tokens.extend(seen.kept.numpy())
 
     def _end(self) -> None:
-        if len(self._tokens) and self._tokens.up_to(0)[-2] != BETWEEN:
+        if len(self._tokens) and self._tokens.whole(0)[-2] != BETWEEN:
             self._tokens.extend(np.array([BETWEEN]))
 
     def mark(self) -> int:
@@ -46,7 +44,7 @@ class Outputs(Memory):
         self._tokens.rewind(mark)
 
     def state(self) -> np.ndarray:
-        return self._tokens.state()[-self.most:]
+        return self._tokens.state()[0][-self.most:]
 
     def restore(self, state: np.ndarray) -> None:
-        self._tokens.restore(state)
+        self._tokens.restore((state, 0))

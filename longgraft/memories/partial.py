@@ -74,6 +74,7 @@ class PartialCache(Memory):
         asked = select.queries
         # Of later passes only where rows are chosen anew: those that report queries are not recorded.
         self.wants = Wants(cache=True, queries=asked) if every else Wants(cache=True, prompt_queries=asked)
+        self.tail = max(1, asked)
         self.cache = target.cache(0)
         self._room = self._capacity = 0
         self._know(_Mark(None, 0, 0, {}, None))

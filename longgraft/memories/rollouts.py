@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
+from longgraft.memories.history import BETWEEN
 from longgraft.memories.successors import FAR, ORDER, Successors
 from longgraft.observation import Observation
 from longgraft.proposer import Memory
 
 MOST = 16           # answers that are kept: a group's, as policies are trained
-BETWEEN = -1        # two answers: no token, so that no match reaches over it
 
 
 class RollOuts(Memory):
@@ -44,6 +46,9 @@ class RollOuts(Memory):
 
     def reset(self, capacity: int) -> None:
         self._end()
+
+    def told(self, tokens: Tensor) -> None:
+        self._own.told(tokens)
 
     def observe(self, seen: Observation) -> None:
         if seen.prompt:

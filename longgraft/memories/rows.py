@@ -1,10 +1,12 @@
-"""The adjacency matrix as a memory: rows are written from every verified node, and from the prompt.
+"""The adjacency matrix as a memory: rows are written from every verified node, and from the prompt; until then those of
+text that was told are its own successors.
 
 Knows matrix and observations; knows no template.  Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +39,7 @@ class RowsMemory(Memory):
         self.clock = clock or Clock()
         self.wants = Wants(topk=matrix.width)
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._told: tuple[tuple[Tensor, Tensor], ...] = ()      # tokens and rows that were filled in
         matrix.restore(snapshot)
 
     @property
@@ -50,9 +53,21 @@ class RowsMemory(Memory):
         return self._matrix
 
     def reset(self, capacity: int) -> None:
-        if not self.lasting:
+        if self.lasting:
+            for tokens, rows in self._told:
+                self.matrix.take_out(tokens, rows)
+        else:
             self._waiting = []
             self._matrix.restore(self.snapshot)
+        self._told = ()
+
+    @torch.inference_mode()
+    def told(self, tokens: Tensor) -> None:
+        """Of tokens without a row the most frequent successors there."""
+        matrix = self.matrix
+        firsts, rows = (sent(part, self.device) for part in _successors(tokens, matrix.width, matrix.unseen))
+        matrix.fill_in(firsts, rows)
+        self._told += ((firsts, rows),)
 
     def observe(self, seen: Observation) -> None:
         if seen.prompt and not self.seeded:
@@ -95,12 +110,26 @@ class RowsMemory(Memory):
             self._waiting = []
             self._matrix.update(tokens, topk)
 
-    def state(self) -> Tensor:
-        return self.matrix.snapshot()
+    def state(self) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
+        return self.matrix.snapshot(), self._told
 
-    def restore(self, state: Tensor) -> None:
+    def restore(self, state: tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]) -> None:
         self._waiting = []
-        self._matrix.restore(state)
+        self._matrix.restore(state[0])
+        self._told = state[1]
+
+
+def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:
+    """tokens [n] int64 -> (the m distinct ones that something follows, [m, K] int32 their successors, the most frequent
+    first)."""
+    pairs, counts = np.unique(np.stack([tokens[:-1].numpy(), tokens[1:].numpy()]), axis=1, return_counts=True)
+    firsts, seconds = pairs[:, np.lexsort((-counts, pairs[0]))]
+    distinct, starts, places = np.unique(firsts, return_index=True, return_inverse=True)
+    ranks = np.arange(len(firsts)) - starts[places]
+    rows = np.full((len(distinct), width), unseen, dtype=np.int32)
+    kept = ranks < width
+    rows[places[kept], ranks[kept]] = seconds[kept]
+    return torch.from_numpy(distinct), torch.from_numpy(rows)
 
 
 def _worst_first(seen: Observation) -> Tensor:

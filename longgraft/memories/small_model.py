@@ -57,6 +57,14 @@ class SmallModel(Memory):
         """Tokens of the scratch chain."""
         return self._chain
 
+    @property
+    def aligned(self) -> KVCache:
+        return self.cache
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return self.model.identity
+
     def room(self, rows: int) -> None:
         """Somebody's scratch chains have up to this many tokens."""
         self._room = max(self._room, rows)

@@ -1,9 +1,15 @@
-"""Which token followed the longest earlier occurrence of a context's end, in all committed text.  Knows ids only."""
+"""Which token followed the longest earlier occurrence of a context's end, in all committed text and in what was told.
+
+Knows ids only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from longgraft.memories.history import BETWEEN
 from longgraft.observation import Observation
 from longgraft.proposer import Memory
 
@@ -16,6 +22,9 @@ class Successors(Memory):
 
     Of several occurrences of the longest n-gram the newest counts; it is then followed backwards up to `far` tokens
     (docs/choices.md, one ranking).  An n-gram is known by its hash, and compared with the text where it is found.
+
+    Text that was told has n-grams of its own: the longer match counts, of equal ones the committed text's, unless both
+    are as long as is counted: then the answer follows what was told.
     """
 
     name = "successors"
@@ -28,6 +37,12 @@ class Successors(Memory):
         self.text: list[int] = []
         self._ends: list[dict[int, int]] = [{} for _ in range(self.order)]      # n-gram -> index of what followed
         self._before: list[list[int]] = [[] for _ in range(self.order)]         # per token: what its n-grams had been
+        self._told: Successors | None = None
+
+    def told(self, tokens: Tensor) -> None:
+        if self._told is None:
+            self._told = Successors(self.order, self.far)
+        self._told.extend([*tokens.tolist(), BETWEEN])
 
     def observe(self, seen: Observation) -> None:
         kept = seen.kept.tolist()
@@ -55,6 +70,16 @@ class Successors(Memory):
         context: its last `far` tokens are enough; most: no longer n-gram can match (a child's match is at most one
         longer than its parent's).
         """
+        return self._better(self._after(context, most), context, most)
+
+    def _better(self, own: tuple[int, int], context: Sequence[int], most: int) -> tuple[int, int]:
+        """The committed text's, or that of what was told."""
+        if self._told is None:
+            return own
+        told = self._told.after(context, most)
+        return told if told[1] >= 0 and (told[0] > own[0] or told[0] >= self.far) else own
+
+    def _after(self, context: Sequence[int], most: int) -> tuple[int, int]:
         last = tuple(context[max(0, len(context) - self.order):])
         for n in range(min(len(last), most), 0, -1):
             at = self._ends[n - 1].get(hash(last[-n:]), -1)
@@ -64,13 +89,14 @@ class Successors(Memory):
 
     def hits(self, last: int) -> list[tuple[int, bool]]:
         """For each of the `last` committed tokens: (match of what came before it, whether the match foretold it)."""
-        text = self.text
+        text, longest = self.text, [*enumerate(self._before, 1)][::-1]
         found = []
         for end in range(max(1, len(text) - last), len(text)):
-            match, at = next(((n, before[end]) for n, before in reversed([*enumerate(self._before, 1)])
-                              if before[end] >= 0), (0, -1))
+            match, at = next(((n, before[end]) for n, before in longest if before[end] >= 0), (0, -1))
             match = self._length(text, end, at, match) if match else 0
-            found.append((match, bool(match) and text[at] == text[end]))
+            own = (match, text[at]) if match else (0, -1)
+            match, token = self._better(own, text[max(0, end - self.far):end], self.order)
+            found.append((match, bool(match) and token == text[end]))
         return found
 
     def _length(self, context: Sequence[int], end: int, at: int, least: int) -> int:
@@ -96,12 +122,15 @@ class Successors(Memory):
                     ends.pop(hash(last[-n:]), None)
         del self.text[mark:]
 
-    def state(self) -> list[int]:
-        return self.text.copy()
+    def state(self) -> tuple[list[int], list[int]]:
+        return self.text.copy(), [] if self._told is None else self._told.text.copy()
 
-    def restore(self, state: list[int]) -> None:
+    def restore(self, state: tuple[list[int], list[int]]) -> None:
         self.reset(0)
-        self.extend(state)
+        if state[1]:
+            self._told = Successors(self.order, self.far)
+            self._told.extend(state[1])
+        self.extend(state[0])
 
     def release(self) -> None:
         self.reset(0)

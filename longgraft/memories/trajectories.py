@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from longgraft.observation import Observation, Wants
 from longgraft.proposer import Memory
@@ -40,6 +41,11 @@ class Trajectories(Memory):
         self._rows: tuple[Row, ...] | None = None
         self._pool: dict[int, tuple[Row, ...]] = {}
         self._before: list[tuple[int, tuple[Row, ...]]] = []        # what an n-gram's entry had been, for `rewind`
+
+    def told(self, tokens: Tensor) -> None:
+        text = tokens.tolist()
+        for end in range(self.ngram, len(text) + 1):
+            self._learn(tuple(text[end - self.ngram:end]))
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -70,15 +70,17 @@ class AdaptiveLookup:
             return tree.tree()
 
     def _grow(self, tree: Trie, text: np.ndarray, root: int) -> None:
+        told, match = self.anchors.told(text, self.length)
         (found, same), = self._anchors(text, [root])
         if not len(found):
+            tree.add(told, match=match)
             return
         at, = self.anchors.closest([found], len(text) - 2)
         # What stands after a token that is merely like the root is not copied word for word.
-        main = text[at + 1:at + 1 + self.length].tolist() if same else []
+        main = told or (text[at + 1:at + 1 + self.length].tolist() if same else [])
         beside = self._beside(text, at, main[:1]) if self.branches else []
         slots = tree.budget - 1
-        tree.add(main[:max(slots - sum(map(len, beside)), (slots + 1) // 2)], match=1)
+        tree.add(main[:max(slots - sum(map(len, beside)), (slots + 1) // 2)], match=match or 1)
         for branch in beside:
             tree.add(branch)
 

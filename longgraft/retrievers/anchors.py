@@ -13,9 +13,11 @@ from torch import Tensor
 
 from longgraft.devices import sent
 from longgraft.memories.hidden import HiddenStates
-from longgraft.memories.history import History
+from longgraft.memories.history import History, unbroken
 from longgraft.prefill.chunked import last_occurrences
+from longgraft.retrievers.suffix import occurrences
 
+LEAST, LONGEST = 2, 32      # tokens of a match in what was told, which has no hidden states to compare
 MOST = 4096     # anchors of one token whose contexts are compared, the newest: what a step may cost is bounded
 
 
@@ -29,6 +31,16 @@ class Anchors:
 
     def __init__(self, history: History, context: HiddenStates, never: Set[int] = frozenset()) -> None:
         self.history, self.context, self.never = history, context, never
+
+    def told(self, text: np.ndarray, length: int) -> tuple[list[int], int]:
+        """(up to `length` tokens that followed the longest end of the text in what was told, the newest of them; that
+        match's tokens); none and 0 where it is too short."""
+        before = self.history.before()
+        places, matches = occurrences(before, text[-LONGEST:])
+        if not len(places) or matches.max() < LEAST:
+            return [], 0
+        at = places[matches == matches.max()][-1]
+        return unbroken(before[at:at + length]).tolist(), int(matches.max())
 
     def of(self, text: np.ndarray, token: int) -> np.ndarray:
         """[m] where this token stands."""

@@ -33,5 +33,5 @@ class AutomatonChain:
             match, at = self._automaton.after(ask.root, most if self.growth is None else 0)
             if self.growth is not None:
                 most = min(most, 1 + int(self.growth * match))
-            chain = ProposalTree.chain(torch.tensor([ask.root, *self._automaton.text[at:at + most - 1]]), RETRIEVED)
+            chain = ProposalTree.chain(torch.tensor([ask.root, *self._automaton.following(at, most - 1)]), RETRIEVED)
             return replace(chain, match=torch.tensor([0] + [match] * (len(chain) - 1)))

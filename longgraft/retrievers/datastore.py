@@ -1,4 +1,5 @@
-"""What followed the text's end in a datastore, its most frequent continuations as a tree: REST (arXiv 2311.08252).
+"""What followed the text's end in a datastore, or in what was told, its most frequent continuations as a tree: REST
+(arXiv 2311.08252).
 
 Knows datastore and history; knows no file.
 """
@@ -38,28 +39,43 @@ class Lookup:
 
 
 class Stored:
-    """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences."""
+    """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences.
+
+    What was told is a datastore of its own; of equal matches its counts.
+    """
 
     def __init__(self, history: History, store: Datastore, lookup: Lookup | None = None,
                  clock: Clock | None = None) -> None:
         self.memories = (history,)
         self._history, self.store, self.lookup, self.clock = history, store, lookup or Lookup(), clock or Clock()
+        self._told: Datastore | None = None
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
             context = self._history.up_to(ask.root)[-self.lookup.longest:].tolist()
-            match, part = self.store.longest(context, self.lookup.longest, self.lookup.shortest)
+            store, match, part = max(((store, *store.longest(context, self.lookup.longest, self.lookup.shortest))
+                                      for store in self._stores()), key=lambda found: found[1])
             if not match or ask.budget < 2:
                 return ProposalTree.root_only(ask.root)
-            return self._tree(ask, match, self._continuations(match, part))
+            return self._tree(ask, match, self._continuations(store, match, part))
 
-    def _continuations(self, match: int, part: slice) -> np.ndarray:
-        """[h, length] int32 in the order of the datastore, ENDED behind its end."""
+    def _stores(self) -> list[Datastore]:
+        told = self._history.before()
+        if not len(told):
+            self._told = None
+            return [self.store]
+        if self._told is None or not np.array_equal(self._told.tokens, told):
+            self._told = Datastore.build(told)
+        return [self._told, self.store]
+
+    def _continuations(self, store: Datastore, match: int, part: slice) -> np.ndarray:
+        """[h, length] int32 in the order of the datastore, ENDED behind a text's end."""
         count = part.stop - part.start
         chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)
-        at = self.store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)
-        tokens = self.store.tokens[np.minimum(at, len(self.store.tokens) - 1)]
-        return np.where(at < len(self.store.tokens), tokens, ENDED)
+        at = store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)
+        tokens = store.tokens[np.minimum(at, len(store.tokens) - 1)]
+        inside = np.logical_and.accumulate((at < len(store.tokens)) & (tokens >= 0), axis=1)
+        return np.where(inside, tokens, ENDED)
 
     def _tree(self, ask: Ask, match: int, rows: np.ndarray) -> ProposalTree:
         """rows are sorted, so that a prefix is a run of them."""

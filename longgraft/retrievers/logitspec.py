@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from longgraft.clock import Clock
-from longgraft.memories.history import History
+from longgraft.memories.history import History, unbroken
 from longgraft.memories.last_row import LastRow
 from longgraft.proposer import Ask
 from longgraft.retrievers.trie import Trie
@@ -32,11 +32,12 @@ class LogitSpec:
         self.memories = (history, row)
         self.max_ngram, self.length, self.clock = max_ngram, length, clock or Clock()
         self._history, self._row = history, row
-        self._slot = np.full(vocab_size, -1, dtype=np.int64)    # of each guess its place; of all other tokens -1
+        # Of each guess its place; of all other tokens, and last of what is no token, -1.
+        self._slot = np.full(vocab_size + 1, -1, dtype=np.int64)
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            text, tree, left = self._history.up_to(ask.root), Trie(ask.root, ask.budget), ask.budget - 1
+            text, tree, left = self._history.whole(ask.root), Trie(ask.root, ask.budget), ask.budget - 1
             main, match = continuation(text, self.max_ngram, self.length)
             tree.add(main[:left], match=match)
             left -= len(main)
@@ -55,7 +56,7 @@ class LogitSpec:
             if guess != root:
                 at, match = known[rank] if rank < most else (0, 0)
                 kept = next((tokens for last, tokens in KEPT if rank <= last), 1) if match else 1
-                yield guess, text[at:min(at + kept - 1, len(text) - 1)].tolist(), match
+                yield guess, unbroken(text[at:min(at + kept - 1, len(text) - 1)]).tolist(), match
 
     def _after(self, text: np.ndarray, guesses: Sequence[int]) -> list[tuple[int, int]]:
         """For each guess: (index of what followed the longest n-gram that ends with root and guess, its tokens)."""
@@ -68,25 +69,25 @@ class LogitSpec:
         for n in range(1, self.max_ngram + 1):
             if n > 1:       # of these those before which the text's end stands, too
                 before = guessed - (n - 1)
-                guessed = guessed[(before >= 0) & (text[before] == text[size - (n - 2)])]
+                guessed = guessed[(before >= 0) & (text[before] == text[size - (n - 2)]) & (text[before] >= 0)]
             ends = newest(slots[guessed], guessed + 1, m, size - self.length)
             at, match = np.where(ends >= 0, ends, at), np.where(ends >= 0, n, match)
         return list(zip(at.tolist(), match.tolist(), strict=True))
 
 
 def continuation(text: np.ndarray, max_ngram: int, length: int) -> tuple[list[int], int]:
-    """text [t + 1], its last token the root -> (up to `length` tokens that followed the longest n-gram of its end, that
-    n-gram's tokens); none and 0 where none was seen."""
+    """text [t + 1], its last token the root, negative between texts -> (up to `length` tokens that followed the longest
+    n-gram of its end, that n-gram's tokens); none and 0 where none was seen."""
     size = len(text) - 1
     ends = np.flatnonzero(text[:max(0, size - 1)] == text[size]) + 1
     found, match = -1, 0
     for n in range(1, min(max_ngram, size) + 1):
         before = ends - n
-        ends = ends[(before >= 0) & (text[before] == text[size - (n - 1)])]
+        ends = ends[(before >= 0) & (text[before] == text[size - (n - 1)]) & (text[before] >= 0)]
         if not len(ends):
             break
         found, match = int(newest(np.zeros(len(ends), dtype=np.int64), ends, 1, size - length)[0]), n
-    return [] if found < 0 else text[found:min(found + length, size)].tolist(), match
+    return [] if found < 0 else unbroken(text[found:min(found + length, size)]).tolist(), match
 
 
 def newest(keys: np.ndarray, ends: np.ndarray, count: int, last: int) -> np.ndarray:

@@ -26,15 +26,17 @@ class PromptLookup:
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            text, length = self._history.up_to(ask.root), min(self.length, ask.budget - 1)
+            text, length = self._history.whole(ask.root), min(self.length, ask.budget - 1)
             found = lookup(text, self.max_ngram, length, self.latest)
             return ProposalTree.chain(torch.from_numpy(np.concatenate([[ask.root], found])), RETRIEVED)
 
 
 def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = False) -> np.ndarray:
-    """history [t + 1] int64, its last token the root -> [length] tokens that followed, or none."""
-    size = len(history)
-    for n in range(max_ngram, 0, -1):
+    """history [t + 1] int64, its last token the root, negative between texts -> [length] tokens that followed, or
+    none."""
+    size, gaps = len(history), np.flatnonzero(history < 0)
+    own = size - 1 - gaps[-1] if len(gaps) else size
+    for n in range(min(max_ngram, own), 0, -1):
         # Every copied token exists already, and copying starts before the key itself.
         starts = size - n - max(length - 1, n)
         if length < 1 or starts < 1:
@@ -42,6 +44,8 @@ def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = Fals
         same = np.ones(starts, dtype=bool)
         for offset in range(n):
             same &= history[offset:offset + starts] == history[size - n + offset]
+        for gap in gaps:        # nor is anything copied from over a text's end
+            same[max(0, gap - n - length + 1):gap + 1] = False
         found = starts - 1 - int(same[::-1].argmax()) if latest else int(same.argmax())
         if same[found]:
             return history[found + n:found + n + length].copy()

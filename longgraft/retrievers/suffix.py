@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from longgraft.clock import Clock
+from longgraft.memories.history import unbroken
 from longgraft.options import check, option
 from longgraft.proposer import Ask, Memory
 from longgraft.tree import RETRIEVED, ROOT, ProposalTree
@@ -30,7 +31,7 @@ COMPARED = 512  # places, the newest, of which longer matches are known: a text 
 class Text(Protocol):
     """A memory of tokens, in order."""
 
-    def up_to(self, root: int) -> np.ndarray:
+    def whole(self, root: int) -> np.ndarray:
         """[t + 1] int64, the root last; negative where there is no token."""
 
 
@@ -78,9 +79,10 @@ class SuffixTrees:
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            best, context = NOTHING, self._texts[0].up_to(ask.root)[-self.rule.depth:]
+            best, context = NOTHING, self._texts[0].whole(ask.root)[-self.rule.depth:]
+            context = unbroken(context[::-1])[::-1]
             for text in self._texts:
-                found = drafted(text.up_to(ask.root), context, self.rule, ask.budget - 1)
+                found = drafted(text.whole(ask.root), context, self.rule, ask.budget - 1)
                 best = max(best, found, key=lambda draft: draft.score)
             n = len(best.tokens)
             return ProposalTree.build([ask.root, *best.tokens], [-1, *best.parents],

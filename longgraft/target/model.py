@@ -6,6 +6,8 @@ hooks and cache belong to one `run`, and are taken back when it ends, also by an
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,9 +27,14 @@ from longgraft.observation import Wants
 from longgraft.target.fused import Fused, Kernels
 from longgraft.target.interface import NAME, RUNNING, Run, attention, lock_of, mask
 from longgraft.target.refusal import refuse
+from longgraft.target.weights import sample
+from longgraft.text import digest
 from longgraft.tree import ProposalTree
 
 TOPK_ROWS = 256     # rows of prompt logits that exist at once
+# Of a configuration what no row depends on: where it lies, who wrote it, how it is run, and what ids mean to others.
+UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
+                    r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +131,14 @@ class Target:
     @property
     def max_positions(self) -> int:
         return int(self.config.max_position_embeddings)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What rows of its cache depend on, beside the tokens."""
+        config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
+        return {"dtype": str(self.dtype)[6:], "rope": json.dumps(config.pop("rope_parameters", None), sort_keys=True),
+                "configuration": digest(json.dumps(config, sort_keys=True, default=str)),
+                "weights": digest(sample(self.model))}
 
     def cache(self, capacity: int) -> KVCache:
         """An empty cache of this model's layers."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -23,8 +24,10 @@ from transformers import (
 from transformers.utils import logging
 
 from longgraft.target.refusal import refuse
+from longgraft.text import digest
 
 BLOCK = 1 << 24     # numbers that are summed at once: half formats are widened for it
+SAMPLED = 64        # values of a tensor
 NAMED = 3           # tensors that a message names
 _PLACE = "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
 
@@ -76,6 +79,20 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
         raise ValueError(f"{name} holds NaN or infinite numbers in {_named(broken)}, read as {str(dtype)[6:]}.\n"
                          "Its answers would mean nothing. Fetch the weights again, or load them as bfloat16 or float32 "
                          "where float16 is too small for them.")
+
+
+def sample(module: nn.Module) -> list[Any]:
+    """Shapes, and a few values of every tensor: of two modules that were trained apart they differ; a few
+    changed rows of one tensor may not be among them."""
+    shapes = [tuple(t.shape) for t in module.parameters()]
+    values = [t.detach().flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in module.parameters()]
+    return [shapes, torch.cat(values).tolist()]
+
+
+def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
+    """What a drafter's rows depend on, beside the tokens and the target.  window: that its slots see; None: all."""
+    config = network.config
+    return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
 
 
 def _check_names(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:

@@ -34,7 +34,7 @@ from longgraft.target.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
-PROMPT, CHUNK, STEPS = 700, 512, 4      # tokens; the last step is counted: what is made once was made before
+CHUNK = 512
 YARN = Rope(kind="yarn", factor=32.0)
 TOY: dict[str, Any] = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
                            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096)
@@ -42,7 +42,10 @@ TOY: dict[str, Any] = dict(vocab_size=512, hidden_size=64, intermediate_size=96,
 
 @dataclass(frozen=True)
 class Case:
-    """A target and a head of these shapes, in this number format."""
+    """A target and a head of these shapes, in this number format.
+
+    prompt: tokens, read in chunks; steps: of decoding, of which the last is counted: what is made once was made before
+    """
 
     target: Callable[[], PretrainedConfig]
     head: HeadConfig
@@ -51,6 +54,8 @@ class Case:
     attention: str = "auto"
     recorded: bool = False
     fused: bool = False
+    prompt: int = 700
+    steps: int = 4
 
 
 def toy() -> LlamaConfig:
@@ -87,8 +92,10 @@ CASES = {
     "toy-recorded": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"),
                          recorded=True),
     "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar",), recorded=True, fused=True),
-} | {name: Case(*shapes, torch.bfloat16) for name, shapes in EIGHT.items()} | {
-    f"{name}-fused": Case(*shapes, torch.bfloat16, recorded=True, fused=True) for name, shapes in EIGHT.items()}
+} | {       # of so many layers few passes: regions are recorded by the second step
+    name: Case(*shapes, torch.bfloat16, prompt=300, steps=2) for name, shapes in EIGHT.items()} | {
+    f"{name}-fused": Case(*shapes, torch.bfloat16, recorded=True, fused=True, prompt=300, steps=3)
+    for name, shapes in EIGHT.items()}
 
 
 def gate(nth: int, like: Tensor) -> Tensor:
@@ -198,8 +205,8 @@ def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], met
     engine = Engine(target, build(method, parts), parts.clock, find(method).budget, CHUNK, parts.regions)
     log: list[Event] = []
     device.log.clear()
-    request = engine.open([n % 500 for n in range(PROMPT)], Sampling(), Goal(64))
-    for _ in range(-(-PROMPT // CHUNK) + STEPS):
+    request = engine.open([n % 500 for n in range(case.prompt)], Sampling(), Goal(64))
+    for _ in range(-(-case.prompt // CHUNK) + case.steps):
         log += device.log
         device.log.clear()
         recorder.launches = 0

@@ -1,0 +1,1 @@
+"""A completion with a whole repository as context."""

@@ -1,0 +1,66 @@
+"""A place in a file of a repository, as people and editors name it.  Knows files; knows no other file's text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from longgraft.completion.pieces import Cursor
+from longgraft.completion.secrecy import check_open
+
+
+def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
+           text: str | None = None) -> Cursor:
+    """The cursor in front of column `column` of line `line`, both counted from 1; without a column at the line's end.
+
+    file: absolute, from the root, or from where the caller is; text: the file's, where it is not saved yet
+    ValueError for a file outside the repository or that holds secrets, and for a place that it does not have.
+    """
+    folder = Path(root).expanduser().resolve()
+    if not folder.is_dir():
+        raise ValueError(f"{root} is no folder. Pass the repository's root.")
+    try:
+        given = Path(file).expanduser()
+        there = given if given.is_absolute() else next((one for one in (folder / given, given) if one.exists()),
+                                                       folder / given)
+        # The folder's links are followed, the file's own name is kept: by it a secret is known, too.
+        place = there.parent.resolve() / there.name
+        target = place.resolve()
+    except (OSError, RuntimeError, ValueError) as error:    # a circle of links, nobody's home, too long, a null
+        raise ValueError(f"{str(file)[:200]!r} leads to no file. Pass one in the repository.") from error
+    if not (place.is_relative_to(folder) and target.is_relative_to(folder)):
+        raise ValueError(f"{file} is outside the repository {folder}. Pass a file in it, or another root.")
+    path = place.relative_to(folder).as_posix()
+    text = None if text is None else text.removeprefix("\ufeff")
+    check_open(path, text or "")
+    check_open(target.relative_to(folder).as_posix(), "")
+    if text is None:
+        text = _read(place, path)
+        check_open(path, text)
+    return _cut(path, text, line, column)
+
+
+def _read(place: Path, path: str) -> str:
+    if not place.is_file():
+        raise ValueError(f"{path} is no file in the repository. Pass one that there is, or its text.")
+    try:
+        with place.open(encoding="utf-8-sig", newline="") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 at byte {error.start:,}. Save it as UTF-8.") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+
+
+def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:
+    lines = text.split("\n")
+    if not 1 <= line <= len(lines):
+        raise ValueError(f"{path} ends with line {len(lines):,}, and line {line:,} was asked for. "
+                         "Lines are counted from 1.")
+    here = lines[line - 1].rstrip("\r")
+    column = len(here) + 1 if column is None else column
+    if not 1 <= column <= len(here) + 1:
+        raise ValueError(f"Line {line:,} of {path} has {len(here):,} characters, and column {column:,} was asked for. "
+                         f"Columns are counted from 1; {len(here) + 1:,} is behind the last character.")
+    at = sum(len(one) + 1 for one in lines[:line - 1]) + column - 1
+    return Cursor(path, text[:at], text[at:])

@@ -1,0 +1,124 @@
+"""A model's own fill-in-the-middle tokens, found in its tokenizer.  Bavarian et al. (arXiv 2207.14255) made the form.
+
+Knows spellings and orders of families; does not know whether a model was trained with them: Qwen3's tokenizer has
+those of Qwen-coder, so who loads a general model may ask for left to right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """Spellings of the tokens, and the order in which tokens and texts stand in a prompt.
+
+    order:  of one file alone: prefix, suffix and middle are tokens, before and after the texts around the cursor
+    among:  the same behind pieces of other files: repository and separator are tokens, name is the repository's and
+            path the file's, written as `named` and `headed` say
+    piece:  of each piece; it is text where there is no separator
+    ends:   further tokens that only an ended completion has
+    """
+
+    name: str
+    prefix: str
+    suffix: str
+    middle: str = ""
+    repository: str = ""
+    separator: str = ""
+    order: str = "prefix before suffix after middle"
+    among: str = "pieces path prefix before suffix after middle"
+    piece: str = "path text"
+    named: str = "{}\n"
+    headed: str = "{}\n"
+    ends: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Without one of these a tokenizer is of another family."""
+        return tuple(filter(None, (self.prefix, self.suffix, self.middle, self.separator)))
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All of its tokens."""
+        return tuple(filter(None, (*self.needed, self.repository, *self.ends)))
+
+
+BAR = "\uff5c"      # DeepSeek's, which is wider than |
+PIPES = Family("fim_prefix with bars", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", ends=(
+    "<|fim_pad|>", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"))
+ANGLES = Family("fim_prefix", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", ends=("<fim_pad>", "<|endoftext|>"))
+DASHES = Family("fim-prefix", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>", "<|endoftext|>"))
+FILES = "separator path text"       # a piece behind a token of its own
+
+# The first family of which a tokenizer has all that is needed: those with a separator stand before those without.
+FAMILIES = (
+    # Qwen2.5-Coder's report (arXiv 2409.12186) and the example Qwen2.5-Coder-repolevel-fim.py of its repository;
+    # llama.cpp's server lays /infill out alike.
+    replace(PIPES, name="qwen-coder", repository="<|repo_name|>", separator="<|file_sep|>", piece=FILES,
+            among="repository name pieces separator path prefix before suffix after middle"),
+    # CodeGemma's report (arXiv 2406.11409) and model card, which lists these four tokens as terminators, too; where
+    # paths stand is not said.
+    replace(PIPES, name="codegemma", separator="<|file_separator|>", piece=FILES,
+            among="pieces separator path prefix before suffix after middle"),
+    # Granite 4's tokenizer; the order among files is not documented, and is Qwen's.
+    replace(PIPES, name="granite-4", repository="<|reponame|>", separator="<|filename|>", piece=FILES,
+            among="repository name pieces separator path prefix before suffix after middle"),
+    # StarCoder 2's report (arXiv 2402.19173): the path is the first line of what was cut in three.
+    replace(ANGLES, name="starcoder2", repository="<repo_name>", separator="<file_sep>", piece=FILES, named="{}",
+            among="repository name pieces separator prefix path before suffix after middle"),
+    # StarCoder's report (arXiv 2305.06161): <reponame>name<filename>path, and code; Granite code has its tokenizer.
+    replace(ANGLES, name="starcoder", repository="<reponame>", separator="<filename>", piece=FILES, named="{}",
+            among="repository name pieces prefix separator path before suffix after middle"),
+    # DeepSeek-Coder's report (arXiv 2401.14196) and model card: a repository's files follow "#path" lines.
+    Family("deepseek-coder", f"<{BAR}fim▁begin{BAR}>", f"<{BAR}fim▁hole{BAR}>", f"<{BAR}fim▁end{BAR}>", headed="#{}\n",
+           among="pieces prefix path before suffix after middle", ends=("<|EOT|>", f"<{BAR}end▁of▁sentence{BAR}>")),
+    # Code Llama's report (arXiv 2308.12950).
+    Family("codellama", "▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
+    # mistral-common's encode_fim: the suffix first, no middle token; other files as Mistral's and Continue's prompts
+    # for Codestral have them, within the prefix.
+    Family("codestral", "[PREFIX]", "[SUFFIX]", order="suffix after prefix before", headed="+++++ {}\n",
+           among="suffix after prefix pieces path before", ends=("[MIDDLE]",)),
+    # CodeGeeX4's Infilling_guideline.md; GLM 4 has its tokens.
+    Family("glm", "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", headed="###PATH:{}\n",
+           order="suffix after prefix before middle", among="pieces path suffix after prefix before middle",
+           ends=("<|endoftext|>", "<|user|>")),
+    PIPES,      # codeqwen, and others without files of their own
+    ANGLES,     # stable-code, SmolLM
+    DASHES,     # SantaCoder's model card
+)
+
+
+@dataclass(frozen=True)
+class Fim:
+    """A family with a tokenizer's ids.  ids: by role; a repository token that the tokenizer lacks has none.
+
+    ends: what ends a completion, whatever else does: the family's tokens, and what stands between files
+    """
+
+    family: Family
+    ids: dict[str, int]
+    ends: tuple[int, ...]
+
+    def words(self, order: str) -> Iterator[str]:
+        """An order, but for the tokens that this tokenizer lacks, and for what only they introduce."""
+        missing = {"repository", "name"} if "repository" not in self.ids else set()
+        return (word for word in order.split() if word not in missing)
+
+
+def fim_of(tokenizer: Any, vocab_size: int) -> Fim | None:
+    """The family of which this tokenizer has every needed token as one added id that the model predicts.
+
+    A spelling that is merely text, or one id of a plain vocabulary, is no such token.
+    """
+    added: dict[str, int] = {} if tokenizer is None else tokenizer.get_added_vocab()
+    known = {text: token for text, token in added.items() if token < vocab_size}
+    family = next((one for one in FAMILIES if all(text in known for text in one.needed)), None)
+    if family is None:
+        return None
+    roles = {role: getattr(family, role) for role in ("prefix", "suffix", "middle", "repository", "separator")}
+    ids = {role: known[text] for role, text in roles.items() if text in known}
+    ends = {known[text] for text in family.spellings if text in known}
+    return Fim(family, ids, tuple(sorted(ends)))

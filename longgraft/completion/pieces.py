@@ -1,0 +1,34 @@
+"""What a completion is made from: the place of the cursor, and pieces of other files.  Knows text; reads no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """path: of its file, from the repository's root, with forward slashes; before, after: the file's text around it."""
+
+    path: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Whole lines of a file.
+
+    first_line: counted from 1
+    why:   it was chosen, in words for people: "imported: from .cache import KVCache"
+    worth: of two pieces the one of greater worth is the more useful
+    """
+
+    path: str
+    text: str
+    first_line: int = 1
+    why: str = ""
+    worth: float = 0.0
+
+    @property
+    def last_line(self) -> int:
+        return self.first_line + max(0, len(self.text.splitlines()) - 1)

@@ -1,0 +1,1 @@
+"""Answers over HTTP, as editors and chat clients ask for them."""

@@ -1,0 +1,45 @@
+"""A session as an HTTP server's application: routes of several families, one worker, one guard before all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from longgraft.serve import infill, metrics, models, openai, tokens, watching
+from longgraft.serve.asked import usual_sampling
+from longgraft.serve.errors import ErrorBody, install
+from longgraft.serve.guard import Guard
+from longgraft.serve.serving import Serving
+from longgraft.serve.state import State
+from longgraft.serve.worker import Worker
+from longgraft.session import Session
+
+FAMILIES = (models, openai, infill, tokens, watching, metrics)
+
+
+def make_app(session: Session, options: Serving | None = None) -> FastAPI:
+    """The application.  The session is its own from now on: nobody else may open requests on it."""
+    options = options or Serving()
+    state = State(session, options, Worker(session, options.queue), usual_sampling(session.target.model))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        state.worker.close()
+        await asyncio.to_thread(state.worker.join)
+
+    # Pages of documentation would be fetched from elsewhere.
+    app = FastAPI(title="longgraft", docs_url=None, redoc_url=None, lifespan=lifespan,
+                  responses={"4XX": {"model": ErrorBody}})
+    app.state.longgraft = state
+    install(app)
+    for family in FAMILIES:
+        app.include_router(family.router(state))
+    app.add_middleware(Guard, options=options)
+    if options.cors:        # around the guard: a browser asks what it may without a key
+        app.add_middleware(CORSMiddleware, allow_origins=list(options.cors), allow_methods=["*"], allow_headers=["*"])
+    return app

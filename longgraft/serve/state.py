@@ -1,0 +1,100 @@
+"""What all routes share: the session's facts, the options, and the worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from longgraft.completion.layout import Layout
+from longgraft.sampling import Sampling
+from longgraft.serve.errors import ApiError
+from longgraft.serve.serving import Serving
+from longgraft.serve.worker import Worker
+from longgraft.session import Session
+
+
+@dataclass(frozen=True)
+class State:
+    """Of one server.  The session is the worker's: here it is only asked what it is, never opened.
+
+    usual: how tokens are drawn where a request does not say
+    """
+
+    session: Session
+    options: Serving
+    worker: Worker
+    usual: Sampling = field(default_factory=Sampling)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """Of the model, for clients: of a folder its last part alone, which says nothing about this machine."""
+        name = self.session.target.name
+        folder = Path(name).is_absolute() or Path(name).is_dir()
+        return self.options.model_name or (Path(name).name if folder else name)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.session.tokenizer
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of prompts that go on behind the cursor.  ValueError where the model came without a tokenizer."""
+        return Layout(self.tokenizer, self.session.target.vocab_size)
+
+    @property
+    def most_prompt(self) -> int:
+        """Tokens of a prompt, so that one more has a place."""
+        allowed = self.options.max_prompt_tokens
+        return self.positions - 1 if allowed is None else min(self.positions - 1, allowed)
+
+    @property
+    def positions(self) -> int:
+        """Prompt and answer together."""
+        return min(self.session.engine.limits.values())
+
+    def need_tokenizer(self, param: str) -> Any:
+        """The tokenizer; ApiError about this field where the model came without one."""
+        if self.tokenizer is None:
+            raise ApiError(400, f"{self.name} came without a tokenizer, so it knows no text. Send token ids as the "
+                                "prompt.", param)
+        return self.tokenizer
+
+    def ids(self, text: str, param: str, special: bool = False) -> list[int]:
+        """Of text; special: with the tokens that the tokenizer puts around a prompt.  ApiError about this field."""
+        tokenizer = self.need_tokenizer(param)
+        self.whole(text, param)
+        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def whole(self, text: str, param: str) -> None:
+        """ApiError about this field where its text has half a character, of which there are no tokens."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(400, f"{param} has half a character at place {error.start:,}: it was decoded wrongly. Read "
+                                "it as UTF-8.", param) from error
+
+    def need_template(self, param: str) -> Any:
+        """The tokenizer; ApiError about this field where it has no chat template."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt as text "
+                                "to /v1/completions.", param)
+        return self.tokenizer
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Special tokens written out; of no tokenizer, nothing."""
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def room(self, ids: Sequence[int], wanted: int | None, param: str = "prompt") -> int:
+        """New tokens for this prompt: the wanted ones, as many as fit and are allowed.  ApiError where none fit."""
+        if len(ids) > self.most_prompt:
+            raise ApiError(400, f"The prompt has {len(ids):,} tokens, and {self.name} takes {self.most_prompt:,} here. "
+                                "Shorten it.", param, "context_length_exceeded")
+        allowed = min(self.positions - len(ids), self.options.max_answer_tokens)
+        return allowed if wanted is None else min(wanted, allowed)

@@ -1,0 +1,254 @@
+"""What prompts began with, kept from one request to the next: a prompt is read from where it begins to differ.
+
+A prefix is rows: of the target's cache, of the memories' caches, and of what was reported of each token.  Rows of so
+many tokens are a cell, known by its tokens and all before them.  Knows caches, reports and memories; knows no method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longgraft.devices import sent
+from longgraft.kv import KVCache
+from longgraft.observation import Observation, Wants
+from longgraft.proposer import Memory
+from longgraft.tree import ROOT, ProposalTree
+
+CELL = 128          # tokens: so many more than had to be are read at most, and one
+TARGET = "target"
+RANKS, RANKED, FINAL, HIDDEN = "ranks", "ranked", "final", "hidden."     # names of reports, [n, ...] each
+
+Rows = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """caches: by whose they are, what `KVCache.copied` says; reports: by name, a row for each token."""
+
+    caches: Mapping[str, Rows]
+    reports: Rows
+
+    @property
+    def tokens(self) -> int:
+        """As many as a cell's, or fewer at a prefix's end."""
+        return next(iter(self.caches[TARGET].values())).shape[2]
+
+    def part(self, start: int, end: int) -> Cell:
+        """Of these tokens, views."""
+        return Cell({whose: {name: rows[:, :, start:end] for name, rows in cache.items()}
+                     for whose, cache in self.caches.items()},
+                    {name: rows[start:end] for name, rows in self.reports.items()})
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.numel() * one.element_size() for part in (*self.caches.values(), self.reports)
+                   for one in part.values())
+
+
+class Prefixes:
+    """Cells of all prompts that were read of late, up to `most` bytes; a tree, whose paths are the prompts.
+
+    Whoever is used becomes newer than all that it leads to, so the oldest is a leaf, and leaves first.  What is pinned
+    is not counted and never leaves; its last cell may be short.
+    """
+
+    def __init__(self, most: int, cell: int = CELL) -> None:
+        self.most, self.cell = most, cell
+        self.bytes = 0
+        self._cells: OrderedDict[bytes, Cell] = OrderedDict()       # the oldest first
+        self._pinned: dict[bytes, Cell] = {}
+        self._ends: dict[bytes, list[tuple[list[int], Cell]]] = {}     # short cells by the key before: tokens, rows
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def keys(self, ids: Sequence[int]) -> list[bytes]:
+        """Of the whole cells of a prompt: two are the same where all tokens up to their ends are."""
+        key, found = b"", []
+        for cell in np.array(ids[:len(ids) // self.cell * self.cell], np.int64).reshape(-1, self.cell):
+            key = hashlib.sha256(key + cell.tobytes()).digest()
+            found.append(key)
+        return found
+
+    def known(self, keys: Sequence[bytes], ids: Sequence[int], most: int) -> list[Cell]:
+        """The cells of the longest known beginning of at most so many tokens.  keys: of the prompt's whole cells."""
+        found: list[Cell] = []
+        for key in keys[:most // self.cell]:
+            if (cell := self._cells.get(key) or self._pinned.get(key)) is None:
+                break
+            found.append(cell)
+        at = len(found) * self.cell
+        ends = [cell.part(0, n) for tokens, cell in self._ends.get(keys[len(found) - 1] if found else b"", ())
+                if (n := _common(tokens, ids[at:most]))]
+        return [*found, max(ends, key=lambda cell: cell.tokens)] if ends else found
+
+    def lacks(self, keys: Sequence[bytes]) -> bool:
+        """Whether the cell of the last of these keys, those of one prompt from its beginning, is to be kept: it is not
+        known, all before it is, and anything is kept at all."""
+        *before, last = keys
+        return self.most > 0 and not self._has(last) and all(map(self._has, before[-1:]))
+
+    def _has(self, key: bytes) -> bool:
+        return key in self._cells or key in self._pinned
+
+    def pin(self, ids: Sequence[int], rows: Cell) -> None:
+        """Know these, of all tokens of a prefix, for good."""
+        keys, whole = self.keys(ids), len(ids) // self.cell * self.cell
+        for key, start in zip(keys, range(0, whole, self.cell), strict=True):
+            if (cell := self._cells.pop(key, None)) is not None:
+                self.bytes -= cell.bytes
+            self._pinned.setdefault(key, rows.part(start, start + self.cell))
+        if whole < len(ids):
+            ends = self._ends.setdefault(keys[-1] if keys else b"", [])
+            last = list(ids[whole:])
+            if all(tokens != last for tokens, _ in ends):
+                ends.append((last, rows.part(whole, len(ids))))
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        """These, the cells of one prompt from its beginning, were used now."""
+        for key in reversed(keys):
+            if key in self._cells:
+                self._cells.move_to_end(key)
+
+    def put(self, keys: Sequence[bytes], cell: Cell) -> None:
+        """The cell of the last of these keys, which is lacking; where there is no room for it, it leaves at once."""
+        self.bytes += cell.bytes
+        self._cells[keys[-1]] = cell
+        self.use(keys)
+        while self.bytes > self.most:
+            self.bytes -= self._cells.popitem(last=False)[1].bytes
+
+    def clear(self) -> None:
+        """Forget all that is not pinned."""
+        self._cells.clear()
+        self.bytes = 0
+
+
+@dataclass
+class Reader:
+    """One prompt's: what is known of its beginning, and what is to be known of it.
+
+    cache: the target's; memories: of the method, in order; they are empty
+    """
+
+    prefixes: Prefixes
+    ids: Sequence[int]
+    cache: KVCache
+    memories: Sequence[Memory]
+    keys: Sequence[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys = self.prefixes.keys(self.ids)
+        self._caches = caches(self.cache, self.memories)
+        self._wants = reported(self.memories)
+        self._reports: Rows = {}        # of the tokens behind the last whole cell
+
+    @torch.inference_mode()
+    def recall(self) -> int:
+        """Caches and memories learn what is known; of how many tokens."""
+        cell, last = self.prefixes.cell, len(self.ids) - max((one.tail for one in self.memories), default=1)
+        # A row may have been made of the token behind it: the last one's is not known to be this prompt's.
+        known = self.prefixes.known(self.keys, self.ids, max(0, last + 1))
+        until = sum(one.tokens for one in known) - 1
+        if until < 1:
+            return 0
+        for whose, cache in self._caches.items():
+            cache.extend([one.caches[whose] for one in known])
+            cache.crop(until)
+        reports = joined([one.reports for one in known])
+        # What is read next makes the cell whole that this token is in.
+        self._reports = {name: rows[until // cell * cell:until] for name, rows in reports.items()}
+        seen = self._seen({name: rows[:until] for name, rows in reports.items()}, until)
+        for memory in self.memories:
+            memory.recall(seen)
+        self.prefixes.use(self.keys[:(until + 1) // cell])
+        return until
+
+    @property
+    def cell(self) -> int | None:
+        """Tokens of a cell, within which reports must not depend on what follows; None where no cell is kept."""
+        return self.prefixes.cell if self.prefixes.most else None
+
+    @torch.inference_mode()
+    def keep(self, seen: Observation) -> None:
+        """The prompt's next chunk was read, and observed."""
+        if not self.prefixes.most:
+            return
+        self._reports = joined([self._reports, rows_of(seen, self._wants)])
+        cell, end = self.prefixes.cell, self.cache.length
+        for number in range((end - len(seen.tree)) // cell, end // cell):
+            taken, self._reports = _split(self._reports, cell)
+            if self.prefixes.lacks(self.keys[:number + 1]):
+                self.prefixes.put(self.keys[:number + 1], self._cell(number * cell, (number + 1) * cell, taken))
+
+    def _cell(self, start: int, end: int, reports: Rows) -> Cell:
+        return Cell({whose: cache.copied(start, end) for whose, cache in self._caches.items()}, reports)
+
+    def _seen(self, reports: Rows, until: int) -> Observation:
+        """The prompt up to there, as if it were read in one pass."""
+        ranked = reports[RANKED].nonzero().flatten() if RANKED in reports else None
+        return Observation(
+            ProposalTree.chain(torch.tensor(self.ids[:until]), origin=ROOT), torch.arange(until), self.ids[until],
+            None if ranked is None else reports[RANKS][sent(ranked, reports[RANKS].device)],
+            {int(name.removeprefix(HIDDEN)): rows for name, rows in reports.items() if name.startswith(HIDDEN)},
+            reports.get(FINAL), prompt=True, ranked=ranked, cache=self.cache if self._wants.cache else None)
+
+
+def caches(target: KVCache, memories: Iterable[Memory]) -> dict[str, KVCache]:
+    """Those with a row for each token, by whose they are."""
+    found = {TARGET: target}
+    for memory in memories:
+        if memory.aligned is not None:
+            name, others = memory.name, 1
+            while name in found:
+                others += 1
+                name = f"{memory.name} {others}"
+            found[name] = memory.aligned
+    return found
+
+
+def reported(memories: Iterable[Memory]) -> Wants:
+    """What must be reported again of what is known: a memory whose cache is kept needs nothing."""
+    return Wants.union(memory.wants for memory in memories if memory.aligned is None)
+
+
+def report_names(wants: Wants) -> list[str]:
+    """Of what `rows_of` says."""
+    hidden = (f"{HIDDEN}{layer}" for layer in wants.layers)
+    return [*hidden, *[FINAL] * wants.final, *[RANKS, RANKED] * bool(wants.topk)]
+
+
+def rows_of(seen: Observation, wants: Wants) -> Rows:
+    """Of a chunk's reports those that are wanted, a row for each token; of tokens without ranks zeros."""
+    rows = {f"{HIDDEN}{layer}": seen.hidden[layer].clone() for layer in wants.layers}
+    if wants.final and seen.final is not None:
+        rows[FINAL] = seen.final.clone()
+    if wants.topk and seen.topk is not None:
+        n, ranked = len(seen.tree), torch.arange(len(seen.tree)) if seen.ranked is None else seen.ranked
+        rows[RANKED] = torch.zeros(n, dtype=torch.bool).index_fill(0, ranked, True)
+        rows[RANKS] = seen.topk.new_zeros(n, seen.topk.shape[1])
+        rows[RANKS][sent(ranked, seen.topk.device)] = seen.topk
+    return rows
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two begin with alike."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """One after the other."""
+    parts = [part for part in parts if part]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+
+
+def _split(rows: Rows, n: int) -> tuple[Rows, Rows]:
+    """Copies of the first n of each, and the rest."""
+    return ({name: one[:n].clone() for name, one in rows.items()}, {name: one[n:] for name, one in rows.items()})

@@ -1,0 +1,48 @@
+"""Small tokenizers with the special tokens of a family: bytes, or bytes behind a space as SentencePiece has them."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+NEWLINE = "\u010a"      # as the alphabet has it
+SPELLINGS = {
+    "qwen-coder": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|fim_pad|> <|repo_name|> <|file_sep|> <|im_end|>",
+    "codegemma": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|file_separator|>",
+    "granite-4": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|fim_pad|> <|filename|> <|reponame|>",
+    "starcoder2": "<fim_prefix> <fim_suffix> <fim_middle> <fim_pad> <repo_name> <file_sep>",
+    "starcoder": "<fim_prefix> <fim_suffix> <fim_middle> <fim_pad> <reponame> <filename>",
+    "deepseek-coder": "<|fim▁begin|> <|fim▁hole|> <|fim▁end|>".replace("|", "\uff5c"),
+    "codellama": "▁<PRE> ▁<SUF> ▁<MID> ▁<EOT>",
+    "codestral": "[PREFIX] [SUFFIX] [MIDDLE]",
+    "glm": "<|code_prefix|> <|code_suffix|> <|code_middle|>",
+    "fim_prefix with bars": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",
+    "fim_prefix": "<fim_prefix> <fim_suffix> <fim_middle>",
+    "fim-prefix": "<fim-prefix> <fim-suffix> <fim-middle>",
+}
+
+
+def byte_tokenizer(special: tuple[str, ...] = (), plain: tuple[str, ...] = (), begins: bool = False,
+                   spaced: bool = False, merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
+    """An id per byte, then one per merge and per added token.
+
+    special: ids that decode to nothing; plain: added, but spelled out, as Qwen's are; begins: <s> comes before every
+    prompt; spaced: a space before every text
+    """
+    vocabulary = {byte: n for n, byte in enumerate(BYTES)}
+    for pair in merges:
+        vocabulary["".join(pair)] = len(vocabulary)
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=bool(merges))
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken(text, special=True, normalized=False) for text in (*special, *(["<s>"] * begins))])
+    made.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    if begins:
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[
+            ("<s>", made.token_to_id("<s>"))])
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def of_family(name: str, **more) -> PreTrainedTokenizerFast:
+    return byte_tokenizer(tuple(SPELLINGS[name].split()), **more)

@@ -1,0 +1,113 @@
+"""Toys of the server: a session that reads and writes characters, and clients of its application."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import httpx
+import uvicorn
+from conftest import toy_session
+
+from longgraft.request import Step
+from longgraft.serve.app import make_app
+from longgraft.serve.listening import Server, bound, url
+from longgraft.serve.serving import Serving
+from longgraft.serve.worker import End, Running, Worker
+from longgraft.session import Session
+
+TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
+            "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
+            "{% if add_generation_prompt %}{{ tail | default('a:') }}{% endif %}")
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+@cache
+def characters(template: str | None = TEMPLATE, fim: bool = False):
+    """The toy model's 96 tokens: a new line, and ASCII's printable characters; fim: instead of the last of these the
+    tokens to fill in with."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {"\n": 0} | {chr(code): code - 31 for code in range(32, 124 if fim else 127)}
+    made = Tokenizer(models.WordLevel(ids, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    if fim:
+        made.add_special_tokens(list(FIM))
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?", chat_template=template)
+
+
+def text_session(template: str | None = TEMPLATE, method: str = "graft", fim: bool = False, **more: Any) -> Session:
+    """A toy session with that tokenizer."""
+    return Session(toy_session(method, **more).engine, characters(template, fim))
+
+
+def client(session: Session | None = None, **options: Any) -> httpx.AsyncClient:
+    """Of a new server, without a network between."""
+    app = make_app(session or text_session(), Serving(**options))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+                             base_url="http://127.0.0.1")
+
+
+def asking(ask: Callable[[httpx.AsyncClient], Awaitable[Any]], session: Session | None = None, **options: Any) -> Any:
+    """What a coroutine finds out with a new server's client."""
+    async def asked() -> Any:
+        async with client(session, **options) as http:
+            return await ask(http)
+    return asyncio.run(asked())
+
+
+class Gate:
+    """A watcher that lets the decoding thread take so many steps, and counts them."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.steps = 0
+        self.ends: list[End | None] = []
+        self._permits = threading.Semaphore(steps)
+
+    def allow(self, steps: int = 1000) -> None:
+        """So many more."""
+        self._permits.release(steps)
+
+    def stepped(self, running: Running, step: Step, seconds: float) -> None:
+        """Waits where none is left."""
+        self.steps += 1
+        assert self._permits.acquire(timeout=20), "nobody allowed another step"
+
+    def ended(self, running: Running, end: End | None) -> None:
+        """Noted."""
+        self.ends.append(end)
+
+
+@contextmanager
+def listening(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Worker]]:
+    """(URL, worker) of a server behind a real socket."""
+    given = Serving(port=0, **options)
+    app, listens, ready = make_app(session or text_session(), given), bound(given), threading.Event()
+    worker = app.state.longgraft.worker
+    worker.watchers += watchers
+    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
+    server = Server(config, app, ready.set)
+    thread = threading.Thread(target=server.run, args=([listens],))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield url(listens, given), worker
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for it."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)

@@ -1,0 +1,279 @@
+"""A completion from end to end, on a toy model that says what is recorded: in Python and on the command line."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import weakref
+from functools import cache
+
+import pytest
+import torch
+from conftest import SMALL
+from fim_tokenizers import SPELLINGS, byte_tokenizer
+from test_cli import assert_before_loading, run
+
+import longgraft
+from longgraft.completion.completing import Completer, Wanted
+from longgraft.completion.cursor import locate
+from longgraft.session import answer
+
+NAMES = tuple(SPELLINGS["qwen-coder"].split())
+MAIN = '''"""Uses the other file."""
+
+from pkg.shapes import area
+
+
+def tell(side):
+    '''
+REST = '''
+
+
+def last():
+    return area(3)
+'''
+
+
+@cache
+def model_of(size: int):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(4)
+    return Qwen3ForCausalLM(Qwen3Config(**SMALL | {"vocab_size": size, "max_position_embeddings": 8192, "head_dim": 16,
+                                                   "num_hidden_layers": 2})).eval()
+
+
+@cache
+def toy(fim: bool = False):
+    """(model, tokenizer); fim: with Qwen's tokens, which are spelled out where they are not cut off."""
+    tokenizer = byte_tokenizer(("<|endoftext|>",), plain=NAMES if fim else ())
+    return model_of(len(tokenizer)), tokenizer
+
+
+def toy_session(fim: bool = False, **options):
+    return longgraft.load(toy(fim), None, tell=False, **{"method": "pld"} | options)
+
+
+@pytest.fixture
+def repo(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "shapes.py").write_text('def area(side):\n    """Of a square."""\n    return side * side\n')
+    (tmp_path / "main.py").write_text(MAIN + REST)
+    (tmp_path / ".env").write_text("PASSWORD=1\n")
+    return tmp_path
+
+
+def said(repo, says: str, fim: bool = False, session=None, line: int = 7, file: str = "main.py", **options):
+    """What is completed where the model says this text."""
+    session = session or toy_session(fim)
+    replay = session.tokenizer(says, add_special_tokens=False)["input_ids"]
+    return longgraft.complete(repo, file, line, session=session, replay=replay, **options)
+
+
+def test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step(repo):
+    told: list[str] = []
+    found = said(repo, "    return area(side)\n\n\ndef other():\n    pass\n" * 3, tell=told.append)
+    assert (found.text, found.ended) == ("return area(side)", "block") == ("".join(told), found.ended)
+    assert len(found.generation.token_ids) < 60 and found.generation.finish_reason == "stop"
+    assert [piece.path for piece in found.used] == ["pkg/shapes.py"] and "import" in found.used[0].why
+    prompt = toy()[1].decode(found.laid.ids)
+    assert prompt.startswith("pkg/shapes.py\ndef area(side):") and prompt.endswith("main.py\n" + MAIN.rstrip(" "))
+    assert found.gathered.left_out.secrets == (".env",) and "PASSWORD" not in prompt
+    assert found.reused == 0 and found.seconds["first"] <= found.seconds["total"]
+
+
+@pytest.mark.parametrize(("more", "text", "ended"), [
+    ({"until": "line"}, "return area(side)", "line"),
+    ({"until": "stop"}, "return area(side)\n\n\ndef other():\n", "length"),
+    ({"until": "stop", "stop": "area"}, "return ", "stop"),
+    ({"max_new_tokens": 14}, "return are", "length"),
+    ({"until": "line", "column": 1}, "    return area(side)", "line"),
+    ({"until": "line", "column": 3}, "  return area(side)", "line")])
+def test_it_ends_where_it_is_to(repo, more, text, ended):
+    found = said(repo, "    return area(side)\n\n\ndef other():\n", **more)
+    assert (found.text, found.ended) == (text, ended)
+
+
+def test_blanks_that_the_model_does_not_say_are_not_missed(repo):
+    assert said(repo, "  x = 1\ny\n").text == "x = 1"
+    assert said(repo, "        x = 1\ny\n").text == "    x = 1"
+
+
+def test_the_models_own_tokens_are_used(repo):
+    found = said(repo, "return area(side)", fim=True)
+    prompt = toy(True)[1].decode(found.laid.ids)
+    assert prompt.startswith(f"<|repo_name|>{repo.name}\n<|file_sep|>pkg/shapes.py\ndef area")
+    assert prompt.endswith(f"<|file_sep|>main.py\n<|fim_prefix|>{MAIN}<|fim_suffix|>{REST}<|fim_middle|>")
+    assert (found.text, found.laid.form) == ("return area(side)", "fim")
+    assert said(repo, "x", fim=True, layout="left-to-right").laid.form == "left-to-right"
+
+
+def test_the_models_own_tokens_end_a_completion(repo, monkeypatch):
+    session, opened = toy_session(fim=True), []
+    usual = session.open
+    monkeypatch.setattr(session, "open", lambda *a, **kw: opened.append(a[4]) or usual(*a, **kw))
+    longgraft.complete(repo, "main.py", 7, session=session, max_new_tokens=1)
+    assert set(opened[0]) == {*session.eos, *map(session.tokenizer.convert_tokens_to_ids, NAMES),
+                              session.tokenizer.convert_tokens_to_ids("<|endoftext|>")}
+
+
+def test_an_end_token_is_no_text():
+    session = toy_session()
+    ids = answer(session.open("abc", 6)).token_ids
+    end = next(n for n in range(1, 6) if ids[n] not in ids[:n])
+    found = answer(session.open("abc", 6, eos=[ids[end]]))
+    assert found.token_ids == ids[:end + 1] and found.finish_reason == "eos"
+    assert found.text == session.tokenizer.decode(ids[:end])
+
+
+def test_what_follows_the_cursor_is_proposed_where_it_was_not_shown(repo):
+    text = "\n\ndef last():\n    return area(3)\n"
+    found = said(repo, text, until="stop")
+    assert found.laid.after == 0 and found.generation.stats.accepted_by_origin["retrieved"] > len(text) / 2
+
+
+def test_a_second_completion_reads_only_what_changed(repo):
+    lines = [f"value_{n} = {n}\n" for n in range(120)]
+    (repo / "main.py").write_text("from pkg.shapes import area\n" + "".join(lines))
+    session = toy_session(prefixes=0.1)
+    first = longgraft.complete(repo, "main.py", 121, session=session, max_new_tokens=8)
+    lines[-3] = "value = area(7)\n"
+    (repo / "main.py").write_text("from pkg.shapes import area\n" + "".join(lines))
+    second = longgraft.complete(repo, "main.py", 121, session=session, max_new_tokens=8)
+    cold = longgraft.complete(repo, "main.py", 121, session=toy_session(), max_new_tokens=8)
+    assert first.reused == cold.reused == 0 and second.reused > 0.8 * len(first.laid.ids)
+    assert second.generation.token_ids == cold.generation.token_ids and second.laid.ids == cold.laid.ids
+
+
+def test_the_order_of_the_last_prompt_stays(repo):
+    for n in range(6):
+        (repo / "pkg" / f"part{n}.py").write_text(f"def part{n}(side):\n    return {n}\n" * 4)
+    head = "".join(f"from pkg.part{n} import part{n}\n" for n in range(3))
+    (repo / "main.py").write_text(head + MAIN)
+    session = toy_session(prefixes=0.1)
+    first = read(repo, 4, session)
+    (repo / "main.py").write_text(head + MAIN + "part2(part1(1), 5)\n    part5(3)\n    part4(3)\n    ")
+    second, anew = read(repo, 13, session), read(repo, 13, toy_session())
+    assert len(first) > 2 and second[:len(first)] == first and anew[:len(first)] != first
+    changed = repo / "pkg" / f"{first[1].split('.')[0].split('/')[1]}.py"
+    changed.write_text("# " + changed.read_text())
+    third = read(repo, 13, session)     # what another file no longer has is not shown
+    assert third[0] == first[0] and third[:len(first)] != first
+
+
+def test_what_git_ignores_since_is_not_shown_again(repo):
+    session = toy_session(prefixes=0.1)
+    assert "pkg/shapes.py:1" in read(repo, 4, session)
+    (repo / ".gitignore").write_text("pkg/shapes.py\n")
+    assert "pkg/shapes.py:1" not in read(repo, 4, session)
+
+
+def read(repo, line: int, session) -> list[str]:
+    """The files of a prompt."""
+    found = longgraft.complete(repo, "main.py", line, session=session, max_new_tokens=1)
+    return [f"{piece.path}:{piece.first_line}" for piece in found.used]
+
+
+def test_a_session_is_given_up_with_what_was_kept_for_it(repo):
+    session = toy_session(prefixes=0.1)
+    longgraft.complete(repo, "main.py", 7, session=session, max_new_tokens=1)
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert gone() is None
+
+
+def test_line_ends_of_another_system_are_read_as_ours(repo):
+    (repo / "main.py").write_bytes((MAIN + REST).replace("\n", "\r\n").encode())
+    found = said(repo, "    return 1\n\n\ndef")
+    assert b"\r" not in bytes(toy()[1].decode(found.laid.ids), "utf-8") and found.text == "return 1"
+
+
+@pytest.mark.parametrize("name", ["circle.py", "~nobody-of-this-name/a.py", "a" * 300 + ".py", "a\0.py"])
+def test_a_name_that_leads_nowhere_is_said(repo, name):
+    (repo / "circle.py").symlink_to("circle.py")
+    with pytest.raises(ValueError, match="leads to no file"):
+        locate(repo, name, 1)
+
+
+def test_a_byte_order_mark_is_no_text(repo):
+    assert locate(repo, "main.py", 1, text="\ufeffx = 1\n").before == "x = 1"
+
+
+def test_a_file_that_is_not_saved_is_what_was_given(repo):
+    found = said(repo, "1\ny\n", line=1, text="new = ", file="absent.py", until="line")
+    assert found.text == "1" and toy()[1].decode(found.laid.ids).endswith("absent.py\nnew =")
+
+
+def test_a_mistake_is_said(repo):
+    with pytest.raises(ValueError, match="chosen when it is loaded"):
+        longgraft.complete(repo, "main.py", 1, session=toy_session(), method="ar")
+    with pytest.raises(ValueError, match="temperature"):
+        longgraft.complete(repo, "main.py", 1, temperature=-1)
+    with pytest.raises(ValueError, match="allows 8,192 positions"):
+        longgraft.complete(repo, "main.py", 1, session=toy_session(), max_new_tokens=9000)
+    with pytest.raises(ValueError, match="hold secrets"):
+        longgraft.complete(repo, ".env", 1, session=toy_session())
+
+
+def test_a_prompt_is_made_to_fit_the_model(repo):
+    session = toy_session()
+    (repo / "main.py").write_text("x = 1\n" * 3000)
+    laid, _, _ = Completer(session).lay_out(repo, locate(repo, "main.py", 3000), Wanted(tokens=10 ** 6))
+    assert 6000 < len(laid.ids) <= 8192 - 256
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    for part in toy():
+        part.save_pretrained(folder)
+    return folder
+
+
+def ask(repo, saved, *more):
+    return ["complete", "--repo", repo, "--file", "main.py", "--line", 7, "--model", saved, "--method", "pld",
+            "--max-new-tokens", 5, *more]
+
+
+def test_the_command_says_what_was_read_and_why(repo, saved, capsys, monkeypatch):
+    code, out, err = run(capsys, monkeypatch, *ask(repo, saved, "--explain", "--until", "stop"))
+    assert code == 0 and "pkg/shapes.py:1-3" in err and "imported" in err and "the file, before the cursor" in err
+    assert "taken to hold secrets, not read: .env" in err and "reused 0" in err and "said 5 tokens (length)" in err
+    assert err.index("pkg/shapes.py") < err.index("the file, before the cursor")
+    assert run(capsys, monkeypatch, *ask(repo, saved, "--stream", "--until", "stop"))[1] == out
+
+
+def test_json_is_one_object(repo, saved, capsys, monkeypatch):
+    code, out, err = run(capsys, monkeypatch, *ask(repo, saved, "--json", "--until", "line"))
+    found = json.loads(out)
+    assert (code, err) == (0, "") and found["layout"] == "left-to-right" and found["reused_tokens"] == 0
+    assert found["used"][0]["path"] == "pkg/shapes.py" and found["used"][0]["lines"] == [1, 3]
+    assert found["left_out"]["secrets"] == [".env"] and len(found["token_ids"]) == 5
+    assert found["prompt_tokens"] == found["stats"]["prompt_tokens"] == (
+        sum(one["tokens"] for one in found["used"]) + len("main.py\n") + found["file_tokens"]["before"])
+
+
+def test_text_may_come_from_standard_input(repo, saved, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"unsaved = area(")))
+    code, out, _ = run(capsys, monkeypatch, "complete", "--repo", repo, "--file", "main.py", "--line", 1, "--text", "-",
+                       "--model", saved, "--method", "pld", "--prompt")
+    assert code == 0 and out.endswith("main.py\nunsaved = area(\n")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--repo", "."], "--file FILE --line N"), (["--file", "main.py", "--line", "99"], "line 99"),
+    (["--file", "main.py", "--line", "1", "--column", "99"], "column 99"), (["--file", "a.py", "--line", "1"], "a.py"),
+    (["--file", "main.py", "--line", "1", "--until", "word"], "Known: line, block, stop"),
+    (["--file", "main.py", "--line", "1", "--json", "--stream"], "--json goes with neither"),
+    (["--file", "main.py", "--line", "1", "--tokens", "3"], "--tokens is 3"),
+    (["--file", "main.py", "--line", "1", "--text", "absent"], "absent cannot be read"),
+    (["--file", ".env", "--line", "1"], "hold secrets"), (["--file", "../x.py", "--line", "1"], "outside"),
+    (["--file", "main.py", "--line", "1", "--temperature", "nan"], "--temperature is nan")])
+def test_a_mistake_is_said_before_a_model_is_loaded(repo, capsys, monkeypatch, words, said):
+    monkeypatch.chdir(repo)
+    assert_before_loading(monkeypatch)
+    code, _, err = run(capsys, monkeypatch, "complete", *words)
+    assert code == 2 and said in err and len(err.splitlines()) == 1

@@ -1,0 +1,192 @@
+"""What is chosen of a repository for a cursor, and why; and how a cursor is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from longgraft.completion.cursor import locate
+from longgraft.completion.gathering import gather
+from longgraft.completion.near import counterpart, is_test, near, unsaid
+from longgraft.completion.pieces import Cursor
+
+BODY = "\n".join(f"        self.part_{n} = {n}" for n in range(60))
+FILES = {
+    "shop/__init__.py": "from .cart import Cart\nfrom .prices import price_of\n",
+    "shop/prices.py": 'def price_of(item, currency):\n    """In minor units."""\n'
+                      '    return item.minor * currency.rate\n\n\n'
+                      "def unrelated_thing():\n    return 2\n",
+    "shop/cart.py": f"class Cart:\n    total = 0\n\n    def __init__(self):\n{BODY}\n\n"
+                    f"    def drop_everything(self, why):\n"
+                    f"        return why\n\n    def _hidden(self):\n        return 1\n",
+    "shop/orders.py": "class Order:\n    def ship(self, address):\n        return address\n",
+    "shop/stock.py": "def count_boxes(shelf):\n    boxes = shelf.boxes_on(floor=2)\n"
+                     "    wooden = [box for box in boxes if box.wooden]\n"
+                     "    return len(wooden)\n",
+    "tests/test_desk.py": "from shop.desk import sell\n\n\ndef test_selling():\n    assert sell(3) == 4\n",
+    "secret/.env": "TOKEN=1\n", "page.js": "const price_of = 1\n"}
+BEFORE = ("from shop import Cart, price_of\nfrom shop.orders import Order\n\n\ndef sell(item):\n"
+          + "    seen += 1\n" * 25 + "    cart = Cart()\n")
+
+
+@pytest.fixture
+def shop(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def chosen(root, before, tokens=2000, after="", path="shop/desk.py"):
+    return gather(root, Cursor(path, before, after), tokens).pieces
+
+
+def piece(pieces, path, why):
+    return next(one for one in pieces if one.path == path and why in one.why)
+
+
+def test_what_is_imported_is_shown_also_where_a_package_hands_it_on(shop):
+    pieces = chosen(shop, BEFORE + "    cart.drop_everything(price_of(")
+    price = piece(pieces, "shop/prices.py", "imported: from shop import price_of")
+    assert price.text == "".join(FILES["shop/prices.py"].splitlines(keepends=True)[:3]) and price.first_line == 1
+    assert pieces[0].path in ("shop/prices.py", "shop/cart.py") and "imported" in pieces[0].why
+
+
+def test_of_a_long_class_its_fields_and_the_methods_that_are_used_come_first(shop):
+    pieces = chosen(shop, BEFORE + "    cart.drop_everything(")
+    found = [one.text.split("\n")[0].strip() for one in pieces if "import Cart" in one.why]
+    assert found == ["class Cart:", "def drop_everything(self, why):", "def __init__(self):"]
+
+
+def test_a_use_at_the_cursor_is_worth_more_than_one_far_above(shop):
+    far, at = ("imported: from shop.orders import Order", "imported: from shop import price_of")
+    pieces = chosen(shop, BEFORE + "    order = Order()\n" + "    seen += 1\n" * 50 + "    return price_of(")
+    assert piece(pieces, "shop/prices.py", at).worth > 1.5 * piece(pieces, "shop/orders.py", far).worth
+    pieces = chosen(shop, BEFORE + "    price_of(item)\n" + "    seen += 1\n" * 50 + "    return Order().")
+    assert piece(pieces, "shop/orders.py", far).worth > 1.5 * piece(pieces, "shop/prices.py", at).worth
+
+
+def test_a_name_that_is_not_imported_is_looked_for_everywhere(shop):
+    pieces = chosen(shop, "def sell(shelf):\n    return count_boxes(", path="shop/desk.py")
+    assert piece(pieces, "shop/stock.py", "").text.startswith("def count_boxes")
+    assert not [one for one in chosen(shop,
+                                      "def sell(shelf):\n    '''count_boxes'''\n    return ") if "defines" in one.why]
+
+
+def test_lines_like_those_before_the_cursor_are_found_with_what_follows_them(shop):
+    pieces = chosen(shop, "def count_crates(rack):\n    crates = rack.boxes_on(floor=1)\n    wooden = [",
+                    path="other/x.py")
+    assert pieces[0].path == "shop/stock.py" and "like the lines before" in pieces[0].why
+    assert "return len(wooden)" in pieces[0].text
+
+
+def test_of_copies_of_a_passage_one_is_shown(shop):
+    for n in range(4):
+        (shop / f"shop/copy_{n}.py").write_text(FILES["shop/stock.py"] + "\n" * 12 + f"other_{n} = 1\n")
+    pieces = chosen(shop, FILES["shop/stock.py"], path="other/x.py")
+    assert ["like the lines" in one.why for one in pieces if "boxes_on" in one.text].count(True) == 1
+
+
+def test_tests_and_callers_of_a_file_belong_to_it(shop):
+    whys = {one.path: one.why for one in chosen(shop, "def sell(item):\n    ")}
+    assert {"its tests", "uses sell"} <= set(whys["tests/test_desk.py"].split("; "))
+    pieces = chosen(shop, "def test_counting():\n    ", path="tests/test_stock.py")
+    assert any(one.path == "shop/stock.py" and "what it tests" in one.why for one in pieces)
+
+
+def test_pieces_are_whole_lines_that_do_not_overlap_nor_come_from_the_file_itself(shop):
+    (shop / "shop/desk.py").write_text(BEFORE)
+    pieces = chosen(shop, BEFORE + "    return price_of(", tokens=10_000)
+    lines = [(one.path, one.first_line + n) for one in pieces for n in range(one.text.count("\n"))]
+    assert len(lines) == len(set(lines)) > 50 and "shop/desk.py" not in {one.path for one in pieces}
+    for one in pieces:
+        text = FILES[one.path].split("\n")[one.first_line - 1:one.first_line - 1 + one.text.count("\n")]
+        assert one.text == "\n".join(text) + "\n" and one.why and one.worth > 0
+    assert [one.worth for one in pieces] == sorted((one.worth for one in pieces), reverse=True)
+
+
+def test_the_same_cursor_gets_the_same_pieces_and_a_smaller_budget_the_first_of_them(shop):
+    first = chosen(shop, BEFORE)
+    assert first == chosen(shop, BEFORE) == gather(str(shop) + "/../" + shop.name, Cursor("shop/desk.py", BEFORE, ""),
+                                                   2000).pieces
+    few = chosen(shop, BEFORE, tokens=30)
+    assert 0 < len(few) < len(first) and few == first[:len(few)]
+
+
+def test_what_was_left_out_is_told_without_its_content(shop):
+    left_out = gather(shop, Cursor("shop/desk.py", "x", ""), 100).left_out
+    assert left_out.secrets == ("secret/.env",) and left_out.counts == {"in other languages": 1}
+
+
+@pytest.mark.parametrize("path, before", [("secret/.env", "A"), ("k.py", "AWS = 'AKIA" + "ABCD" * 4 + "'")])
+def test_nothing_is_gathered_for_a_secret(shop, path, before):
+    with pytest.raises(ValueError, match="never read into a prompt"):
+        gather(shop, Cursor(path, before, ""), 100)
+
+
+def test_a_cursors_file_is_known_by_its_path_from_the_root(shop):
+    pieces = chosen(shop, FILES["shop/cart.py"][:100], path="shop/../shop/./cart.py")
+    assert pieces and "shop/cart.py" not in {one.path for one in pieces}
+    for path in ("/shop/cart.py", "../cart.py", ".."):
+        with pytest.raises(ValueError, match="is not in the repository"):
+            chosen(shop, "x", path=path)
+
+
+def test_other_languages_have_their_imports_and_neighbours(tmp_path):
+    (tmp_path / "box.ts").write_text("export class Box {\n  open(lid: Lid): void {\n  }\n}\nexport const unused = 1;\n")
+    (tmp_path / "lid.go").write_text("package lid\n")
+    pieces = chosen(tmp_path, "import { Box } from './box';\nnew Box().", path="main.ts")
+    assert pieces[0].path == "box.ts" and pieces[0].text.startswith("export class Box") and "imported" in pieces[0].why
+    pieces = chosen(tmp_path, "first\n", path="Makefile")
+    assert pieces == ()
+
+
+@pytest.mark.parametrize("path, name, test", [
+    ("tests/test_cart.py", "cart", True), ("src/cart.py", "cart", False), ("a/cart.test.ts", "cart", True),
+    ("CartTest.java", "Cart", True),
+    ("cart_test.go", "cart", True), ("tests/conftest.py", "conftest", True), ("latest.py", "latest", False)])
+def test_a_test_and_what_it_tests_are_called_alike(path, name, test):
+    assert (counterpart(path), is_test(path)) == (name, test)
+
+
+def test_what_strings_and_comments_say_is_not_a_name():
+    text = 'a = "one" # two\n"""three\nfour""" + b\n'
+    assert unsaid("a.py", text).split() == ["a", "=", "+", "b"] and unsaid("a.py", text).count("\n") == text.count("\n")
+    assert unsaid("a.js", "x # y // z\n/* q\n*/ '") == "x # y \n\n "
+
+
+def test_what_the_cursor_stands_in_counts_however_far_it_began():
+    text = "class Shelf(Base):\n    def lay(self):\n" + "        pass\n" * 90 + "        "
+    found = near(Cursor("a.py", text, ""), [])
+    assert found.around == ("lay", "Shelf") and found.weights["Base"] == 0.6
+
+
+def test_a_cursor_is_a_line_and_a_column_of_a_file(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.py").write_bytes(b"one\r\ntwo\x0c\n\nlast")
+    for line, column, before in ((1, None, "one"), (1, 1, ""), (1, 4, "one"), (2, 3, "one\r\ntw"),
+                                 (3, None, "one\r\ntwo\x0c\n"),
+                                 (4, None, "one\r\ntwo\x0c\n\nlast")):
+        cursor = locate(tmp_path, "in/a.py", line, column)
+        assert (cursor.path, cursor.before) == ("in/a.py",
+                                                before) and cursor.before + cursor.after == "one\r\ntwo\x0c\n\nlast"
+    assert locate(tmp_path, tmp_path / "in/new.py", 2, text="x\n") == Cursor("in/new.py", "x\n", "")
+    assert locate(tmp_path, "in/a.py", 1, text="unsaved").before == "unsaved"
+
+
+@pytest.mark.parametrize("file, line, column, said", [
+    ("a.py", 4, None, "ends with line 2, and line 4"), ("a.py", 0, None, "Lines are counted from 1"),
+    ("a.py", 1, 5, "has 3 characters, and column 5"), ("a.py", 1, 0, "Columns are counted from 1"),
+    ("../out.py", 1, None, "outside the repository"), ("link.py", 1, None, "outside the repository"),
+    ("gone.py", 1, None, "is no file"), (".", 1, None, "is no file"), (".env", 1, None, "never read into a prompt"),
+    ("hidden.py", 1, None, "never read into a prompt"), ("held.py", 1, None, "holds a private key or an access token"),
+    ("latin.py", 1, None, "not UTF-8 at byte 1")])
+def test_a_place_that_there_is_not_is_told(tmp_path, file, line, column, said):
+    root = tmp_path / "repo"
+    root.mkdir()
+    for name, text in (("a.py", "one\n"), (".env", "A=1"), ("held.py", "AKIA" + "ABCD" * 4), ("../out.py", "x")):
+        (root / name).write_text(text)
+    (root / "latin.py").write_bytes(b"x\xe9")
+    (root / "link.py").symlink_to(tmp_path / "out.py")
+    (root / "hidden.py").symlink_to(root / ".env")
+    with pytest.raises(ValueError, match=said):
+        locate(root, file, line, column)

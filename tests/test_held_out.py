@@ -1,0 +1,37 @@
+"""Lines that are held out of a repository: which may be, and what is made of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.completion import Row, held_out, summary
+
+TEXT = ('"""About\nthis: it is long."""\nimport helpers_of_mine\nfrom other import (one_thing,\n    other_thing)\n'
+        "# a comment, long enough\nshort = 1\n" + "\n" * 8
+        + "def compute(argument):\n    value_of = one_thing(argument)\n    return elsewhere(value_of)\n")
+ROW = Row("a.py", 3, "file", "graft-x", "greedy", "x = 1", "x = 2", False, 0.8, 1, 0, 100, 0, 5, 2, 3, 1.0, 1.0)
+
+
+def test_only_lines_of_code_are_held_out_and_the_seed_alone_draws_them(tmp_path):
+    (tmp_path / "a.py").write_text(TEXT)
+    (tmp_path / "b.py").write_text("def elsewhere(a): return a\n")
+    found = held_out(tmp_path, "*.py", 0, 10)
+    assert sorted(one.line for one in found) == [16, 17, 18] and found == held_out(tmp_path, "*.py", 0, 10)
+    last = next(one for one in found if one.line == 18)
+    assert last.truth == "return elsewhere(value_of)" and last.rest == last.truth + "\n"
+    assert last.cursor.before.endswith("(argument)\n    ") and not last.cursor.after
+    assert last.asks == ("elsewhere",) and [one.asks for one in found if one.line == 17] == [()]
+
+
+def test_quality_is_of_greedy_answers_and_pace_of_a_lines_two_replays():
+    rows = [ROW, replace(ROW, line=4, exact=True, similarity=1.0, asks=0)]
+    for line, seconds in ((3, 4.0), (4, 2.0)):
+        timed = replace(ROW, line=line, asks=int(line == 3), mode="replay", new_tokens=11, steps=4, accepted=6)
+        rows += [timed, replace(timed, method="ar", decode_seconds=seconds)]
+    rows += [replace(row, context="repository", exact=True) for row in rows if row.mode == "greedy"]
+    rows.append(replace(ROW, line=5, similarity=0.0))      # not asked for with the repository yet
+    everything, other, asking, *_ = summary(rows)
+    assert (other["prompt"], other["n"], other["exact"], other["timed"]) == ("repository", 2, "1.000", 0)
+    assert (everything["n"], everything["exact"], everything["edit similarity"]) == (2, "0.500", "0.900")
+    assert (everything["accepted per step"], everything["tok/s"], everything["times"]) == ("1.50", "10.0", "3.00")
+    assert (asking["n"], asking["names shown"], asking["timed"]) == (1, "0/1", 1)

@@ -1,0 +1,90 @@
+"""/metrics: what Prometheus' own parser reads is what requests' statistics say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families as families
+from served import asking, text_session
+
+from longgraft.prefill.prefixes import Prefixes
+from longgraft.session import Session
+
+PROMPT = "def total(xs):\n    return sum(xs)\n\n" * 8
+
+
+def counted(*bodies: dict[str, Any], session: Session | None = None) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """({sample and labels: value}, the completions of one server before it was asked)."""
+    async def ask(http):
+        answers = [(await http.post("/v1/completions", json=body)).json() for body in bodies]
+        response = await http.get("/metrics")
+        assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
+        return response.text, answers
+    text, answers = asking(ask, session)
+    found = {}
+    for family in families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()) if key != "model_name")
+            assert sample.labels.get("model_name", "llama") == "llama"
+            found[sample.name.removeprefix("longgraft:") + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found, answers
+
+
+def test_counts_are_those_of_the_answers():
+    bodies = [{"prompt": PROMPT, "max_tokens": new} for new in (40, 25)]
+    found, answers = counted(*bodies)
+    costs = [one["longgraft"] for one in answers]
+    accepted = sum(sum(one["accepted_by_origin"].values()) for one in costs)
+    assert found["generation_tokens_total"] == 65 and found["prompt_tokens_total"] == 2 * len(PROMPT)
+    assert found["spec_decode_num_accepted_tokens_total"] == accepted > 0
+    assert accepted < found["spec_decode_num_draft_tokens_total"]
+    assert 0 < found["spec_decode_num_drafts_total"] <= sum(one["steps"] for one in costs)
+    depths = [found[f"spec_decode_num_accepted_tokens_per_pos_total{{position={n}}}"] for n in range(20)
+              if f"spec_decode_num_accepted_tokens_per_pos_total{{position={n}}}" in found]
+    assert sum(depths) == accepted and depths == sorted(depths, reverse=True)
+    assert found["request_success_total{finished_reason=length}"] == 2
+    assert found["time_to_first_token_seconds_count"] == found["e2e_request_latency_seconds_count"] == 2
+    assert found["request_queue_time_seconds_count"] == 2
+    assert found["inter_token_latency_seconds_count"] == 63
+    assert found["inter_token_latency_seconds_sum"] >= sum(one["decode_seconds"] for one in costs) > 0
+    assert found["num_requests_running"] == found["num_requests_waiting"] == found["num_requests_refused"] == 0
+    assert found["process_resident_memory_bytes"] > 0 and "prefix_cache_queries_total" in found
+
+
+def test_what_an_end_cut_off_a_step_is_not_taken():
+    ids = text_session().generate(PROMPT, 40).token_ids
+    for end in sorted(set(ids)):
+        found, (answer,) = counted({"prompt": PROMPT, "max_tokens": 40, "stop_token_ids": [end]})
+        taken = sum(answer["longgraft"]["accepted_by_origin"].values())
+        assert found["spec_decode_num_accepted_tokens_total"] == taken
+        assert found["generation_tokens_total"] == answer["usage"]["completion_tokens"]
+
+
+def test_cache_hits_are_tokens_that_were_not_read_again():
+    session = text_session()
+    session.engine.prefixes = Prefixes(2 ** 24)
+    found, answers = counted(*[{"prompt": PROMPT, "max_tokens": 2}] * 2, session=session)
+    assert found["prefix_cache_queries_total"] == 2 * len(PROMPT)
+    assert found["prefix_cache_hits_total"] == answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert found["prefix_cache_bytes"] == session.engine.prefixes.bytes > 0
+
+
+def test_requests_that_end_badly_are_counted_too():
+    found, (refused,) = counted({"prompt": PROMPT, "max_tokens": 4, "temperature": 9e99, "top_p": 2.0})
+    assert "error" in refused and found["request_failures_total"] == 0      # never taken
+    session = text_session()
+    session.engine.proposer.propose = lambda ask: 1 / 0
+    found, (failed,) = counted({"prompt": PROMPT, "max_tokens": 4}, session=session)
+    assert "error" in failed and found["request_failures_total"] == 1
+    assert "request_success_total{finished_reason=length}" not in found
+
+
+def test_openmetrics_is_spoken_where_it_is_asked_for():
+    async def ask(http):
+        kinds = "application/openmetrics-text; version=1.0.0"
+        return await http.get("/metrics", headers={"Accept": kinds})
+    response = asking(ask)
+    assert response.headers["content-type"].startswith("application/openmetrics-text")
+    names = {family.name for family in open_families(response.text)}
+    assert {"longgraft:num_requests_running", "longgraft:time_to_first_token_seconds"} <= names

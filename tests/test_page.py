@@ -1,0 +1,468 @@
+"""The page at / in a real browser: it shows what was decoded, by keyboard, in either light, and from here alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+from browser import CONTROL, SHIFT, Page, browser, chromium
+from conftest import VOCAB, toy_target
+from served import Gate, asking, characters, listening, until
+from test_text import TEXT, Bytes
+
+from longgraft.clock import Clock
+from longgraft.compose import Plain
+from longgraft.engine import Engine
+from longgraft.prefill.prefixes import CELL, Prefixes
+from longgraft.proposer import Ask, Memory
+from longgraft.request import Step
+from longgraft.serve.spans import Pictures, Spans
+from longgraft.session import Session
+from longgraft.target.model import Target
+from longgraft.text import Detokenizer
+from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+
+PROMPT, NEW = "def add(a, b):\n    return a <b> b\n" * 4, 90
+ORIGINS = (DRAFT, RETRIEVED, DRAFT | RETRIEVED)
+WORDS = {ROOT: "target", DRAFT: "drafted", RETRIEVED: "retrieved", DRAFT | RETRIEVED: "both"}
+IDLE = "!document.querySelector('#run').disabled"
+
+
+@cache
+def said() -> tuple[int, ...]:
+    """What plain decoding of the toy says."""
+    plain = Session(Engine(toy_target(), Plain(), Clock(), budget=1), characters())
+    return tuple(plain.generate(PROMPT, NEW).token_ids)
+
+
+@dataclass
+class Foretelling:
+    """Trees of 60 nodes, of which the next one to four tokens are right, by all origins in turn."""
+
+    memories: tuple[Memory, ...] = ()
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        """Beside each right token stand wrong ones, some of which go on."""
+        at = ask.position - len(PROMPT)
+        tokens, parents, origins = [ask.root], [-1], [ROOT]
+
+        def add(token: int, parent: int) -> int:
+            tokens.append(token % VOCAB)
+            parents.append(parent)
+            origins.append(ORIGINS[(at + len(tokens)) % 3])
+            return len(tokens) - 1
+
+        here = 0
+        for right in said()[at + 1:at + 2 + at % 4]:
+            for wrong in range(1, 5):
+                add(right + wrong, here)
+            here = add(right, here)
+        while len(tokens) < 60:
+            add(tokens[-1] + 7, max(0, len(tokens) - 4))
+        return ProposalTree.build(tokens, parents, [-0.1 * n for n in range(60)], origins)
+
+
+def session(prefixes: Prefixes | None = None) -> Session:
+    return Session(Engine(toy_target(), Foretelling(), Clock(), chunk=17, prefixes=prefixes), characters())
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    program = chromium()
+    if program is None:
+        pytest.skip("no Chromium here, in which the page is tried: apt-get install chromium")
+    with browser(program, tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def server():
+    with listening(session()) as (address, _):
+        yield address
+
+
+@pytest.fixture
+def opened(page, server) -> Page:
+    """The page on a wide screen, in light, as one who was never here finds it."""
+    page.screen(1300, 900)
+    page.prefers(color_scheme="light")
+    page.requests.clear()
+    page.said.clear()
+    page.open(f"{server}/")
+    page.js("(localStorage.clear(), sessionStorage.clear())")
+    return page
+
+
+def run(page: Page, new: int = NEW) -> None:
+    """By keyboard, from the prompt, where the focus is."""
+    page.type(PROMPT)
+    page.press("Tab")
+    assert focused(page) == "max_tokens"
+    page.type(str(new))
+    page.press("Enter", CONTROL)
+
+
+def finished(page: Page) -> None:
+    """The answer has ended, and is shown."""
+    page.until(f"{IDLE} && /[a-z]/.test(document.querySelector('#finish').textContent)")
+
+
+def focused(page: Page) -> str:
+    return page.js("document.activeElement.id || document.activeElement.dataset.origin || ''")
+
+
+def spans(page: Page) -> list[list[str]]:
+    """(class, text) of each."""
+    return page.js("[...document.querySelectorAll('#answer span')].map(s => [s.classList[0], s.textContent])")
+
+
+def text(page: Page, name: str) -> str:
+    return page.js(f"document.querySelector('#{name}').textContent")
+
+
+def told(new: int = NEW) -> list[Step]:
+    """What the page is about: the same request, stepped here."""
+    return [step for step in session().open(PROMPT, new) if step.tokens]
+
+
+def test_a_run_by_keyboard_shows_each_token_by_who_proposed_it(opened):
+    run(opened)
+    finished(opened)
+    steps = told()
+    shown = spans(opened)
+    assert "".join(piece for _, piece in shown) == "".join(step.text for step in steps) != ""
+    # A character is a token here.
+    by = [WORDS[bits] for step in steps for bits in step.origins]
+    assert [origin for origin, piece in shown for _ in piece] == by and set(by) == set(WORDS.values())
+    counts = opened.js("Object.fromEntries([...document.querySelectorAll('#legend button')].map("
+                       "b => [b.dataset.origin, Number(b.lastChild.textContent)]))")
+    assert counts == {word: by.count(word) for word in WORDS.values()}
+    passes, kept = len(steps) - 1, sum(len(step.tokens) - 1 for step in steps)
+    assert (text(opened, "steps"), text(opened, "new"), text(opened, "finish")) == (str(passes), str(NEW), "length")
+    assert text(opened, "mat") == f"{kept / passes:.2f}" and float(text(opened, "rate").replace(",", "")) > 0
+    assert text(opened, "prompt-tokens") == f"{len(PROMPT)} tokens" and text(opened, "memory").endswith("iB")
+    assert text(opened, "status").startswith(f"Done: {NEW} tokens in ") and not opened.said
+
+
+def test_the_tree_of_a_step_is_drawn_whole_and_told_as_a_list(opened):
+    run(opened)
+    opened.until(f"{IDLE} && document.querySelector('#which').textContent")
+    steps = told()[1:]
+    for key, number in (("End", len(steps)), ("Home", 1), ("ArrowRight", 2)):
+        opened.js("document.querySelector('#step').focus()")
+        opened.press(key)
+        step = steps[number - 1]
+        assert text(opened, "which") == f"step {number} of {len(steps)}"
+        boxes = opened.js("[...document.querySelectorAll('#tree g')].map(g => [g.classList[0], "
+                          "g.classList.contains('on'), g.querySelector('title').textContent, "
+                          "...['x', 'y', 'width', 'height'].map(a => g.querySelector('rect')[a].baseVal.value)])")
+        bonus = number < len(steps) or len(step.tokens) == len(step.path)
+        assert len(boxes) == len(step.tree) + bonus and sum(box[1] for box in boxes) == len(step.tokens) + 1
+        assert sorted(box[0] for box in boxes) == sorted(
+            [WORDS[bits] for bits in step.tree.origin.tolist()] + ["target"] * bonus)
+        assert sum("not kept" in box[2] for box in boxes) == len(step.tree) - len(step.tokens[:len(step.path) - 1]) - 1
+        assert len({box[4] for box in boxes if box[1]}) == 1        # the kept path is one row
+        assert len({box[4] for box in boxes}) < len(boxes) / 2      # and ends of guessing share theirs
+        for i, (*_, x, y, width, height) in enumerate(boxes):
+            assert all(x + width <= left or left + wide <= x or y + height <= top or top + high <= y
+                       for *_, left, top, wide, high in boxes[:i])
+        assert opened.js("document.querySelector('#tree').getAttribute('aria-label')").startswith(f"Step {number}: ")
+    opened.js("document.querySelector('summary').focus()")
+    opened.press("Enter")
+    opened.until("document.querySelectorAll('#list li').length")
+    assert opened.js("document.querySelectorAll('#list li').length") == len(steps[1].tree) + 1
+    lit = opened.js("[...document.querySelectorAll('#answer .now')].map(s => s.textContent).join('')")
+    assert lit == steps[1].text
+
+
+def test_escape_ends_what_is_decoded_and_what_is_compared(page):
+    for steps, about in ((12, "Answering"), (len(told()) + 3 + 2 * len(PROMPT) // 17, "plain")):
+        gate = Gate(steps)
+        with listening(session(), gate) as (address, worker):
+            page.open(f"{address}/")
+            page.type(PROMPT)
+            page.js(f"(document.querySelector('#compare').checked = true, "
+                    f"document.querySelector('#max_tokens').value = {NEW})")
+            page.press("Enter", CONTROL)
+            page.until(f"document.querySelector('#status').textContent.includes('{about}')")
+            page.press("Escape")
+            page.until(f"{IDLE} && document.querySelector('#status').textContent.startsWith('Stopped after ')")
+            gate.allow()
+            until(lambda gate=gate, about=about: len(gate.ends) == 1 + (about == "plain"))
+            assert gate.ends[-1].reason == "cancelled"
+            until(lambda worker=worker: worker.current is None and not worker.waiting)
+
+
+def test_plain_decoding_is_told_beside(opened):
+    run(opened, 40)
+    while focused(opened) != "compare":
+        opened.press("Tab")
+    opened.press(" ")
+    opened.until(IDLE)
+    opened.press("Enter", CONTROL)
+    opened.until(f"{IDLE} && !document.querySelector('#times').hidden")
+    assert text(opened, "same") == "identical ids \u2713" and text(opened, "speedup").endswith("\u00d7")
+    assert float(text(opened, "plain-rate").replace(",", "")) > 0
+    assert all(opened.js(f"document.querySelector('#chart .{whose}').getAttribute('d')") for whose in ("ours", "plain"))
+    assert "".join(piece for _, piece in spans(opened)) == "".join(step.text for step in told(40))
+
+
+def test_what_an_earlier_prompt_brought_is_told_before_the_rest_is_read(page):
+    gate, warm = Gate(), session(Prefixes(2 ** 20))
+    warm.generate(PROMPT, 1)
+    with listening(warm, gate) as (address, _):
+        page.open(f"{address}/")
+        run(page, 5)
+        share = f"{CELL - 1} ({100 * (CELL - 1) // len(PROMPT)} %)"
+        page.until(f"document.querySelector('#reused').textContent === '{share}'")
+        assert text(page, "progress") == f"{CELL - 1} of {len(PROMPT)} tokens" and not spans(page)
+        known, read = page.js("[...document.querySelectorAll('#bar i')].map(i => parseFloat(i.style.width))")
+        assert known > 90 and read == 0
+        gate.allow()
+        finished(page)
+        assert text(page, "reused") == share
+        assert "".join(piece for _, piece in spans(page)) == "".join(step.text for step in told(5))
+
+
+def test_a_stop_text_is_never_shown(opened):
+    whole = "".join(step.text for step in told())
+    stop = whole[50:54]
+    opened.js(f"document.querySelector('#stop').value = {stop!r}")
+    run(opened)
+    finished(opened)
+    assert text(opened, "finish") == "stop text"
+    assert text(opened, "answer") == whole[:whole.index(stop)]
+
+
+def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
+    def dark() -> bool:
+        red, *_ = opened.js("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        return red < 128
+
+    assert not dark()
+    opened.prefers(color_scheme="dark")
+    assert dark()
+    for _ in range(2):
+        opened.press("Tab", SHIFT)
+    assert focused(opened) == "theme"
+    opened.press("Enter")       # light, in a dark system
+    assert not dark()
+    opened.open(opened.js("location.href"))
+    assert not dark() and text(opened, "theme") == "Theme: light"
+
+
+def test_dropped_files_are_the_prompt_and_what_is_no_text_is_refused(opened, tmp_path):
+    for name, content in (("a.py", b"naif = 1\n"), ("b.py", "été = 2\n".encode()), ("c.bin", b"ELF\xff"),
+                          ("d.bin", b"ELF\0")):
+        (tmp_path / name).write_bytes(content)
+    opened.drop("#answer", tmp_path / "a.py", tmp_path / "b.py")
+    opened.until("document.querySelector('#prompt').value")
+    assert opened.js("document.querySelector('#prompt').value") == "naif = 1\n\nété = 2\n"
+    assert text(opened, "size") == "18 characters" and focused(opened) == "prompt"
+    for name in ("c.bin", "d.bin"):
+        opened.drop("#prompt", tmp_path / name)
+        sentence = f"{name} is no text in UTF-8. Drop a text file."
+        opened.until(f"document.querySelector('#trouble').textContent === '{sentence}'")
+    assert opened.js("document.querySelector('#prompt').value").startswith("naif")
+
+
+def test_what_is_wrong_is_said_in_the_servers_sentence(opened):
+    for new, prompt, sentence in (("many", "x", "must be a valid integer."),
+                                  ("10", "", "The prompt is empty. Give at least one token."),
+                                  ("10", "x" * 600, "Shorten it.")):
+        opened.js(f"(document.querySelector('#max_tokens').value = '{new}', "
+                  f"document.querySelector('#prompt').value = '{prompt}')")
+        opened.press("Enter", CONTROL)
+        opened.until(f"{IDLE} && !document.querySelector('#trouble').hidden")
+        assert text(opened, "trouble").endswith(sentence) and "\n" not in text(opened, "trouble")
+        opened.js("document.querySelector('#trouble').hidden = true")
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_could(opened, server):
+    run(opened, 5)
+    finished(opened)
+    assert len(opened.requests) >= 3 and all(one.startswith((server, "data:")) for one in opened.requests)
+    assert not opened.said
+    assert opened.js("fetch('http://localhost:9/').then(() => 'fetched', error => error.name)") == "TypeError"
+    opened.until("true")
+    assert any("Content Security Policy" in one for one in opened.said)
+    assert opened.js("(document.body.append(Object.assign(document.createElement('script'), "
+                     "{textContent: 'window.foreign = 1'})), window.foreign ?? null)") is None
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(page):
+    with listening(session(), api_key="open sesame") as (address, _):
+        page.open(f"{address}/")
+        page.until("document.querySelector('#locked').open")
+        page.type("half")
+        page.press("Escape")
+        page.until("!document.querySelector('#locked').open")
+        assert page.js("sessionStorage.getItem('key')") is None
+        page.open(f"{address}/?")
+        for key in ("wrong", "open sesame"):
+            page.until("document.querySelector('#locked').open")
+            assert focused(page) == "key"
+            page.type(key)
+            page.press("Enter")
+        page.until("sessionStorage.getItem('key') === 'open sesame' && !document.querySelector('#locked').open")
+        page.js("document.querySelector('#prompt').focus()")
+        run(page, 5)
+        finished(page)
+
+
+def test_every_control_is_reached_by_tab_in_the_order_of_the_page_and_seen(opened):
+    run(opened, 20)
+    finished(opened)
+    opened.js("document.querySelector('#theme').focus()")
+    order = ["theme"]
+    while order[-1] not in ("summary", "body"):
+        line = opened.js("(style => style.outlineStyle + style.outlineWidth)(getComputedStyle(document.activeElement))")
+        assert line == "solid2px", order
+        opened.press("Tab")
+        order.append(focused(opened) or opened.js("document.activeElement.localName"))
+    assert order == ["theme", "open", "clear", "prompt", "max_tokens", "temperature", "seed", "stop", "compare", "chat",
+                     "run", "drafted", "retrieved", "both", "target", "copy", "answer", "step", "canvas", "summary"]
+
+
+def test_marks_can_be_taken_away_and_do_not_rest_on_colour_alone(opened):
+    run(opened, 40)
+    finished(opened)
+
+    def line(origin: str) -> str:
+        return opened.js(f"(s => s.textDecorationLine + ' ' + s.textDecorationStyle)"
+                         f"(getComputedStyle(document.querySelector('#answer .{origin}:not(.blank)')))")
+
+    assert [line(word) for word in ("drafted", "retrieved", "both")] == [
+        "underline solid", "underline dashed", "underline double"]
+    assert line("target").startswith("none")
+    opened.js("document.querySelector('#legend [data-origin=drafted]').focus()")
+    opened.press(" ")
+    assert line("drafted").startswith("none") and line("both") == "underline double"
+    assert opened.js("document.activeElement.getAttribute('aria-pressed')") == "false"
+
+
+def test_a_narrow_screen_needs_no_scrolling_sideways_and_stillness_is_kept(opened):
+    opened.screen(340, 700)
+    opened.prefers(reduced_motion="reduce")
+    run(opened, 40)
+    finished(opened)
+    opened.js("document.querySelector('#step').focus()")
+    opened.press("Home")
+    assert opened.js("document.querySelector('#tree').width.baseVal.value") > 340
+    assert opened.js("document.documentElement.scrollWidth") <= 340
+    opened.js("document.body.classList.add('running')")
+    assert opened.js("getComputedStyle(document.querySelector('#answer > div'), '::after').animationName") == "none"
+
+
+def test_a_token_is_drawn_once(page):
+    gate = Gate(len(PROMPT) // 17 + 8)
+    with listening(session(), gate) as (address, _):
+        page.open(f"{address}/")
+        run(page)
+        page.until("document.querySelectorAll('#answer span').length > 5")
+        page.js("void (window.first = [...document.querySelectorAll('#answer span')])")
+        gate.allow()
+        page.until(IDLE)
+        assert page.js("(now => window.first.every((span, i) => span === now[i]))"
+                       "(document.querySelectorAll('#answer span'))")
+        assert len(spans(page)) > page.js("window.first.length") > 5
+
+
+def test_a_long_answer_is_laid_out_in_blocks_of_whole_lines(opened):
+    steps = [[f"{n} one", " two\n\n", "  three\nfour "] for n in range(200)]
+    blocks = opened.js("""(steps => {
+        begin();
+        steps.forEach((texts, n) => queue.push(['step', {
+            steps: n + 1, new_tokens: 3 * n, seconds: n, mat: 2, tree: null,
+            tokens: texts.map((text, i) => ({at: 3 * n + i, origin: ['drafted', 'both', 'target'][i], text}))}]));
+        flush();
+        end();
+        return [...document.querySelectorAll('#answer > div')].map(block => block.textContent);
+    })""" + f"({json.dumps(steps)})")
+    assert "".join(blocks) == "".join(map("".join, steps)) and len(blocks) > 5
+    assert all(block.endswith("\n") for block in blocks[:-1])
+
+
+def test_a_message_goes_through_the_models_template(opened):
+    opened.until("!document.querySelector('#chatting').hidden")
+    opened.type("hello")
+    opened.js("(document.querySelector('#max_tokens').value = 5, document.querySelector('#chat').focus())")
+    opened.press(" ")
+    opened.press("Enter", CONTROL)
+    opened.until("/token/.test(document.querySelector('#prompt-tokens').textContent)")
+    assert text(opened, "prompt-tokens") == f"{len(session().encode([{'role': 'user', 'content': 'hello'}]))} tokens"
+    finished(opened)
+
+
+def test_what_is_told_along_the_way_is_what_the_figures_say_in_the_end():
+    asked = {"prompt": PROMPT, "max_tokens": 20, "temperature": 1.0, "seed": 7, "compare": True}
+    lines = asking(lambda http: http.post("/watch", json=asked), session()).text.split("\n\n")
+    events = [(name[7:], json.loads(told[6:])) for name, told in (line.split("\n") for line in lines[:-1])]
+    names = list(dict.fromkeys(name for name, _ in events))
+    assert names == ["start", "read", "step", "done", "plain", "compared", "end"]
+    of = {name: told for name, told in events}      # the last of each
+    stats, step, plain = of["done"]["stats"], of["step"], of["plain"]
+    assert (step["new_tokens"], step["steps"], step["mat"]) == (20, stats["steps"], stats["mat"])
+    assert (of["start"]["max_tokens"], of["start"]["prompt_tokens"]) == (20, len(PROMPT)) and stats["steps"] < 19
+    assert (plain["new_tokens"], plain["steps"], plain["mat"]) == (20, 19, 0)
+    compared = of["compared"]
+    assert compared["identical"] and compared["first_divergence"] is None and not compared["may_differ"]
+    assert [told["read"] for name, told in events if name == "read"][:3] == [17, 34, 51]
+
+
+def test_a_folder_of_this_machine_is_not_told():
+    about = ("/home/me/models/fox on cpu",)
+    one = Session(Engine(Target(toy_target().model, "/home/me/models/fox"), Plain(), Clock()), characters(), about)
+    told = asking(lambda http: http.get("/watch"), one).json()
+    assert told == {"about": ["fox on cpu"], "chat": True}
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("stop", [(), ("→ y;", "zz"), ("return z",)])
+def test_the_texts_of_tokens_are_the_steps_and_each_its_own(size, stop):
+    ids, detokenizer, shares = list(TEXT.encode()), Detokenizer(Bytes(), stop), Spans(Bytes())
+    shown: dict[int, str] = {}
+    for i in range(0, len(ids), size):
+        new, given = [], ""
+        for token in ids[i:i + size]:
+            new.append(token)
+            given += detokenizer.push([token])
+            if detokenizer.stopped:
+                break
+        last = detokenizer.stopped or i + size >= len(ids)
+        given += detokenizer.finish() if last else ""
+        bits = [ORIGINS[(i + n) % 3] for n in range(len(new))]
+        pieces = shares.push(Step(tokens=tuple(new), origins=tuple(bits), text=given))
+        assert "".join(piece["text"] for piece in pieces) == given
+        assert {piece["at"] for piece in pieces} >= set(range(i, i + len(new)))
+        for piece in pieces:
+            assert piece["origin"] == WORDS[ORIGINS[piece["at"] % 3]]
+            shown[piece["at"]] = shown.get(piece["at"], "") + piece["text"]
+        if detokenizer.stopped:
+            break
+    whole, at = detokenizer.text, 0
+    for letter in whole:        # each belongs to its last byte
+        at += len(letter.encode())
+        assert letter in shown[at - 1]
+    assert "".join(shown[at] for at in sorted(shown)) == whole
+
+
+def test_bytes_at_the_end_that_are_no_character_are_the_last_tokens():
+    shares = Spans(Bytes())
+    assert shares.push(Step(tokens=(104, 0xc3), origins=(ROOT, DRAFT), text="h")) == [
+        {"at": 0, "origin": "target", "text": "h"}, {"at": 1, "origin": "drafted", "text": ""}]
+    assert shares.push(Step(tokens=(0xa9, 0xf0), origins=(DRAFT, RETRIEVED), text="é\ufffd")) == [
+        {"at": 2, "origin": "drafted", "text": "é"}, {"at": 3, "origin": "retrieved", "text": "\ufffd"}]
+
+
+def test_a_picture_ends_where_the_answer_does():
+    tree = ProposalTree.build([40, 41, 42, 43], [-1, 0, 1, 0], [0.0, -0.5, float("nan"), -2.0], [ROOT, 2, 4, 6])
+    of = Pictures(characters()).of
+    whole = of(Step(tokens=(41, 42, 50), text="", tree=tree, path=(0, 1, 2)))
+    assert (whole["path"], whole["bonus"], whole["scores"]) == ((0, 1, 2), "Q", [0.0, -0.5, None, -2.0])
+    assert whole["tokens"] == ["G", "H", "I", "J"] and whole["origins"] == ["target", "drafted", "retrieved", "both"]
+    cut = of(Step(tokens=(41,), text="", tree=tree, path=(0, 1, 2)))
+    assert (cut["path"], cut["bonus"]) == ((0, 1), None)
+    assert of(Step(read=9)) is None

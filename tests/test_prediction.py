@@ -1,0 +1,212 @@
+"""Predictions: text that was told is copied up to its end and never across, and is known to its own request alone."""
+
+from __future__ import annotations
+
+import tracemalloc
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session, toy_target
+
+from longgraft.acceptance import Greedy
+from longgraft.clock import Clock
+from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.memories.frequent import FrequentNgrams
+from longgraft.memories.history import History
+from longgraft.memories.last_row import LastRow
+from longgraft.memories.rollouts import RollOuts
+from longgraft.memories.rows import RowsMemory
+from longgraft.memories.successors import Successors
+from longgraft.methods import build
+from longgraft.observation import Observation, Wants
+from longgraft.prediction import accepted
+from longgraft.prefill.chunked import read_prompt
+from longgraft.proposer import Ask
+from longgraft.retrievers.logitspec import LogitSpec, continuation
+from longgraft.retrievers.prompt_lookup import lookup
+from longgraft.tree import ProposalTree
+from longgraft.verifier import Verifier
+
+COPYING = ["pld", "pld+", "adapld-no-branches", "samd", "suffix", "rest", "graft-x-text", "lookahead"]
+
+
+def proposed(method: str, texts: list[list[int]], prompt: list[int], root: int) -> ProposalTree:
+    """After this prompt, with these texts told; the root is whatever one likes."""
+    parts = toy_parts()
+    proposer = build(method, parts)
+    for memory in proposer.memories:
+        memory.reset(100)
+        for text in texts:
+            memory.told(torch.tensor(text))
+    verifier = Verifier(toy_target(), toy_target().cache(100), Greedy(), Clock())
+    *first, last = read_prompt(verifier, torch.tensor(prompt), Wants.union(m.wants for m in proposer.memories), 5)
+    seen = [*first, Observation(**(vars(last) | {"next_token": root}))]
+    for memory in proposer.memories:
+        for one in seen:
+            memory.observe(one)
+    return proposer.propose(Ask(root, 20, len(prompt)))
+
+
+def below_the_root(tree: ProposalTree) -> set[int]:
+    return set(tree.tokens[tree.parents == 0].tolist())
+
+
+@pytest.mark.parametrize("method", COPYING)
+def test_what_was_told_is_copied_as_if_it_had_been_read(method):
+    tree, node = proposed(method, [[*range(10, 40)], [50, 51]], [60, 61, 62, 12, 13], 14), 0
+    for token in (15, 16, 17):
+        node = tree.children[node, token]
+
+
+@pytest.mark.parametrize("method", COPYING)
+def test_nothing_is_copied_across_the_end_of_what_was_told(method):
+    texts, prompt = [[10, 11, 12, 13], [40, 41, 42, 43]], [30, *range(60, 80)]
+    for end in ([11, 12, 13], [41, 42, 43]):
+        tree = proposed(method, texts, [*prompt, *end[:-1]], end[-1])
+        assert not below_the_root(tree) & {30, 40}
+        assert (tree.tokens >= 0).all()
+
+
+@pytest.mark.parametrize("method", ["samd", "suffix", "graft-x-text"])
+def test_no_match_begins_before_the_prompt_does(method):
+    tree = proposed(method, [[10, 11]], [12, 13, 20, 21, 10, 11, 12], 13)
+    assert tree.tokens[1] == 20 and tree.match.tolist()[1] == 2
+
+
+def test_a_match_does_not_count_that_both_begin_a_text():
+    tree = proposed("suffix", [[1], [5, 6, 7, 8, 9]], [5], 6)
+    assert tree.match.tolist()[1] == 2
+
+
+def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
+    history, row = History(), LastRow(2)
+    history.told(torch.tensor([3, 4]))
+    observed(history, [8, 9], 5)
+    retriever = LogitSpec(history, row, VOCAB)
+    assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0)]
+
+
+def test_counts_of_what_was_told_are_part_of_a_state_and_gone_with_the_request():
+    memory, other = FrequentNgrams(), FrequentNgrams()
+    memory.told(torch.tensor([1, 2, 3, 4, 5]))
+    other.restore(memory.state())
+    for one in (memory, other):
+        assert one.after(1, 9) == [(2, 3, 4)] and one.after(2, 9) == [(3, 4, 5)]
+        one.reset(0)
+        one.restore(one.state())
+        assert one.after(1, 9) == []
+
+
+def test_a_lookup_needs_all_that_it_copies_within_one_text():
+    text = np.array([1, 2, 3, 4, -1, 7, 8, 9, 1, 2])
+    assert lookup(text, 3, 2).tolist() == [3, 4] and lookup(text, 3, 3).tolist() == []
+    assert lookup(np.array([1, -1, 1, -1, 1]), 3, 1).tolist() == []
+    assert continuation(text, 3, 5) == ([3, 4], 2)
+    assert continuation(np.array([1, 5, -1, 1, 6, -1, 1]), 3, 2) == ([6], 1)
+
+
+def observed(memory, tokens: list[int], following: int) -> None:
+    memory.observe(Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), following,
+                               prompt=True))
+
+
+@pytest.mark.parametrize("memory", [Successors(), RollOuts()])
+def test_the_longer_match_counts_and_of_equal_ones_the_prompt_s(memory):
+    memory.reset(0)
+    memory.told(torch.tensor([1, 2, 3, 4, 9, 4, 8]))
+    observed(memory, [5, 3, 4, 6, 7, 4, 5], 7)
+    assert memory.after([3, 4], 6) == (2, 6)
+    assert memory.after([2, 3, 4], 6) == (3, 9)
+    assert memory.after([4, 8], 6) == (0, -1)       # where it ends nothing follows
+
+
+def test_an_answer_that_has_followed_what_was_told_as_far_as_is_counted_goes_on_with_it():
+    common = [*range(10, 50)]
+    memory = Successors()
+    memory.told(torch.tensor([*common, 1]))
+    observed(memory, [*common, 2], 3)
+    assert memory.after(common, 6) == (memory.far, 1) and memory.after(common[-31:], 6) == (31, 2)
+
+
+def test_hits_count_what_was_told():
+    memory = Successors()
+    memory.told(torch.tensor([1, 2, 3, 4]))
+    observed(memory, [9, 1, 2, 3], 5)
+    assert memory.hits(4) == [(0, False), (1, True), (2, True), (3, False)]
+
+
+def test_rows_of_what_was_told_are_its_commonest_successors_until_the_target_says_better():
+    memory = RowsMemory(AdjacencyMatrix(VOCAB, width=2))
+    memory.told(torch.tensor([1, 5, 1, 6, 1, 6, 1, 7, 2]))
+    memory.told(torch.tensor([1, 8, 7, 9]))
+    assert memory.matrix.rows[1].tolist() == [6, 5] and memory.matrix.rows[7].tolist() == [2, -1]
+    assert memory.matrix.rows[8].tolist() == [7, -1] and memory.matrix.rows[2].tolist() == [-1, -1]
+    memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3,
+                               topk=torch.tensor([[3, 4]]), prompt=True))
+    assert memory.matrix.rows[1].tolist() == [3, 4]
+    memory.told(torch.tensor([5]))      # which nothing follows
+    memory.reset(0)
+    assert memory.matrix.touched() == 0
+
+
+def test_rows_that_last_keep_nothing_that_was_told():
+    memory = RowsMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
+    memory.told(torch.tensor([1, 2, 3]))
+    memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3, topk=torch.tensor([[3, 4]])))
+    other = RowsMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
+    other.restore(memory.state())
+    for one in (memory, other):
+        assert one.matrix.rows[2].tolist() == [3, 0]
+        one.reset(0)
+        assert one.matrix.rows[1].tolist() == [3, 4] and one.matrix.rows[2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_accepted_tokens_are_the_longest_that_both_have_in_order(seed):
+    rng = np.random.default_rng(seed)
+    prediction, answer = rng.integers(0, 4, 9).tolist(), rng.integers(0, 4, 8).tolist()
+
+    def within(part: tuple[int, ...]) -> bool:
+        rest = iter(answer)
+        return all(token in rest for token in part)
+
+    most = max(n for n in range(10) if any(map(within, combinations(prediction, n))))
+    assert accepted(prediction, answer) == (most, 9 - most)
+    assert accepted(prediction, prediction) == (9, 0) and accepted([], answer) == (0, 0)
+
+
+@pytest.mark.parametrize(("prediction", "needed"), [
+    (5, "is a int. Give text or token ids"), ([1, "a"], "is a int"), (["a"], "came without a tokenizer"),
+    ([VOCAB], "has token ids from 96 to 96"), ([[1, 2], [3.5]], "holds 3.5"), ([{"role": "user"}], "holds 'role'"),
+    ([None], "is a NoneType"), (b"text", "is a bytes")])
+def test_what_cannot_be_a_prediction_is_a_sentence(prediction, needed):
+    with pytest.raises(ValueError, match=r"[Tt]he prediction") as error:
+        toy_session("pld").open([1, 2], 4, prediction=prediction)
+    assert needed in str(error.value)
+
+
+@pytest.mark.parametrize(("prediction", "texts"), [
+    (None, []), ([], []), ([1, 2], [[1, 2]]), (torch.tensor([[1, 2]]), [[1, 2]]), ([[1, 2], [], (3,)], [[1, 2], [3]]),
+    ([np.int64(4), 2], [[4, 2]]), ([torch.tensor([1]), [2]], [[1], [2]])])
+def test_one_or_several_texts_may_be_told(prediction, texts):
+    assert toy_session("pld").predicted(prediction) == texts
+
+
+def test_what_an_answer_does_not_say_of_a_long_prediction_takes_no_room():
+    """A number as wide as the prediction for each of its tokens would be gigabytes of a long file."""
+    tracemalloc.start()
+    assert accepted(range(1000, 21_000), [1, 1005, 2, 1009]) == (2, 19_998)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5e6
+
+
+def test_an_index_of_what_was_told_is_gone_with_the_request_that_was_told_it():
+    session = toy_session("rest")
+    indexed = []
+    for told in (toy_prompt(30, seed=8), None):
+        answered(session, toy_prompt(40), 4, prediction=told)
+        indexed.append(session.engine.proposer._told is not None)
+    assert indexed == [True, False]

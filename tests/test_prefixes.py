@@ -1,0 +1,237 @@
+"""Prefixes: what a prompt shares with an earlier one is not read again, and nothing else changes."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import pytest
+import torch
+from conftest import answered, toy_prompt, toy_session
+from recorder import recorder
+
+from longgraft.kv import KVCache
+from longgraft.memories import experience
+from longgraft.methods import METHODS
+from longgraft.prefill.chunked import last_occurrences
+from longgraft.prefill.prefixes import Prefixes, caches
+from longgraft.regions import Regions
+from longgraft.sampling import Sampling
+
+CELL = 16
+BEGINS = toy_prompt(90)
+# As a file is edited: near its end, far from it, at a cell's border, not at all; and another one in between.
+PROMPTS = (BEGINS, BEGINS[:70] + toy_prompt(25, seed=3), toy_prompt(60, seed=4), BEGINS[:32] + toy_prompt(40, seed=5),
+           BEGINS, BEGINS + toy_prompt(20, seed=6))
+LONG = BEGINS + toy_prompt(60, seed=6)
+READS = (90, 95 - 63, 60, 72 - 31, 90 - 79, 110 - 79)       # all, or from a cell's last token on
+
+
+def reads(session, prompt) -> int:
+    """Tokens of a prompt that were read."""
+    stats = answered(session, prompt, 2).stats
+    assert stats.prompt_tokens == len(prompt)
+    return len(prompt) - stats.reused_tokens
+
+
+def alike(kept, bare, prompts, **more) -> list[int]:
+    """Both answer alike, by the same proposals; tokens that were reused."""
+    reused = []
+    for number, prompt in enumerate(prompts):
+        sampling = Sampling(temperature=1.0, seed=number) if number % 2 else Sampling()
+        mine, theirs = (answered(session, prompt, 8, sampling, **more) for session in (kept, bare))
+        assert mine.token_ids == theirs.token_ids
+        assert mine.stats.accepted_per_step == theirs.stats.accepted_per_step
+        reused.append(mine.stats.reused_tokens)
+    return reused
+
+
+# Each method with one family and one chunk: which one meets which matters little.
+@pytest.mark.parametrize(("method", "family", "chunk"), zip(
+    METHODS, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
+def test_what_is_recalled_is_as_if_it_were_read(method, family, chunk):
+    """Answers, and what was proposed for them."""
+    kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
+    assert any(alike(kept, toy_session(method, family, chunk=chunk), PROMPTS[:4]))
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.adaptive])
+def test_a_method_that_chooses_what_to_spend_chooses_the_same(method):
+    kept = toy_session(method, adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
+    assert any(alike(kept, toy_session(method, adaptive=True), (*PROMPTS[:4], LONG, LONG)))
+
+
+@pytest.mark.parametrize("chunk", [16, 32])
+def test_what_a_prompt_foretells_of_its_answer_is_counted_over_all_that_is_recalled(chunk, monkeypatch):
+    """Reading looks back on each chunk; what is recalled is one chunk, and longer."""
+    monkeypatch.setattr(experience, "LOOKED_BACK", chunk)
+    kept, bare = (toy_session("graft-x", adaptive=True, chunk=chunk, prefixes=prefixes)
+                  for prefixes in (Prefixes(2 ** 30, CELL), None))
+    prompt = toy_prompt(400, seed=2)
+    answered(kept, prompt, 2)
+    counted = []
+    for session in (kept, bare):
+        request = session.open(prompt, 2)
+        while not request.step().tokens:
+            pass
+        learns, = (one for one in session.engine.proposer.memories if isinstance(one, experience.Experience))
+        counted.append(learns.learnt.prompt)
+        assert request.stats.reused_tokens == (335 if session is kept else 0)
+        request.close()
+    assert counted[0] == counted[1] and sum(tokens for _, tokens in counted[0]) > 40
+
+
+@pytest.mark.parametrize("method", ["graft", "token-recycling", "mtp", "graft-x"])
+def test_what_outlives_a_request_is_the_same_whether_prompts_were_read_or_recalled(method):
+    kept, bare = (toy_session(method, persist=True, prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
+    assert sum(alike(kept, bare, (*PROMPTS, BEGINS))) > 300
+
+
+@pytest.mark.parametrize("method", ["graft", "samd", "logitspec", "tokenswift", "rest"])
+def test_what_was_told_is_known_beside_what_is_recalled(method):
+    kept = toy_session(method, prefixes=Prefixes(2 ** 30, CELL))
+    told = [toy_prompt(30, seed=8), BEGINS[20:60]]
+    assert alike(kept, toy_session(method), (BEGINS, *PROMPTS), prediction=told)[1] == 79
+
+
+@pytest.mark.parametrize("method", ["ar", "graft", "sps", "graft-x"])
+def test_what_had_to_leave_is_read_again(method):
+    whole = Prefixes(2 ** 30, CELL)
+    answered(toy_session(method, prefixes=whole), BEGINS, 2)
+    kept = toy_session(method, prefixes=Prefixes(whole.bytes // 2, CELL))
+    other = toy_prompt(60, seed=4)
+    assert alike(kept, toy_session(method), (BEGINS, BEGINS, other, BEGINS, other, BEGINS)) == [0, 31, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("method", ["ar", "graft", "graft-x", "sps", "dflash"])
+def test_recorded_steps_find_what_was_recalled(method):
+    """Their buffers stay from one request to the next, and what is recalled is written into them."""
+    kept = toy_session(method, "qwen3", regions=Regions(recorder), prefixes=Prefixes(2 ** 30, CELL))
+    assert alike(kept, toy_session(method, "qwen3"), (BEGINS, PROMPTS[1], PROMPTS[3])) == [0, 63, 31]
+
+
+@pytest.mark.parametrize("method", ["graft", "token-recycling", "sps"])
+def test_recorded_steps_find_what_was_recalled_and_what_outlived_the_requests_before(method):
+    """Their buffers stay, and a lasting memory's rows are those of all prompts."""
+    kept = toy_session(method, "qwen3", regions=Regions(recorder), persist=True, prefixes=Prefixes(2 ** 30, CELL))
+    assert sum(alike(kept, toy_session(method, "qwen3", persist=True), (*PROMPTS[:4], BEGINS))) > 150
+
+
+@pytest.mark.parametrize("method", ["ar", "pld", "eagle3", "graft"])
+@pytest.mark.parametrize("chunk", [1, 17, 32, None])
+def test_only_what_differs_is_read(method, chunk):
+    session = toy_session(method, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
+    assert tuple(reads(session, prompt) for prompt in PROMPTS) == READS
+
+
+@pytest.mark.parametrize("method", ["eagle3", "sps", "dflash"])
+def test_what_a_drafter_recalls_is_what_it_would_have_made_of_the_prompt(method):
+    """Its row of a token may be made of the token behind, which is another one where two prompts part."""
+    kept, bare = (toy_session(method, prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
+    answered(kept, BEGINS, 2)
+    rows = []
+    for session in (kept, bare):
+        parting = BEGINS[:64] + toy_prompt(20, seed=3)
+        request = session.open(parting, 2)
+        while not request.step().tokens:
+            pass
+        target, *others = caches(session.engine.cache, session.engine.proposer.memories).values()
+        assert target.length == 84 and others
+        rows.append([layer for cache in (target, *others) for layer in cache.copied(0, 84).values()])
+    assert request.stats.reused_tokens == 0
+    for mine, theirs in zip(*rows, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_the_cells_of_ranks_are_those_of_rows():
+    """Wherever reading begins: what is kept of a token does not depend on how a prompt came to be read."""
+    ids = torch.tensor(toy_prompt(90))
+    whole = last_occurrences(ids, CELL)
+    for start in (1, 15, 16, 40, 63):
+        border = -(-start // CELL) * CELL
+        assert last_occurrences(ids[start:], CELL, start)[border - start:].equal(whole[border:])
+    assert int(whole.sum()) > int(last_occurrences(ids).sum())
+
+
+def test_a_memory_that_must_see_the_end_of_a_prompt_does():
+    session = toy_session("graft-x", adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
+    tail = max(memory.tail for memory in session.engine.proposer.memories)
+    assert tail > 1
+    assert all(reads(session, BEGINS) >= tail for _ in range(2))
+
+
+def test_no_more_is_kept_than_may_be_and_the_beginning_stays_longest():
+    whole = Prefixes(2 ** 30, CELL)
+    answered(toy_session("graft", prefixes=whole), BEGINS, 2)
+    assert len(whole) == 5 and whole.bytes > 0
+    small = Prefixes(whole.bytes * 3 // 5, CELL)
+    session = toy_session("graft", prefixes=small)
+    for _ in range(2):
+        answered(session, BEGINS, 2)
+        assert len(small) == 3 and small.bytes <= small.most
+    assert reads(session, BEGINS) == 90 - 47
+
+
+def test_what_was_used_last_leaves_last():
+    whole = Prefixes(2 ** 30, CELL)
+    answered(toy_session("ar", prefixes=whole), BEGINS, 2)
+    one, two, three = (toy_prompt(40, seed) for seed in (7, 8, 9))      # two cells each
+    session = toy_session("ar", prefixes=Prefixes(whole.bytes * 4 // 5, CELL))
+    for prompt in (one, two, one, three):
+        answered(session, prompt, 2)
+    assert [reads(session, prompt) for prompt in (one, three, two)] == [9, 9, 40]
+
+
+def test_rows_are_written_one_part_behind_the_other_without_a_copy_between(monkeypatch):
+    session = toy_session("ar", prefixes=Prefixes(2 ** 30, CELL))
+    request = session.open(BEGINS, 2)
+    while not request.step().tokens:
+        pass
+    cache, other = session.engine.cache, session.target.cache(96)
+    parts = [cache.copied(start, min(start + CELL, 90)) for start in range(0, 90, CELL)]
+    monkeypatch.setattr(torch, "cat", None)
+    other.extend(parts[:2])
+    other.extend(parts[2:])
+    monkeypatch.undo()
+    assert other.length == 90
+    for mine, theirs in zip(other.copied(0, 90).values(), cache.copied(0, 90).values(), strict=True):
+        assert mine.equal(theirs)
+
+
+def test_a_cancelled_prompt_leaves_what_was_read():
+    session = toy_session("graft", chunk=32, prefixes=Prefixes(2 ** 30, CELL))
+    with session.open(BEGINS, 2) as request:
+        request.step()
+    assert reads(session, BEGINS) == 90 - 31
+
+
+def test_a_request_that_fails_while_it_recalls_leaves_nothing_half(monkeypatch):
+    session, bare = (toy_session("graft", prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
+    answered(session, BEGINS, 2)
+    cells, extend = len(session.engine.prefixes), KVCache.extend
+
+    def full(cache, parts):
+        if len(cache.layers) == 1:      # the drafter's: the target's has its rows already
+            raise MemoryError("no more")
+        extend(cache, parts)
+
+    monkeypatch.setattr(KVCache, "extend", full)
+    request = session.open(PROMPTS[1], 8)
+    with pytest.raises(MemoryError):
+        request.step()
+    assert request.finish_reason == "cancelled" and len(session.engine.prefixes) == cells
+    monkeypatch.undo()
+    assert alike(session, bare, PROMPTS[1:4]) == [63, 0, 31]
+
+
+def test_a_request_that_another_one_replaced_keeps_no_more():
+    session = toy_session("graft", chunk=16, prefixes=Prefixes(2 ** 30, CELL))
+    first = session.open(toy_prompt(90, seed=9), 2)
+    for _ in range(2):
+        first.step()
+    second = session.open(BEGINS, 2)
+    second.step()
+    with pytest.raises(RuntimeError, match="Another request"):
+        first.step()
+    list(second)
+    assert len(session.engine.prefixes) == 2 + 5
+    assert [reads(session, prompt) for prompt in (toy_prompt(90, seed=9), BEGINS)] == [90 - 31, 90 - 79]

@@ -1,0 +1,304 @@
+"""Prefixes on disk: what a text was read into is known to other sessions of the same models, and to no others."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from itertools import cycle
+
+import pytest
+import torch
+from conftest import VOCAB, answered, toy_model, toy_prompt, toy_session
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from served import characters
+
+from longgraft import request
+from longgraft.kv import KVCache
+from longgraft.methods import METHODS
+from longgraft.observation import Wants
+from longgraft.prefill import prefixes, saved
+from longgraft.prefill.chunked import read_prompt
+from longgraft.prefill.prefixes import RANKED, RANKS, Cell, Prefixes
+from longgraft.session import Session
+
+CELL = 16
+BEGINS = toy_prompt(90)
+FOLLOWS = BEGINS + toy_prompt(20, seed=6)
+LEAVES = BEGINS[:70] + toy_prompt(25, seed=3)       # 4 cells and 6 tokens are the same
+
+
+def session(method: str = "graft", family: str = "llama", most: int = 0, **more) -> Session:
+    """most: bytes that are kept in memory."""
+    made = toy_session(method, family, prefixes=Prefixes(most, CELL), **more)
+    made.method = method
+    return made
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Of BEGINS, by graft: 5 cells and 10 tokens."""
+    path = tmp_path_factory.mktemp("saved") / "begins.prefix"
+    session().save_prefix(BEGINS, path)
+    return path
+
+
+@pytest.mark.parametrize(("method", "family", "chunk"), zip(
+    METHODS, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
+def test_what_a_file_holds_is_as_if_it_were_read(method, family, chunk, tmp_path):
+    """Answers and proposals, by a session that keeps nothing itself; the file's short last cell is known, too."""
+    path = tmp_path / "begins.prefix"
+    assert session(method, family, chunk=chunk).save_prefix(BEGINS, path).bytes == path.stat().st_size
+    knows = session(method, family, chunk=chunk)
+    assert knows.pin_prefix(path) == 90
+    mine, theirs = (answered(one, FOLLOWS, 6) for one in (knows, toy_session(method, family, chunk=chunk)))
+    assert mine.token_ids == theirs.token_ids
+    assert mine.stats.accepted_per_step == theirs.stats.accepted_per_step
+    tail = max((memory.tail for memory in knows.engine.proposer.memories), default=1)
+    assert mine.stats.reused_tokens == (89 if tail <= 21 else (111 - tail) // CELL * CELL - 1)
+
+
+def test_a_file_is_written_of_the_caches_themselves(tmp_path, monkeypatch):
+    """Beside them a device holds nothing of the prompt: each is copied once, at the end, to the host."""
+    made, whole = [], KVCache.copied
+
+    def copied(cache, start, end, device=None):
+        made.append((len(cache.layers), start, end, device))
+        return whole(cache, start, end, device)
+
+    monkeypatch.setattr(KVCache, "copied", copied)
+    session(most=2 ** 30).save_prefix(BEGINS, tmp_path / "p")
+    assert made == [(4, 0, 90, torch.device("cpu")), (1, 0, 90, torch.device("cpu"))]
+
+
+@pytest.mark.parametrize(("prompt", "reused"), [(FOLLOWS, 89), (BEGINS, 89), (LEAVES, 63), (BEGINS[:85], 84),
+                                                (BEGINS[:87] + LEAVES[70:], 86), (BEGINS[:80], 79),
+                                                (toy_prompt(90, seed=4), 0)])
+def test_only_what_a_prompt_shares_with_the_file_is_known(file, prompt, reused):
+    knows, bare = session(), toy_session("graft")
+    knows.pin_prefix(file)
+    for _ in range(2):
+        found = answered(knows, prompt, 6)
+        assert found.token_ids == answered(bare, prompt, 6).token_ids
+        assert found.stats.reused_tokens == reused
+
+
+def test_prompts_are_kept_behind_a_file_which_itself_is_not_counted(file):
+    knows = session(most=2 ** 30)
+    knows.pin_prefix(file)
+    kept, longer = knows.engine.prefixes, FOLLOWS + toy_prompt(40, seed=8)
+    assert [answered(knows, longer, 4).stats.reused_tokens for _ in range(2)] == [89, 143]
+    alone = session(most=2 ** 30)
+    answered(alone, longer, 4)
+    assert (len(kept), len(alone.engine.prefixes)) == (4, 9) and kept.bytes * 9 == alone.engine.prefixes.bytes * 4
+    whole = alone.engine.prefixes
+    for mine, theirs in zip(*(one.known(one.keys(longer), (), 144) for one in (kept, whole)), strict=True):
+        ranked = theirs.reports[RANKED]     # a cell that was read in two parts may have more
+        assert mine.reports[RANKED][ranked].all()
+        assert mine.reports[RANKS][ranked].equal(theirs.reports[RANKS][ranked])
+    kept.clear()
+    assert answered(knows, longer, 4).stats.reused_tokens == 89
+
+
+def test_what_was_kept_before_a_file_came_is_not_counted_any_more(file):
+    knows = session(most=2 ** 30)
+    answered(knows, FOLLOWS, 4)
+    assert len(knows.engine.prefixes) == 6
+    knows.pin_prefix(file)
+    alone = session(most=2 ** 30)
+    answered(alone, FOLLOWS[:17], 4)
+    assert len(knows.engine.prefixes) == len(alone.engine.prefixes) == 1
+    assert knows.engine.prefixes.bytes == alone.engine.prefixes.bytes
+    knows.engine.prefixes.most = 0
+    assert answered(knows, LEAVES, 4).stats.reused_tokens == 63
+
+
+def test_the_longest_of_several_files_is_taken(file, tmp_path):
+    knows = session()
+    for number, text in enumerate((BEGINS[:50], FOLLOWS, toy_prompt(90, seed=4))):
+        session().save_prefix(text, tmp_path / str(number))
+        knows.pin_prefix(tmp_path / str(number))
+    knows.pin_prefix(file)
+    found = [answered(knows, text, 4).stats.reused_tokens for text in (BEGINS[:60], BEGINS, [*FOLLOWS, 1, 2])]
+    assert found == [49, 89, 109]
+
+
+@pytest.mark.parametrize(("had", "method"), [
+    ("graft", "ar"), ("graft", "pld"), ("graft", "retrieval"), ("graft", "eagle3"), ("logitspec", "retrieval"),
+    ("logitspec", "lookahead")])
+def test_a_method_that_needs_less_takes_it(had, method, tmp_path):
+    session(had).save_prefix(BEGINS, tmp_path / "p")
+    knows = session(method)
+    knows.pin_prefix(tmp_path / "p")
+    mine, theirs = (answered(one, FOLLOWS, 8) for one in (knows, toy_session(method)))
+    assert (mine.token_ids, mine.stats.accepted_per_step) == (theirs.token_ids, theirs.stats.accepted_per_step)
+    assert mine.stats.reused_tokens == 89
+
+
+@pytest.mark.parametrize(("had", "method", "lacking"), [
+    ("ar", "graft", "no rows of the drafter"), ("eagle3", "graft", "no top tokens"),
+    ("pld", "sps", "no rows of the small"),
+    ("graft", "logitspec", "no 64 top tokens of each"), ("graft", "medusa", "no final hidden states")])
+def test_one_that_needs_more_is_refused_by_name_of_what_is_missing(had, method, lacking, tmp_path):
+    session(had).save_prefix(BEGINS, tmp_path / "p")
+    with pytest.raises(ValueError, match=f"holds {lacking}.*method {had}.*--method {method}"):
+        session(method).pin_prefix(tmp_path / "p")
+
+
+def test_a_file_that_is_given_twice_is_held_once(file):
+    knows = session()
+    knows.pin_prefix(file)
+    once = [len(ends) for ends in knows.engine.prefixes._ends.values()]
+    knows.pin_prefix(file)
+    assert [len(ends) for ends in knows.engine.prefixes._ends.values()] == once == [1]
+
+
+def test_where_only_files_are_known_nothing_is_made_of_prompts(file, monkeypatch):
+    """Also not what would be thrown away, and no more of their tokens are ranked than without any."""
+    knows, bare, asked = session(), toy_session("graft"), []
+    knows.pin_prefix(file)
+    monkeypatch.setattr(prefixes, "rows_of", None)
+    monkeypatch.setattr(request, "read_prompt", lambda *args, **more: asked.append(more) or read_prompt(*args, **more))
+    for one in (knows, bare):
+        answered(one, LEAVES, 4)
+    assert asked == [{"cell": None}] * 2
+
+
+def test_no_option_takes_a_window_of_none(tmp_path):
+    session().save_prefix(BEGINS, tmp_path / "p")
+    with pytest.raises(ValueError, match="window none") as error:
+        session(window=32).pin_prefix(tmp_path / "p")
+    assert "draft_window" not in str(error.value)
+
+
+def changed(file, path, tensors=None, **about):
+    """The file once more, but for these."""
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    found = {name: rows.clone() for name, rows in load_file(file).items()}
+    save_file({name: rows for name, rows in (found | (tensors or {})).items() if rows is not None}, path,
+              {name: value for name, value in (metadata | about).items() if value is not None})
+    return path
+
+
+def refused(path, *words):
+    """Its message names the file, says these words and what to do; nothing is known of it afterwards."""
+    knows = session()
+    with pytest.raises(ValueError) as error:
+        knows.pin_prefix(path)
+    message = str(error.value)
+    assert all(word in message for word in (str(path), "ake it again with `longgraft prefill", *words)), message
+    assert answered(knows, BEGINS, 2).stats.reused_tokens == 0
+
+
+def test_all_that_rows_depend_on_is_compared(file, tmp_path):
+    with safe_open(file, framework="pt") as opened:
+        identity = json.loads(opened.metadata()["identity"])
+    assert set(identity) == {"dtype", "rope", "configuration", "weights", "tokenizer", "drafter rope",
+                             "drafter window", "drafter weights"}
+    for label, value in identity.items():
+        other = changed(file, tmp_path / "other", identity=json.dumps(identity | {label: "something else"}))
+        refused(other, f"was made for {label} something else", f"this session has {value}")
+    refused(changed(file, tmp_path / "other", identity=json.dumps(identity | {"dtype": "bfloat16"})),
+            "or load with dtype=bfloat16")
+
+
+def test_other_weights_are_another_model_also_where_their_heads_are_the_same(file):
+    tuned = session()
+    model = tuned.target.model = deepcopy(toy_model("llama"))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight += 1e-3
+    for other, label in ((tuned, "weights"), (session(seed=1), "drafter weights"),
+                         (session(window=32), "drafter window"), (session(family="qwen3"), "configuration")):
+        with pytest.raises(ValueError, match=f"made for {label}"):
+            other.pin_prefix(file)
+    rope = session()
+    rope.target.model = deepcopy(toy_model("llama"))
+    rope.target.model.config.rope_parameters = {"rope_type": "default", "rope_theta": 5e5}
+    rope.target.__dict__.pop("config", None)
+    with pytest.raises(ValueError, match="made for rope"):
+        rope.pin_prefix(file)
+    for name, value in (("rms_norm_eps", 1e-2), ("hidden_act", "gelu"), ("num_attention_heads", 2)):
+        other = session()
+        other.target.model = deepcopy(toy_model("llama"))
+        setattr(other.target.model.config, name, value)
+        other.target.__dict__.pop("config", None)
+        with pytest.raises(ValueError, match="made for configuration"):
+            other.pin_prefix(file)
+    with pytest.raises(ValueError, match="made for tokenizer"):
+        Session(session().engine, characters()).pin_prefix(file)
+
+
+def test_damaged_and_foreign_files_are_refused(file, tmp_path):
+    whole, path = file.read_bytes(), tmp_path / "p"
+    for end in (0, 5, 200, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        refused(path, "cannot be read")
+    path.write_text("A text, and no rows of anything.")
+    refused(path, "cannot be read")
+    refused(tmp_path / "nowhere", "cannot be read", "No such file")
+    refused(tmp_path, "cannot be read")
+    save_file({"rows": torch.zeros(3)}, path, {"version": "1"})
+    refused(path, "is a file of something else")
+    refused(changed(file, path, **{saved.KIND: "2"}), "has format 2")
+    refused(changed(file, path, cell="32"), "has cells of 32 tokens", "16 are needed")
+    refused(changed(file, path, identity=None), "it has no 'identity'")
+    for identity in ("[]", "5", "null"):
+        refused(changed(file, path, identity=identity), "was changed after it was made")
+    flat = changed(file, path, {"/ranks": load_file(file)["/ranks"].flatten()})
+    refused(flat, "holds no", "top tokens of each")
+    refused(changed(file, path, identity="{"), "cannot be read")
+
+
+def test_a_file_whose_rows_or_tokens_were_changed_is_refused(file, tmp_path):
+    found, path = load_file(file), tmp_path / "p"
+    keys, ids = found["target/1.keys"], found["ids"]
+    changes = ({"target/1.keys": keys[:, :, :-1].contiguous()}, {"target/1.keys": keys.half()}, {"target/1.keys": None},
+               {"target/9.keys": keys}, {"ids": ids.flip(0)}, {"ids": ids[:-1].clone()}, {"ids": None},
+               {"drafter/0.values": None}, {"target/1.keys": keys.flip(2)}, {"/ranks": found["/ranks"].flip(1)})
+    for tensors in changes:
+        refused(changed(file, path, tensors), "was changed after it was made")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_that_are_no_numbers_are_refused(value, tmp_path):
+    rows = torch.zeros(1, 2, 3, 8)
+    rows[0, 1, 2, 3] = value
+    wanted = saved.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
+    saved.save(tmp_path / "p", [1, 2, 3], Cell({"target": {"0.keys": rows}}, {}), wanted)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        saved.load(tmp_path / "p", wanted, torch.device("cpu"))
+
+
+def test_ids_that_no_model_knows_are_refused(tmp_path):
+    rows = Cell({"target": {"0.keys": torch.zeros(1, 2, 3, 8)}}, {})
+    wanted = saved.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
+    saved.save(tmp_path / "p", [1, 2, VOCAB], rows, wanted)
+    with pytest.raises(ValueError, match=f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}"):
+        saved.load(tmp_path / "p", wanted, torch.device("cpu"))
+
+
+def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkeypatch):
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="exists already"):
+        session().save_prefix(BEGINS, file)
+    with pytest.raises(ValueError, match="does not exist"):
+        session().save_prefix(BEGINS, tmp_path / "nowhere" / "p")
+    assert file.read_bytes() == before
+
+    def full(tensors, path, about):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(ValueError, match=r"could not be written .*No space left"):
+        session().save_prefix(BEGINS, tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_s_last_token_is_left_to_what_follows_it(tmp_path):
+    made = Session(session().engine, characters())
+    assert made.save_prefix("def add(a, b):\n    return", tmp_path / "text").tokens == 24
+    assert made.save_prefix([5, 6, 7], tmp_path / "ids").tokens == 3
+    assert made.pin_prefix(tmp_path / "text") == 24
+    assert answered(made, made.encode("def add(a, b):\n    returns"), 2).stats.reused_tokens == 23

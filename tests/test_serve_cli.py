@@ -1,0 +1,117 @@
+"""`longgraft serve`: an address that works, a key that is not shown, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+from test_cli import assert_before_loading, pair, run  # noqa: F401
+from typer.main import get_command
+
+from longgraft.cli.app import app
+
+
+def started(monkeypatch, seen: list) -> None:
+    """Serving stops where it would begin."""
+    def stop(app, listens, ready) -> None:
+        seen.append(app)
+        ready()
+        listens.close()
+    monkeypatch.setattr("longgraft.serve.listening.run", stop)
+
+
+def serve(pair, *more):  # noqa: F811
+    return ["serve", "--model", pair / "target", "--drafter", pair / "head", "--port", 0, *more]
+
+
+def test_it_says_where_it_is_when_it_is_ready_and_keeps_what_it_reads(pair, capsys, monkeypatch):  # noqa: F811
+    seen: list = []
+    started(monkeypatch, seen)
+    code, out, err = run(capsys, monkeypatch, *serve(pair, "--model-name", "toy", "--queue", 3))
+    assert code == 0 and out == "" and re.search(r"toy is served at http://127.0.0.1:\d+; Ctrl-C ends it\n", err)
+    state = seen[0].state.longgraft
+    assert state.worker.most == 3 and state.session.engine.prefixes.most == 4 * 2 ** 30
+    run(capsys, monkeypatch, *serve(pair, "--prefixes", "none"))
+    assert seen[1].state.longgraft.session.engine.prefixes is None
+
+
+def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monkeypatch):  # noqa: F811
+    seen: list = []
+    started(monkeypatch, seen)
+    monkeypatch.setenv("LONGGRAFT_API_KEY", "zaphod-42")
+    code, out, err = run(capsys, monkeypatch, *serve(pair, "--host", "0.0.0.0"))
+    assert code == 0 and "zaphod" not in out + err and "whoever" not in err
+    assert seen[0].state.longgraft.options.api_key == "zaphod-42"
+    run(capsys, monkeypatch, *serve(pair, "--api-key", "ford-1"))
+    assert seen[1].state.longgraft.options.api_key == "ford-1"
+
+
+def test_a_server_that_anyone_may_use_says_so(pair, capsys, monkeypatch):  # noqa: F811
+    started(monkeypatch, [])
+    _, _, err = run(capsys, monkeypatch, *serve(pair, "--host", "0.0.0.0"))
+    assert "whoever reaches http://0.0.0.0:" in err and "LONGGRAFT_API_KEY" in err
+    _, _, err = run(capsys, monkeypatch, *serve(pair))
+    assert "whoever" not in err
+
+
+def test_an_address_that_cannot_be_had_is_said_before_a_model_is_loaded(capsys, monkeypatch):
+    assert_before_loading(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run(capsys, monkeypatch, "serve", "--port", port)
+        assert code == 2 and f"127.0.0.1:{port} is taken by another program" in err
+    for host in ("203.0.113.7", "no.such.host.invalid"):
+        code, _, err = run(capsys, monkeypatch, "serve", "--host", host, "--port", 0)
+        assert code == 2 and f"{host}:0 cannot be listened on" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more, said", [
+    (["--port", "70000"], "--port is 70,000"), (["--queue", "-1"], "--queue is '-1'"),
+    (["--host", ""], "host is empty"),
+    (["--api-key", " "], "API key is empty"), (["--beat", "0"], "--beat is 0")])
+def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, said):
+    assert_before_loading(monkeypatch)
+    code, _, err = run(capsys, monkeypatch, "serve", *more)
+    assert code == 2 and said in err and len(err.splitlines()) == 1
+
+
+def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "longgraft.serve.app", None)
+    code, _, err = run(capsys, monkeypatch, "serve")
+    assert code == 2 and "pip install longgraft[serve]" in err
+
+
+def test_what_a_server_is_asked_for_is_in_its_help():
+    help = {name for option in get_command(app).commands["serve"].params for name in option.opts}
+    assert {"--host", "--port", "--api-key", "--cors", "--queue", "--prefixes", "--model-name"} <= help
+
+
+def test_ctrl_c_ends_it_in_the_middle_of_an_answer(pair):  # noqa: F811
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    code = "from longgraft.cli.app import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, serve(pair, "--method", "ar"))], text=True,
+                               stderr=subprocess.PIPE, env=environment)
+    assert process.stderr is not None
+    try:
+        url = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+:\d+", line)))
+        with httpx.stream("POST", f"{url}/v1/completions", timeout=120, json={
+                "prompt": [1] * 10, "max_tokens": 500, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: {")
+            threading.Timer(0.05, process.send_signal, [signal.SIGINT]).start()
+            *parts, error, _, done, _ = lines
+        assert json.loads(error[6:])["error"]["code"] == "shutting_down" and done == "data: [DONE]"
+        assert len(parts) < 2 * 450     # of 500, each with an empty line: it did not wait for the others
+        assert process.wait(60) == 0
+        assert process.stderr.read() == "longgraft: ended\n"
+    finally:
+        process.kill()
+        process.stderr.close()

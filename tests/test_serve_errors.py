@@ -1,0 +1,249 @@
+"""Every mistake of a client is one sentence in the API's form, and nothing that must not be read is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from served import asking, text_session
+
+from longgraft.serve.serving import Serving
+from longgraft.serve.worker import Worker
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+HELLO = [{"role": "user", "content": "hello"}]
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+         405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+
+
+def refused(path, body=None, method="POST", session=None, headers=None, content=None, **options):
+    """(status, error) of a request that is refused, in the form that all have."""
+    async def ask(http):
+        if body is None:
+            return await http.request(method, path, content=content, headers=headers)
+        # Not as httpx writes it: half a character is no UTF-8, and JSON nevertheless.
+        return await http.request(method, path, content=json.dumps(body), headers=JSON | (headers or {}))
+    response = asking(ask, session, **options)
+    assert response.headers["content-type"] == "application/json", response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["type"] == KINDS[response.status_code]
+    assert error["message"].endswith((".", "`.")) and "\n" not in error["message"] and len(error["message"]) < 300
+    return response.status_code, error
+
+
+@pytest.mark.parametrize("body, param, said", [
+    ({}, "prompt", "prompt is missing"),
+    ({"prompt": 3}, "prompt", "prompt must be a valid string, or a valid list"),
+    ({"prompt": ""}, "prompt", "The prompt is empty"), ({"prompt": []}, "prompt", "0 prompts"),
+    ({"prompt": ["a", "b"]}, "prompt", "2 prompts"), ({"prompt": [[1], [2]]}, "prompt", "2 prompts"),
+    ({"prompt": [1, True]}, "prompt", "prompt must be"), ({"prompt": [96]}, "prompt", "knows 0 to 95"),
+    ({"prompt": [-1]}, "prompt", "greater than or equal to 0"), ({"prompt": "\ud800"}, "prompt", "half a character"),
+    ({"prompt": [1] * 512}, "prompt", "512 tokens, and llama takes 511"),
+    ({"prompt": [1], "suffix": "b"}, "suffix", "goes with a prompt that is text"),
+    ({"prompt": "a", "suffix": "b", "echo": True}, "echo", "does not go with a suffix"),
+    ({"prompt": "a", "suffix": "\ud800"}, "suffix", "half a character"),
+    ({"prompt": "a", "suffix": 3}, "suffix", "a valid string"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+    ({"prompt": "a", "max_tokens": "9"}, "max_tokens", "a valid integer"),
+    ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "a valid integer"),
+    ({"prompt": "a", "max_completion_tokens": -3}, "max_completion_tokens", "greater than or equal to 1"),
+    ({"prompt": "a", "temperature": -1}, "temperature", "temperature is -1"),
+    ({"prompt": "a", "temperature": "hot"}, "temperature", "a valid number"),
+    ({"prompt": "a", "temperature": 1, "top_p": 2}, "top_p", "top_p is 2"),
+    ({"prompt": "a", "temperature": 1, "top_k": -5}, "top_k", "top_k is -5"),
+    ({"prompt": "a", "temperature": 1, "min_p": 1}, "min_p", "min_p is 1"),
+    ({"prompt": "a", "temperature": 1, "seed": -7}, "seed", "seed is -7"),
+    ({"prompt": "a", "temperature": 1, "seed": 2 ** 64}, "seed", "seed is"),
+    ({"prompt": "a", "stop": ["x", ""]}, "stop", "at least one character"),
+    ({"prompt": "a", "stop": [1]}, "stop", "stop must be"), ({"prompt": "a", "stop": {}}, "stop", "stop must be"),
+    ({"prompt": "a", "stop": ["x"] * 65}, "stop", "65 strings, and 64"),
+    ({"prompt": "a", "stop_token_ids": ["x"]}, "stop_token_ids", "a valid integer"),
+    ({"prompt": "a", "stream": "yes"}, "stream", "a valid boolean"),
+    ({"prompt": "a", "stream_options": {"include_usage": 3}}, "stream_options", "a valid boolean"),
+    ({"prompt": "a", "prediction": "a" * 513}, "prediction", "513 tokens, and no answer here has more than 512"),
+    ({"prompt": "a", "prediction": {"type": "image"}}, "prediction", "prediction must be"),
+    ({"prompt": "a", "prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction", "image_url"),
+    *[({"prompt": "a", name: value}, name, f"{name} is not supported here") for name, value in [
+        ("n", 2), ("n", True), ("best_of", 3), ("logprobs", 0), ("logprobs", 5), ("logit_bias", {"5": 1}),
+        ("presence_penalty", 0.5), ("frequency_penalty", -1), ("repetition_penalty", 1.1), ("repeat_penalty", 1.1),
+        ("use_beam_search", True), ("grammar", "root ::= x"), ("response_format", {"type": "json_object"}),
+        ("guided_regex", "a*"), ("min_tokens", 3), ("mirostat", 2)]],
+])
+def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, said):
+    status, error = refused(COMPLETIONS, body)
+    assert status == 400 and error["param"] == param and said in error["message"], error
+
+
+@pytest.mark.parametrize("body, param, said", [
+    ({}, "messages", "messages is missing"), ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": "hello"}, "messages", "a valid list"), ({"messages": [{"content": "x"}]}, "messages", "messages"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages", "messages must be"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "template refuses these messages: no such role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "'image_url'"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half a character"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "calls tools"),
+    ({"messages": HELLO, "tools": [{}]}, "tools", "tools is not supported"),
+    ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "not supported"),
+    ({"messages": HELLO, "logprobs": True}, "logprobs", "not supported"),
+    ({"messages": HELLO, "modalities": ["audio"]}, "modalities", "not supported"),
+    ({"messages": HELLO, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize"),
+])
+def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, said):
+    status, error = refused(CHAT, body)
+    assert status == 400 and error["param"] == param and said in error["message"], error
+
+
+@pytest.mark.parametrize("path, content, said", [
+    (COMPLETIONS, b"{", "The body is no JSON"), (COMPLETIONS, b"", "must be a JSON object"),
+    (COMPLETIONS, b"[1]", "must be a JSON object"), (COMPLETIONS, b"null", "must be a JSON object"),
+    (COMPLETIONS, b'"\xff"', "no JSON in UTF-8"), (COMPLETIONS, b'{"prompt": ' + b"[" * 100_000, "no JSON"),
+    (COMPLETIONS, b'{"prompt": "a", "seed": ' + b"9" * 10_000 + b"}", "no JSON"),
+    (COMPLETIONS, b'{"prompt": "a", "temperature": NaN}', "temperature is nan"),
+    (COMPLETIONS, b'{"prompt": "a", "temperature": Infinity}', "temperature is inf"),
+    ("/tokenize", b'{"content": 3}', "content must be"), ("/tokenize", b'{"content": "\\ud800"}', "content"),
+    ("/detokenize", b'{"tokens": [96]}', "tokens holds 96"), ("/detokenize", b'{"tokens": "a"}', "tokens must be"),
+])
+def test_a_body_that_cannot_be_read_is_refused(path, content, said):
+    status, error = refused(path, content=content, headers=JSON)
+    assert status == 400 and said in error["message"], error
+
+
+@pytest.mark.parametrize("method, path, status, said", [
+    ("GET", "/nowhere", 404, "There is nothing at /nowhere. Known: /health"),
+    ("GET", COMPLETIONS, 405, "it takes POST"),
+    ("DELETE", "/health", 405, "it takes GET"), ("GET", "/v1/models/other", 404, "no model 'other'"),
+    ("GET", "/docs", 404, "nothing at /docs"), ("GET", "/../etc/passwd", 404, "nothing at"),
+    ("GET", "/{known}", 404, "nothing at /{known}")])
+def test_a_path_or_method_that_is_not_known_is_refused(method, path, status, said):
+    found, error = refused(path, method=method)
+    assert found == status and said in error["message"]
+
+
+def test_a_form_is_told_that_json_is_wanted():
+    status, error = refused(COMPLETIONS, content=b'{"prompt": "a"}',
+                            headers={"Content-Type": "application/x-www-form-urlencoded"})
+    assert status == 400 and "Content-Type: application/json" in error["message"]
+
+
+def test_what_a_model_does_not_have_is_said():
+    status, error = refused(CHAT, {"messages": HELLO}, session=text_session(template=None))
+    assert status == 400 and "no chat template" in error["message"] and COMPLETIONS in error["message"]
+    session = text_session()
+    bare = type(session)(session.engine, None)
+    for path, body, param in [(COMPLETIONS, {"prompt": "a"}, "prompt"), ("/tokenize", {"content": "a"}, "content"),
+                              ("/detokenize", {"tokens": [1]}, "tokens"), (CHAT, {"messages": HELLO}, "messages"),
+                              (COMPLETIONS, {"prompt": [1], "stop": "a"}, "stop"),
+                              (COMPLETIONS, {"prompt": "a", "suffix": "a"}, "suffix"),
+                              (COMPLETIONS, {"prompt": [1], "prediction": "a"}, "prediction")]:
+        status, error = refused(path, body, session=bare)
+        assert status == 400 and error["param"] == param, (path, error)
+
+
+def test_a_prompt_beyond_the_limit_is_refused_before_it_is_queued():
+    status, error = refused(COMPLETIONS, {"prompt": "a" * 31}, max_prompt_tokens=30)
+    assert status == 400 and error["code"] == "context_length_exceeded" and "31 tokens" in error["message"]
+
+
+def test_only_who_knows_the_key_is_let_in(capsys):
+    secret = "zaphod-42"
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": secret}, {"Authorization": "Bearer"},
+                    {"Authorization": f"Basic {secret}"}, {"X-Api-Key": "wrong"},
+                    {"Authorization": "Bearer ü".encode()}):
+        for method, path in [("POST", COMPLETIONS), ("GET", "/v1/models"), ("GET", "/nowhere"),
+                             ("GET", "/openapi.json")]:
+            status, error = refused(path, {} if method == "POST" else None, method, headers=headers, api_key=secret)
+            assert status == 401 and error["code"] == "invalid_api_key" and secret not in error["message"]
+
+    async def ask(http):
+        assert (await http.get("/health")).status_code == 200
+        for headers in ({"Authorization": f"Bearer {secret}"}, {"authorization": f"bearer {secret}"},
+                        {"X-Api-Key": secret}):
+            assert (await http.get("/v1/models", headers=headers)).status_code == 200
+    asking(ask, api_key=secret)
+
+    async def beyond_ascii(http):
+        assert (await http.get("/v1/models", headers={"Authorization": "Bearer sécret".encode()})).status_code == 200
+    asking(beyond_ascii, api_key="sécret")
+    assert secret not in repr(Serving(api_key=secret))
+
+
+def test_a_page_of_another_origin_is_refused_unless_it_was_allowed():
+    hers = {"Origin": "https://her.example"}
+    for origin in ("https://her.example", "null", "http://127.0.0.1:9", "http://localhost.her.example"):
+        status, error = refused(COMPLETIONS, {"prompt": "a"}, headers={"Origin": origin})
+        assert status == 403 and origin in error["message"] and "--cors" in error["message"]
+
+    async def ask(http):
+        assert (await http.get("/v1/models", headers={"Origin": "http://127.0.0.1"})).status_code == 200
+        return (await http.get("/v1/models", headers=hers)), await http.options(COMPLETIONS, headers=hers | {
+            "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"})
+    answer, preflight = asking(ask)
+    assert answer.status_code == preflight.status_code == 403
+    assert not [name for name in (*answer.headers, *preflight.headers) if name.startswith("access-control")]
+    for cors in (("https://her.example",), ("*",)):
+        answer, preflight = asking(ask, cors=cors, api_key=None)
+        assert answer.status_code == preflight.status_code == 200
+        assert answer.headers["access-control-allow-origin"] in ("*", "https://her.example")
+    status, _ = refused(COMPLETIONS, {"prompt": "a"}, headers={"Origin": "https://his.example"},
+                        cors=("https://her.example",))
+    assert status == 403
+
+
+def test_a_server_of_this_machine_is_called_by_its_own_names():
+    status, error = refused("/v1/models", method="GET", headers={"Host": "her.example:8012"})
+    assert status == 403 and "'her.example'" in error["message"]
+
+    async def ask(http):
+        return [(await http.get("/v1/models", headers={"Host": host})).status_code
+                for host in ("localhost:8012", "127.0.0.1", "[::1]:8012", "127.0.0.7", "her.example")]
+    assert asking(ask) == [200] * 4 + [403]
+    for name, value in [("Host", "["), ("Origin", "http://["), ("Host", "[::1")]:
+        status, error = refused("/v1/models", method="GET", headers={name: value})
+        assert status == 400 and f"The {name} header" in error["message"]
+    assert asking(ask, hosts=("Her.example",)) == [200] * 5 == asking(ask, host="0.0.0.0")
+
+
+def test_a_body_beyond_the_limit_is_not_read():
+    large = b'{"prompt": "' + b"a" * 2 ** 20 + b'"}'
+    read = 0
+
+    async def in_parts():
+        nonlocal read
+        for at in range(0, 8 * len(large), 2 ** 18):
+            read += 1
+            yield large[at % len(large):][:2 ** 18]
+    for content in (large, in_parts()):
+        status, error = refused(COMPLETIONS, content=content, headers=JSON, max_body=1)
+        assert status == 413 and error["code"] == "body_too_large"
+    assert read < 8
+    status, error = refused(COMPLETIONS, content=b"{}", headers={"Content-Length": "9" * 30}, max_body=1)
+    assert status == 413
+
+
+def test_what_nobody_foresaw_is_a_sentence_too_and_says_nothing_of_the_inside(monkeypatch):
+    monkeypatch.setattr("longgraft.serve.prompts.completion.__code__", (lambda state, asked: 1 / 0).__code__)
+
+    async def ask(http):
+        return await http.post(COMPLETIONS, json={"prompt": "a"})
+    response = asking(ask)
+    assert response.status_code == 500 and response.json()["error"] == {
+        "message": "The server failed; its log says why.", "type": "server_error", "param": None, "code": None}
+
+
+def test_a_server_that_decodes_no_more_is_not_healthy():
+    async def ask(http):
+        worker: Worker = http._transport.app.state.longgraft.worker
+        worker.close()
+        return [await http.get("/health"), await http.post(COMPLETIONS, json={"prompt": "a"})]
+    for response in asking(ask):
+        assert response.status_code == 503 and response.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("option, said", [
+    ({"port": 65536}, "port is 65,536"), ({"queue": -1}, "queue is -1"), ({"host": " "}, "host is empty"),
+    ({"api_key": ""}, "API key is empty"), ({"max_answer_tokens": 0}, "max_answer_tokens is 0")])
+def test_an_option_out_of_range_is_named(option, said):
+    with pytest.raises(ValueError, match=said):
+        Serving(**option)

@@ -1,0 +1,200 @@
+"""A server behind a real socket: OpenAI's own client, clients that leave, many at once, an end that waits for none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+from served import Gate, listening, text_session, until
+
+PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with listening(api_key="secret", model_name="toy", queue=64) as (url, worker):
+        yield url, worker
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server[0]}/v1", api_key="secret", max_retries=0) as made:
+        yield made
+
+
+def test_the_openai_client_completes_and_streams(client):
+    text = text_session().generate(PROMPT, 20).text
+    answer = client.completions.create(model="toy", prompt=PROMPT, max_tokens=20)
+    assert answer.choices[0].text == text and answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 20 and answer.model_extra["longgraft"]["steps"] > 0
+    chunks = list(client.completions.create(model="toy", prompt=PROMPT, max_tokens=20, stream=True,
+                                            stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == text
+    assert chunks[-1].usage.completion_tokens == 20
+
+
+def test_the_openai_client_chats_and_streams(client):
+    messages = [{"role": "user", "content": "hello"}]
+    text = text_session().generate("u:hello\na:", 20).text
+    answer = client.chat.completions.create(model="toy", messages=messages, max_tokens=20, extra_body={"top_k": 0})
+    assert answer.choices[0].message.content == text and answer.usage.prompt_tokens == len("u:hello\na:")
+    with client.chat.completions.stream(model="toy", messages=messages, max_tokens=20,
+                                        prediction={"type": "content", "content": text}) as events:
+        said = "".join(event.delta for event in events if event.type == "content.delta")
+    assert said == text
+
+
+def test_the_openai_client_is_told_what_is_wrong(client, server):
+    assert [model.id for model in client.models.list()] == ["toy"]
+    with pytest.raises(openai.BadRequestError, match="logprobs is not supported") as refused:
+        client.completions.create(model="toy", prompt=PROMPT, logprobs=3)
+    assert refused.value.param == "logprobs" and refused.value.code == "unsupported_parameter"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+    with pytest.raises(openai.AuthenticationError, match="API key is wrong"):
+        client.with_options(api_key="guess").models.list()
+
+
+def post(url, stream=False, **body) -> httpx.Response:
+    return httpx.post(url + COMPLETIONS, json={"prompt": PROMPT, "stream": stream} | body, timeout=30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("steps", [1, 7])      # in the middle of the prompt, and of the answer
+def test_who_leaves_is_decoded_for_no_more_than_the_step_that_runs(stream, steps):
+    gate = Gate(steps - 1)
+    with listening(None, gate, beat=0.01) as (url, worker):
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 200, "stream": stream}).encode()
+        with socket.create_connection((host, int(port))) as wire:
+            wire.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                         b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            until(lambda: gate.steps == steps)
+            running = worker.current
+            assert not running.cancelled
+        until(lambda: running.cancelled)
+        gate.allow()
+        until(lambda: worker.current is None)
+        assert gate.steps == steps and [end.reason for end in gate.ends] == ["cancelled"]
+        assert post(url, max_tokens=3).status_code == 200
+
+
+def test_who_leaves_the_queue_makes_room_at_once():
+    gate = Gate()
+    with listening(None, gate, queue=1) as (url, worker):
+        first = threading.Thread(target=post, args=(url,), kwargs={"max_tokens": 3})
+        first.start()
+        until(lambda: gate.steps == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url + COMPLETIONS, json={"prompt": PROMPT}, timeout=0.3)
+        until(lambda: worker.waiting == 0)
+        assert gate.steps == 1
+        gate.allow()
+        first.join()
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back():
+    gate = Gate()
+    with listening(None, gate, queue=0) as (url, _):
+        first = threading.Thread(target=post, args=(url,), kwargs={"max_tokens": 3})
+        first.start()
+        until(lambda: gate.steps == 1)
+        for stream in (False, True):
+            refused = post(url, stream)
+            assert refused.status_code == 429 and int(refused.headers["Retry-After"]) >= 1
+            assert refused.json()["error"]["code"] == "queue_full"
+        assert httpx.get(f"{url}/health").status_code == 200
+        gate.allow()
+        first.join()
+        assert post(url, max_tokens=3).status_code == 200
+
+
+def test_a_stream_that_has_nothing_to_say_yet_gives_signs_of_life():
+    gate = Gate()
+    with (listening(None, gate, beat=0.02) as (url, _),
+          httpx.stream("POST", url + COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 4, "stream": True},
+                       timeout=10) as response):
+        lines = []
+        for line in response.iter_lines():
+            lines.append(line)
+            if sum(line.startswith(":") for line in lines) == 3:
+                gate.allow()
+    alive = [line for line in lines if line.startswith(":")]
+    assert len(alive) >= 3 and f"of {len(PROMPT)} prompt tokens read" in alive[0]
+    parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(part["choices"][0]["text"] for part in parts) == text_session().generate(PROMPT, 4).text
+    assert lines[-2:] == ["data: [DONE]", ""]
+
+
+def test_what_fails_in_the_middle_of_a_stream_is_an_event():
+    class Broken:
+        def stepped(self, running, step, seconds) -> None:
+            if step.tokens:
+                raise RuntimeError("our mistake")
+
+        def ended(self, running, end) -> None:
+            pass
+
+    with listening(None, Broken()) as (url, _):
+        *_, error, done, end = post(url, stream=True).text.split("\n\n")
+        assert json.loads(error[6:])["error"] == {"message": "Decoding failed; the server's log says why.",
+                                                 "type": "server_error", "param": None, "code": None}
+        assert (done, end) == ("data: [DONE]", "")
+        answer = post(url)
+        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+
+
+def test_many_clients_at_once_each_get_their_own_answer_and_those_who_leave_disturb_nobody(server):
+    url, worker = server
+    prompts = [f"def f{n}(x):\n    return x + {n}\n" for n in range(6)]
+    own = text_session()
+    wanted = [own.generate(prompt, 6).text for prompt in prompts]
+
+    async def ask(http, n):
+        body = {"prompt": prompts[n % 6], "max_tokens": 6}
+        if n % 5 == 4:      # leaves soon
+            with pytest.raises(httpx.TimeoutException):
+                await http.post(COMPLETIONS, json=body | {"max_tokens": 300}, timeout=0.05)
+            return None
+        if n % 2:
+            return (await http.post(COMPLETIONS, json=body)).json()["choices"][0]["text"]
+        answer = (await http.post(COMPLETIONS, json=body | {"stream": True})).text
+        parts = [json.loads(line[6:]) for line in answer.split("\n\n") if line.startswith("data: {")]
+        return "".join(part["choices"][0]["text"] for part in parts)
+
+    async def load():
+        headers = {"Authorization": "Bearer secret"}
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+            return await asyncio.gather(*(ask(http, n) for n in range(40)))
+    said = asyncio.run(load())
+    assert [text == wanted[n % 6] for n, text in enumerate(said) if text is not None] == [True] * 32
+    until(lambda: worker.current is None and worker.waiting == 0)
+    assert worker.alive
+
+
+def test_a_server_that_ends_ends_what_it_decodes_with_its_step():
+    gate = Gate(5)
+    answers = []
+    with listening(None, gate) as (url, worker):
+        asking = [threading.Thread(target=lambda stream=stream: answers.append(post(url, stream, max_tokens=300)))
+                  for stream in (True, False)]
+        asking[0].start()
+        until(lambda: gate.steps == 6)
+        asking[1].start()
+        until(lambda: worker.waiting == 1)
+        threading.Timer(0.3, gate.allow).start()
+        began = time.monotonic()
+    for one in asking:
+        one.join(10)
+    assert gate.steps <= 7 and time.monotonic() - began < 10 and not worker.alive
+    assert sorted(answer.status_code for answer in answers) == [200, 503]
+    streamed = next(answer for answer in answers if answer.status_code == 200)
+    *_, error, done, end = streamed.text.split("\n\n")
+    assert json.loads(error[6:])["error"]["code"] == "shutting_down" and (done, end) == ("data: [DONE]", "")

@@ -1,0 +1,218 @@
+"""One thread decodes for all: in order, up to a full queue, past failures, and never for who has left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from conftest import toy_prompt, toy_session
+from served import Gate
+
+from longgraft.prefill.prefixes import Prefixes
+from longgraft.sampling import Sampling
+from longgraft.serve.worker import Busy, Closing, Failed, Job, Worker
+
+PROMPT = toy_prompt(60)
+
+
+def working(play, gate: Gate | None = None, waiting: int = 2):
+    """What a coroutine finds out with a new worker."""
+    async def played():
+        worker = Worker(toy_session("graft"), waiting, [gate] if gate else [])
+        try:
+            return await asyncio.wait_for(play(worker), 30)
+        finally:
+            worker.close()
+            if gate:
+                gate.allow()
+            await asyncio.to_thread(worker.join, 10)
+            assert worker.current is None
+    return asyncio.run(played())
+
+
+async def tokens_of(running) -> list[int]:
+    return [token async for step in running for token in step.tokens]
+
+
+async def until(true) -> None:
+    while not true():
+        await asyncio.sleep(0.002)
+
+
+def test_jobs_are_decoded_as_the_session_decodes():
+    async def play(worker):
+        jobs = [Job(PROMPT, 12), Job(PROMPT, 12, Sampling(0.8, seed=3)), Job(PROMPT[:30], 5)]
+        taken = [worker.submit(job) for job in jobs]
+        return [(await tokens_of(running), running.end) for running in taken]
+
+    session = toy_session("graft")
+    wanted = [session.generate(PROMPT, 12).token_ids, session.generate(PROMPT, 12, temperature=0.8, seed=3).token_ids,
+              session.generate(PROMPT[:30], 5).token_ids]
+    found = working(play)
+    assert [tokens for tokens, _ in found] == wanted
+    assert [(end.reason, end.stats.new_tokens) for _, end in found] == [("length", 12), ("length", 12), ("length", 5)]
+    assert 0 <= found[0][1].queued < found[1][1].queued < found[2][1].queued
+
+
+def test_a_full_queue_takes_no_more_and_says_when_to_come_back():
+    gate = Gate()
+
+    async def play(worker):
+        first = worker.submit(Job(PROMPT, 4))
+        await until(lambda: gate.steps == 1)
+        others = [worker.submit(Job(PROMPT, 4)) for _ in range(2)]
+        with pytest.raises(Busy, match="2 requests wait") as busy:
+            worker.submit(Job(PROMPT, 4))
+        with pytest.raises(Busy):
+            worker.check()
+        others[0].cancel()      # its place is free at once
+        late = worker.submit(Job(PROMPT, 4))
+        gate.allow()
+        ends = [await tokens_of(running) and running.end.reason for running in (first, late)]
+        return busy.value.retry_after, worker.refused, ends
+    retry, refused, ends = working(play, gate)
+    assert retry >= 1 and refused == 2 and ends == ["length", "length"]
+
+
+def test_retry_after_is_what_requests_took_lately():
+    async def play(worker):
+        worker._recent.extend([2.0, 6.5])
+        return worker._retry_after()
+    assert working(play) == 5
+
+
+def test_a_cancelled_job_ends_before_its_next_step_in_the_prompt_and_after():
+    for chunks in (1, 6):       # a prompt of 60 is 4 chunks of 17
+        gate = Gate(chunks - 1)
+
+        async def play(worker, gate=gate, chunks=chunks):
+            running = worker.submit(Job(PROMPT, 100))
+            await until(lambda: gate.steps == chunks)
+            running.cancel()
+            gate.allow()
+            await tokens_of(running)
+            return running.end.reason
+        assert working(play, gate) == "cancelled" and gate.steps == chunks
+
+
+def test_a_job_that_is_cancelled_while_it_waits_is_never_begun():
+    gate = Gate()
+
+    async def play(worker):
+        first, second = worker.submit(Job(PROMPT, 3)), worker.submit(Job(PROMPT, 50))
+        await until(lambda: gate.steps == 1)
+        second.cancel()
+        steps = await tokens_of(second)     # told while the first is still decoded
+        assert worker.waiting == 0 and gate.steps == 1
+        gate.allow()
+        await tokens_of(first)
+        return steps, second.end.reason
+    assert working(play, gate) == ([], "cancelled")
+    assert len(gate.ends) == 1
+
+
+def test_what_one_job_raises_ends_that_job_alone():
+    class Broken:
+        def stepped(self, running, step, seconds) -> None:
+            if running.job.max_new_tokens == 7:
+                raise ValueError("our mistake")     # not the client's, as one of opening would be
+            if running.job.max_new_tokens == 8:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 4.00 GiB.")
+
+        def ended(self, running, end) -> None:
+            raise ValueError("our mistake, again")
+
+    async def play(worker):
+        worker.watchers.append(Broken())
+        broken, large, wrong = (worker.submit(Job(PROMPT, new)) for new in (7, 8, 10 ** 6))
+        with pytest.raises(Failed, match="log says why") as failed:
+            await tokens_of(broken)
+        with pytest.raises(Failed, match=r"not memory enough to decode this here\. Shorten the prompt\.$"):
+            await tokens_of(large)
+        with pytest.raises(ValueError, match="512 positions"):
+            await tokens_of(wrong)
+        return str(failed.value.__cause__), len(await tokens_of(worker.submit(Job(PROMPT, 5))))
+    assert working(play) == ("our mistake", 5)
+
+
+def test_where_memory_runs_out_what_was_kept_of_prompts_makes_room_and_the_next_one_is_told_to_be_shorter():
+    class Full:
+        def stepped(self, running, step, seconds) -> None:
+            if running.job.max_new_tokens == 8:
+                raise MemoryError
+
+        def ended(self, running, end) -> None:
+            pass
+
+    async def play(worker):
+        worker.watchers.append(Full())
+        kept = worker.session.engine.prefixes = Prefixes(2 ** 30, 16)
+        await tokens_of(worker.submit(Job(PROMPT, 2)))
+        found = [len(kept)]
+        for told in (r"made room\. Ask again", r"Shorten the prompt\.$"):
+            with pytest.raises(Failed, match=told):
+                await tokens_of(worker.submit(Job(PROMPT[::-1] if len(kept) else PROMPT[:10], 8)))
+            found.append(len(kept))
+        await tokens_of(worker.submit(Job(PROMPT, 2)))
+        return [*found, len(kept)]
+    assert working(play) == [3, 0, 0, 3]
+
+
+def test_closing_ends_what_is_decoded_with_its_step_and_what_waits_at_once():
+    gate = Gate()
+
+    async def play(worker):
+        first, second = worker.submit(Job(PROMPT, 100)), worker.submit(Job(PROMPT, 100))
+        await until(lambda: gate.steps == 1)
+        worker.close()
+        gate.allow()
+        for running in (first, second):
+            with pytest.raises(Closing):
+                await tokens_of(running)
+        with pytest.raises(Closing):
+            worker.submit(Job(PROMPT, 1))
+        return worker.alive, gate.steps
+    assert working(play, gate) == (False, 1)
+
+
+def test_an_answer_whose_seconds_are_up_ends_as_it_is():
+    async def play(worker):
+        running = worker.submit(Job(PROMPT, 200, seconds=1e-9))
+        return await tokens_of(running), running.end
+    tokens, end = working(play)
+    assert end.reason == "time" and tokens == toy_session("graft").generate(PROMPT, 200).token_ids[:len(tokens)]
+    assert 1 <= len(tokens) == end.stats.new_tokens < 200
+
+
+def test_silence_is_told_while_a_job_waits():
+    gate = Gate()
+
+    async def play(worker):
+        first, second = worker.submit(Job(PROMPT, 2)), worker.submit(Job(PROMPT, 2))
+        silences = 0
+        async for step in second.steps(beat=0.01):
+            silences += step is None
+            if silences == 3:
+                gate.allow()
+        return silences, first.end, second.end.reason
+    silences, _, reason = working(play, gate)
+    assert silences >= 3 and reason == "length"
+
+
+def test_a_client_whose_loop_is_gone_is_not_decoded_for():
+    gate = Gate()
+    worker = Worker(toy_session("graft"), 2, [gate])
+
+    async def leave():
+        worker.submit(Job(PROMPT, 100))
+        await until(lambda: gate.steps == 1)
+    asyncio.run(leave())
+    gate.allow()
+    asyncio.run(until_idle(worker))
+    worker.close()
+    worker.join(10)
+    assert gate.steps <= 3 and gate.ends[0].reason == "cancelled"
+
+
+async def until_idle(worker) -> None:
+    await asyncio.wait_for(until(lambda: worker.current is None), 20)
