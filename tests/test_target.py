@@ -116,15 +116,20 @@ def test_prompt_topk_is_that_of_the_logits_even_behind_a_soft_cap():
     torch.testing.assert_close(best, logits.topk(8).values, atol=1e-3, rtol=1e-3)
 
 
+def hooks_of(model) -> list[tuple[int, int]]:
+    """Of each module, how many."""
+    return [(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in model.modules()]
+
+
 def test_the_model_is_left_as_it_was_also_after_an_exception():
     model = deepcopy(toy_model("llama"))      # a pass in another thread has hooks on the shared one
     target = Target(model, "llama")
-    before = model.config._attn_implementation
+    before, hooks = model.config._attn_implementation, hooks_of(model)
     with pytest.raises(IndexError):
         read(target, Segment(ProposalTree.chain(torch.tensor([VOCAB + 5])), target.cache(64), "last"),
              Wants(layers=(1,), topk=4))
     assert model.config._attn_implementation == before
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert hooks_of(model) == hooks
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 3, 12, 513, 4095, 4096, 4097])
