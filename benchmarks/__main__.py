@@ -22,7 +22,7 @@ from benchmarks.parts import ONCE, PARTS, ROWS, Bench, costs
 from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES, Rig, Shape
 from longgraft.attention.backends import available
-from longgraft.devices import device_of, dtype_of
+from longgraft.runtime.devices import device_of, dtype_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="What every part costs here, against what it must cost.")

@@ -31,15 +31,15 @@ import typer
 from rapidfuzz import fuzz
 
 from benchmarks.report import environment
-from longgraft.completion.candidates import FINDERS, Place
-from longgraft.completion.gathering import choose, gather
-from longgraft.completion.layout import Laid, Layout
-from longgraft.completion.near import COMMON, near, unsaid
-from longgraft.completion.pieces import Cursor
-from longgraft.completion.repository import WORD, repository
+from longgraft.acceptance.sampling import Sampling
+from longgraft.completion.prompt.layout import Laid, Layout
+from longgraft.completion.repository.files import WORD, repository
+from longgraft.completion.retrieval.candidates import FINDERS, Place
+from longgraft.completion.retrieval.cursor_names import COMMON, near, unsaid
+from longgraft.completion.retrieval.gather import choose, gather
+from longgraft.completion.snippets import Cursor
+from longgraft.engine.session import Session, answer
 from longgraft.loading import load
-from longgraft.sampling import Sampling
-from longgraft.session import Session, answer
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 ABOVE = 10              # lines that stand above a held-out one at least

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from benchmarks.machine import Work
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network
 
 

@@ -9,11 +9,11 @@ import torch
 
 from benchmarks.texts import ROOT
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.few_rows import FewRows, few_rows
-from longgraft.regions import EAGER, Recorder, Regions, cuda_graphs
-from longgraft.target.fixed import why_not_fixed
-from longgraft.target.fused import fused
-from longgraft.target.model import Target
+from longgraft.kernels.cpu import FewRows, few_rows
+from longgraft.runtime.cuda_graphs import EAGER, Recorder, Regions, cuda_graphs
+from longgraft.target_model.fused_modules import fused
+from longgraft.target_model.model import Target
+from longgraft.target_model.static_pass import why_not_fixed
 
 MODES = ("eager", "graphs", "fused")
 

@@ -18,12 +18,12 @@ import torch
 from benchmarks.machine import race, wait
 from benchmarks.report import Row
 from benchmarks.texts import ROOT, sources
+from longgraft.acceptance.sampling import Sampling
+from longgraft.comparison.levels import Check, first_divergence, level
+from longgraft.config.settings import Settings
+from longgraft.engine.session import Generation, Session, answer
 from longgraft.eval.checks.losslessness import margin
-from longgraft.eval.levels import Check, first_divergence, level
 from longgraft.loading import AUTO, assemble
-from longgraft.sampling import Sampling
-from longgraft.session import Generation, Session, answer
-from longgraft.settings import Settings
 
 METHODS = ("ar", "eagle3", "graft", "graft-x")
 LATE = 20.0     # seconds

@@ -18,14 +18,14 @@ from benchmarks.machine import Machine, Work, race, rates
 from benchmarks.report import Row
 from benchmarks.shapes import Rig, two_chains
 from benchmarks.texts import numbered
-from longgraft.acceptance import DrawThenWalk, Greedy, Sampled
-from longgraft.costs import Costs
+from longgraft.acceptance.rules import DrawThenWalk, Greedy, Sampled
+from longgraft.budget.cost_measurement import key_of
+from longgraft.budget.cost_model import Costs
 from longgraft.memories.adjacency import WIDTH
-from longgraft.observation import Wants
-from longgraft.padded import PaddedTree, Tree, on_host, size_of
 from longgraft.prefill.chunked import read_prompt
-from longgraft.timing import key_of
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.protocol.observation import Wants
+from longgraft.trees.padded import PaddedTree, Tree, on_host, size_of
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 ROWS = (1, 8, 16, 32, 64)
 DEEP = 9                # levels of the draft that is timed, the root's own included

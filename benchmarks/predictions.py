@@ -16,8 +16,8 @@ import typer
 
 import longgraft
 from benchmarks.report import Report, Row
-from longgraft.sampling import Sampling
-from longgraft.session import Session, answer
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.session import Session, answer
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 ASKED = "# Rename `{}` to `{}`, and write the file again.\n\n"

@@ -19,18 +19,19 @@ import torch
 import typer
 
 from benchmarks.texts import ROOT, sources
-from longgraft.completion.completing import Completer
-from longgraft.completion.pieces import Cursor
-from longgraft.completion.wanted import Wanted
+from longgraft.completion.completer import Completer
+from longgraft.completion.options import Wanted
+from longgraft.completion.snippets import Cursor
+from longgraft.config.settings import Settings
+from longgraft.engine.session import Session
 from longgraft.loading import assemble
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.session import Session
-from longgraft.settings import Settings
 
 LATE = 40           # tokens before a prompt's end at which it is edited
 NEW = 20            # tokens that an edit brings
 ANSWER = 16         # tokens that are compared
-EDITED = ("longgraft/request.py", "longgraft/kv.py", "longgraft/serve/worker.py", "longgraft/completion/layout.py",
+EDITED = ("longgraft/engine/request.py", "longgraft/runtime/kv_cache.py", "longgraft/serve/worker.py",
+          "longgraft/completion/prompt/layout.py",
           "yarn_drafters/network.py", "eval/runs/bench.py")
 
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]

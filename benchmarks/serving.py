@@ -30,13 +30,13 @@ import uvicorn
 import longgraft
 from benchmarks.report import Report, Row
 from benchmarks.texts import sources
-from longgraft.sampling import Sampling
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.session import Session
+from longgraft.runtime.device_memory import resident
 from longgraft.serve.app import make_app
-from longgraft.serve.listening import Server, bound, url
-from longgraft.serve.serving import Serving
+from longgraft.serve.http_server import Server, bound, url
+from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
-from longgraft.session import Session
-from longgraft.usage import resident
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]

@@ -14,22 +14,22 @@ import torch
 import transformers
 from torch import Tensor
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
+from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
-from longgraft.drafters.policies import Dense
-from longgraft.kv import KVCache
+from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import WIDTH, AdjacencyMatrix
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.memories.rows import RowsMemory
-from longgraft.observation import Observation, Wants
-from longgraft.padded import Tree
-from longgraft.proposer import Ask
-from longgraft.regions import EAGER, Regions
-from longgraft.retrievers.matrix import MatrixRetriever
-from longgraft.target.model import Target
-from longgraft.tree import DRAFT, ROOT, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.retrievers.token_recycling import MatrixRetriever
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import Tree
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 

@@ -20,9 +20,9 @@ import torch
 from benchmarks.machine import Machine, wait
 from benchmarks.report import Row
 from benchmarks.texts import ROOT, sources
-from longgraft.needs import EMBEDDED, embedded
-from longgraft.target.model import Target
-from longgraft.target.weights import read_config, read_model, read_tokenizer
+from longgraft.methods.needs import EMBEDDED, embedded
+from longgraft.target_model.model import Target
+from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus

@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longgraft.completion.completing import Completion, complete
+    from longgraft.acceptance.sampling import Sampling
+    from longgraft.completion.completer import Completion, complete
+    from longgraft.config.settings import HeadOverrides
+    from longgraft.engine.session import Generation, Session
     from longgraft.loading import custom_generate, generate, load
-    from longgraft.sampling import Sampling
-    from longgraft.session import Generation, Session
-    from longgraft.settings import HeadOverrides
 
 __version__ = "0.1.0"
 __all__ = ["Completion", "Generation", "HeadOverrides", "Sampling", "Session", "complete", "custom_generate",
            "generate", "load"]
 
 _HOME = {"generate": "longgraft.loading", "load": "longgraft.loading", "custom_generate": "longgraft.loading",
-         "complete": "longgraft.completion.completing", "Completion": "longgraft.completion.completing",
-         "HeadOverrides": "longgraft.settings", "Sampling": "longgraft.sampling",
-         "Session": "longgraft.session", "Generation": "longgraft.session"}
+         "complete": "longgraft.completion.completer", "Completion": "longgraft.completion.completer",
+         "HeadOverrides": "longgraft.config.settings", "Sampling": "longgraft.acceptance.sampling",
+         "Session": "longgraft.engine.session", "Generation": "longgraft.engine.session"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,28 +15,28 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from longgraft.calibration import Calibration, default_path, made_for
-from longgraft.clock import Clock
-from longgraft.devices import device_of, dtype_of
-from longgraft.engine import Engine
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.cost_measurement import costs_for
+from longgraft.config.method_roles import HEADLESS
+from longgraft.config.settings import Budget, Settings
+from longgraft.engine.engine import Engine
+from longgraft.engine.predicted_output import Prediction
+from longgraft.engine.session import Generation, Session
+from longgraft.engine.text import Prompt, digest, vocabulary
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.few_rows import FewRows, few_rows
-from longgraft.methods import Method, build, find, verifies
-from longgraft.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, check_given, embedded
-from longgraft.parts import Parts
-from longgraft.prediction import Prediction
+from longgraft.kernels.cpu import FewRows, few_rows
+from longgraft.methods.calibration import Calibration, default_path, made_for
+from longgraft.methods.find import Method, build, find, verifies
+from longgraft.methods.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, check_given, embedded
+from longgraft.methods.parts import Parts
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.regions import EAGER, Regions, cuda_graphs
-from longgraft.roles import HEADLESS
-from longgraft.sampling import Sampling
-from longgraft.session import Generation, Session
-from longgraft.settings import Budget, Settings
-from longgraft.target.fixed import why_not_fixed
-from longgraft.target.fused import Fused, fused
-from longgraft.target.model import Target
-from longgraft.target.weights import check_finite, read_config, read_model, read_tokenizer
-from longgraft.text import Prompt, digest, vocabulary
-from longgraft.timing import costs_for
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
+from longgraft.runtime.devices import device_of, dtype_of
+from longgraft.target_model.fused_modules import Fused, fused
+from longgraft.target_model.model import Target
+from longgraft.target_model.static_pass import why_not_fixed
+from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.network import Eagle3Network
 
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was

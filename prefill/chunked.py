@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.observation import Observation, Wants
-from longgraft.target.model import TOPK_ROWS, Target
-from longgraft.usage import free_bytes
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.runtime.device_memory import free_bytes
+from longgraft.target_model.model import TOPK_ROWS, Target
+from longgraft.target_model.verifier import Verifier
 
 LARGEST = 1024      # SpecPV's chunk; larger ones gained nothing where it was measured
 # Half the activations, and half of what the C library keeps of them between layers, for 5 % of a prefill's time.

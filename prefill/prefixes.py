@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.devices import sent
-from longgraft.kv import KVCache
-from longgraft.observation import Observation, Wants
-from longgraft.proposer import Memory
-from longgraft.tree import ROOT, ProposalTree
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
+from longgraft.runtime.devices import sent
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.trees.tree import ROOT, ProposalTree
 
 CELL = 128          # tokens: so many more than had to be are read at most, and one
 TARGET = "target"

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.observation import Wants
 from longgraft.prefill.prefixes import FINAL, HIDDEN, RANKED, RANKS, Cell, report_names
+from longgraft.protocol.observation import Wants
 
 KIND, VERSION = "longgraft prefix", "1"     # of the file
 IDS = "ids"

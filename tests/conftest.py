@@ -21,23 +21,23 @@ from longspec_toys import toy_longspec
 from toy_dflash import shared_blocks
 from toy_small import medusa_heads, small_model
 
-from longgraft.costs import Costs, Live
-from longgraft.datastore import Datastore
-from longgraft.engine import Engine
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.cost_model import Costs, Live
+from longgraft.engine.engine import Engine
+from longgraft.engine.predicted_output import Prediction
+from longgraft.engine.session import Generation, Session, answer
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.few_rows import FewRows, few_rows
-from longgraft.methods import build, find, verifies
-from longgraft.needs import HEAD, MEDUSA
-from longgraft.needs import SMALL as SMALL_MODEL
-from longgraft.parts import Parts
-from longgraft.prediction import Prediction
+from longgraft.kernels.cpu import FewRows, few_rows
+from longgraft.methods.find import build, find, verifies
+from longgraft.methods.needs import HEAD, MEDUSA
+from longgraft.methods.needs import SMALL as SMALL_MODEL
+from longgraft.methods.parts import Parts
+from longgraft.methods.registry.blocks import DFLASH
+from longgraft.methods.registry.long_context import LONGSPEC
+from longgraft.methods.registry.retrieval import DATASTORE
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.registry.blocks import DFLASH
-from longgraft.registry.long_context import LONGSPEC
-from longgraft.registry.retrieval import DATASTORE
-from longgraft.sampling import Sampling
-from longgraft.session import Generation, Session, answer
-from longgraft.target.model import Target
+from longgraft.retrievers.datastore import Datastore
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 

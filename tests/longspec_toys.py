@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
 
 

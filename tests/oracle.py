@@ -16,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from longgraft.sampling import Sampling
+from longgraft.acceptance.sampling import Sampling
 
 
 def warped(logits: Tensor, sampling: Sampling) -> Tensor:

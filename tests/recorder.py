@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from longgraft.regions import WARM
-from longgraft.target import interface
+from longgraft.runtime.cuda_graphs import WARM
+from longgraft.target_model import attention_interface
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2"}
-HOST = (interface.ROWS, interface.BACK)     # where masks are asked, on the host by intention
+HOST = (attention_interface.ROWS, attention_interface.BACK)     # where masks are asked, on the host by intention
 
 
 class Refused(RuntimeError):
@@ -61,7 +61,7 @@ class _Tape(TorchDispatchMode):
 
 
 def recorder(region):
-    """A `longgraft.regions.Recorder`: the region runs beforehand, as it would on a GPU."""
+    """A `longgraft.runtime.cuda_graphs.Recorder`: the region runs beforehand, as it would on a GPU."""
     for _ in range(WARM):
         region()
     tape = _Tape()

@@ -14,12 +14,12 @@ import httpx
 import uvicorn
 from conftest import toy_session
 
-from longgraft.request import Step
+from longgraft.engine.request import Step
+from longgraft.engine.session import Session
 from longgraft.serve.app import make_app
-from longgraft.serve.listening import Server, bound, url
-from longgraft.serve.serving import Serving
+from longgraft.serve.http_server import Server, bound, url
+from longgraft.serve.options import Serving
 from longgraft.serve.worker import End, Running, Worker
-from longgraft.session import Session
 
 TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
             "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.calibration import Calibration
+from longgraft.config.method_roles import GROUPS
 from longgraft.eval.runs.ablations import prepare
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
@@ -16,12 +16,13 @@ from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.rows import ROWS, Failure
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.variants import Variant
-from longgraft.methods import METHODS
-from longgraft.needs import HEAD, Missing, Need
-from longgraft.roles import GROUPS
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import METHODS
+from longgraft.methods.needs import HEAD, Missing, Need
 
 ROOT = Path(__file__).parents[1]
-TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "target/model", "verifier")]
+SOURCES = ("engine/session", "trees/tree", "target_model/model", "target_model/verifier")
+TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in SOURCES]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longgraft.memories.adjacency import AdjacencyMatrix, save_rows
-from longgraft.templates import chain, graft_templates, token_recycling
+from longgraft.trees.templates import chain, graft_templates, token_recycling
 
 VOCAB = 96
 IDENTITY = {"target": "toy", "tokenizer": "c0ffee", "vocab_size": str(VOCAB)}

@@ -7,19 +7,19 @@ import torch
 from conftest import toy_parts, toy_prompt, toy_target
 from test_golden import shape_of
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
-from longgraft.memories.hidden import HiddenStates
-from longgraft.memories.history import History
-from longgraft.methods import build, find
-from longgraft.observation import Observation, Wants
+from longgraft.acceptance.rules import Greedy
+from longgraft.memories.hidden_states import HiddenStates
+from longgraft.memories.token_history import History
+from longgraft.methods.find import build, find
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
-from longgraft.retrievers.adaptive_lookup import AdaptiveLookup, Branches, Likeness
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.retrievers.adapld import AdaptiveLookup, Branches, Likeness
 from longgraft.retrievers.anchors import Anchors
-from longgraft.retrievers.reranked import Reranked
-from longgraft.tree import ROOT, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.retrievers.pld_plus import Reranked
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ROOT, ProposalTree
 
 V = 12
 CONTEXTS = torch.eye(4)     # states of four kinds of context

@@ -14,20 +14,20 @@ import torch
 from conftest import toy_parts, toy_target
 
 from longgraft.cli.app import main
-from longgraft.compose import Route, expected, matched
-from longgraft.datastore import Datastore
 from longgraft.loading import _needs
 from longgraft.memories.automaton import SuffixAutomaton
-from longgraft.memories.history import History
-from longgraft.memories.outputs import Outputs
-from longgraft.methods import build, find
-from longgraft.needs import Sources
-from longgraft.observation import Observation
-from longgraft.proposer import Ask
-from longgraft.retrievers.automaton import AutomatonChain
-from longgraft.retrievers.datastore import Lookup, Stored
-from longgraft.retrievers.suffix import Speculation, SuffixTrees
-from longgraft.tree import ProposalTree
+from longgraft.memories.past_answers import Outputs
+from longgraft.memories.token_history import History
+from longgraft.methods.combinators import Route, expected, matched
+from longgraft.methods.find import build, find
+from longgraft.methods.needs import Sources
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
+from longgraft.retrievers.datastore import Datastore
+from longgraft.retrievers.rest import Lookup, Stored
+from longgraft.retrievers.sam_decoding import AutomatonChain
+from longgraft.retrievers.suffix_decoding import Speculation, SuffixTrees
+from longgraft.trees.tree import ProposalTree
 
 IDENTITY = {"tokenizer": "mine"}
 
@@ -318,8 +318,8 @@ def test_who_has_no_datastore_is_told_how_to_build_one():
 
 
 def test_a_datastore_is_built_from_rows_files_and_folders(tmp_path, capsys, monkeypatch):
-    from longgraft.needs import embedded
-    from longgraft.target.weights import read_tokenizer
+    from longgraft.methods.needs import embedded
+    from longgraft.target_model.weights import read_tokenizer
 
     (tmp_path / "code").mkdir()
     for name, text in (("a.py", "import numpy"), ("b.md", "# Words"), ("c.bin", "\0")):

@@ -24,7 +24,7 @@ from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import check_plan
 from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
 from longgraft.eval.runs.sweep import lines_of_plan, sweep
-from longgraft.methods import METHODS
+from longgraft.methods.find import METHODS
 
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
 LONE = {"_id": "lone", "turns": ["def add(a, b):"]}
@@ -262,7 +262,7 @@ def test_without_a_recording_of_a_later_turn_a_replay_ends(questions, tmp_path):
 # The commands -------------------------------------------------------------------------------------------------------
 
 def test_bench_has_the_options_of_sweep_but_lengths_and_defaults_of_its_own():
-    from longgraft.cli.measuring import measuring
+    from longgraft.cli.measure import measuring
 
     ours, theirs = (next(set(inspect.signature(command.callback).parameters)
                          for command in measuring.registered_commands if command.name == name)

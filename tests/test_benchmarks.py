@@ -23,12 +23,12 @@ from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES
 from benchmarks.texts import numbered
 from benchmarks.training import carried, encode
-from longgraft.costs import Costs
+from longgraft.budget.cost_measurement import key_of
+from longgraft.budget.cost_model import Costs
+from longgraft.config.settings import Settings
 from longgraft.loading import assemble
-from longgraft.needs import embedded
-from longgraft.settings import Settings
-from longgraft.target.weights import read_config
-from longgraft.timing import key_of
+from longgraft.methods.needs import embedded
+from longgraft.target_model.weights import read_config
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.layouts import TargetShape
 

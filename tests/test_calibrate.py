@@ -15,10 +15,10 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.eval.checks import calibrate
 from longgraft.eval.checks.calibrate import _costs, _gain, _replay, _Step, _Warmup, choose, stage_of
 from longgraft.eval.checks.odds import accepted
-from longgraft.methods import as_method, build
-from longgraft.proposer import Ask
-from longgraft.target.model import Target
-from longgraft.tree import UNPRUNED, ProposalTree
+from longgraft.methods.find import as_method, build
+from longgraft.protocol.proposer import Ask
+from longgraft.target_model.model import Target
+from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 FREE, COSTS = (0.0, 1.0), (0.1, 1.0)
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 import longgraft
-from longgraft.calibration import Calibration, made_for
 from longgraft.loading import embedded
 from longgraft.memories.adjacency import AdjacencyMatrix, read_metadata
+from longgraft.methods.calibration import Calibration, made_for
 
 IDENTITY = {"target": "toy", "vocab_size": "40", "tokenizer": "t", "weights": "w", "drafter": "d"}
 CPU = torch.device("cpu")

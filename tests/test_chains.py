@@ -11,22 +11,22 @@ from oracle import plain
 from test_small_model import seen
 from toy_small import medusa_heads, small_model
 
-from longgraft.acceptance import Greedy, Sampled
-from longgraft.drafters.heads import Medusa, official
-from longgraft.drafters.small_chain import SmallChain
-from longgraft.engine import Engine
+from longgraft.acceptance.rules import Greedy, Sampled
+from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.typical import Typical, typical
+from longgraft.drafters.draft_model_chain import SmallChain
+from longgraft.drafters.medusa import Medusa, official
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session
+from longgraft.memories.draft_model import SmallModel
 from longgraft.memories.lately import DraftLength, LastHidden
-from longgraft.memories.small_model import SmallModel
-from longgraft.methods import METHODS, find
-from longgraft.needs import SMALL
-from longgraft.observation import Observation
-from longgraft.proposer import Ask
-from longgraft.regions import Regions
-from longgraft.registry.chains import Chain, chain
-from longgraft.sampling import Sampling
-from longgraft.session import Session
-from longgraft.tree import ROOT, ProposalTree
-from longgraft.typical import Typical, typical
+from longgraft.methods.find import METHODS, find
+from longgraft.methods.needs import SMALL
+from longgraft.methods.registry.chains import Chain, chain
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.cuda_graphs import Regions
+from longgraft.trees.tree import ROOT, ProposalTree
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
@@ -55,7 +55,7 @@ def test_a_draft_by_noise_of_its_own_is_accepted_whole_where_the_models_agree_an
 
 def test_the_rejection_rule_accepts_more_than_a_walk_of_the_same_drafts(monkeypatch):
     assert answered(itself(False), toy_prompt(60), 13, SAMPLED).stats.accepted_per_step == (5, 5)
-    monkeypatch.setattr("longgraft.verifier.Verifier._rule_of", lambda self, tree: self.rule)
+    monkeypatch.setattr("longgraft.target_model.verifier.Verifier._rule_of", lambda self, tree: self.rule)
     walked = answered(itself(False), toy_prompt(60), 13, SAMPLED)
     assert walked.stats.steps > 6 and walked.token_ids == plain("llama", 60, 13, SAMPLED)
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import VOCAB, toy_model, toy_prompt
 
-from longgraft.acceptance import Sampled
+from longgraft.acceptance.rules import Sampled
+from longgraft.budget.cost_model import Costs
 from longgraft.cli.app import main
 from longgraft.cli.prompts import PromptOptions
-from longgraft.costs import Costs
-from longgraft.methods import METHODS
-from longgraft.registry import PARTS
+from longgraft.methods.find import METHODS
+from longgraft.methods.registry import PARTS
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
@@ -326,7 +326,7 @@ def test_running_out_of_memory_is_a_sentence(pair, capsys, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
-    monkeypatch.setattr("longgraft.request.read_prompt", full)
+    monkeypatch.setattr("longgraft.engine.request.read_prompt", full)
     code, _, err = run(capsys, monkeypatch, *ask(pair))
     assert code == 2 and err.strip().splitlines()[-1].startswith("longgraft: Out of memory")
 

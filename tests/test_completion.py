@@ -15,9 +15,9 @@ from fim_tokenizers import SPELLINGS, byte_tokenizer
 from test_cli import assert_before_loading, run
 
 import longgraft
-from longgraft.completion.completing import Completer, Wanted
+from longgraft.completion.completer import Completer, Wanted
 from longgraft.completion.cursor import locate
-from longgraft.session import answer
+from longgraft.engine.session import answer
 
 NAMES = tuple(SPELLINGS["qwen-coder"].split())
 MAIN = '''"""Uses the other file."""

@@ -8,12 +8,12 @@ import pytest
 import torch
 from conftest import TOY_COSTS, answered, toy_network, toy_parts, toy_prompt, toy_session
 
-from longgraft.controller import LEAST, PROBED, Controller, Paying, Prices
-from longgraft.costs import Costs, Live
-from longgraft.methods import METHODS, build
-from longgraft.proposer import Level
-from longgraft.sampling import Sampling
-from longgraft.stats import Stats
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.controller import LEAST, PROBED, Controller, Paying, Prices
+from longgraft.budget.cost_model import Costs, Live
+from longgraft.engine.stats import Stats
+from longgraft.methods.find import METHODS, build
+from longgraft.protocol.proposer import Level
 
 CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import toy_network, toy_parts, toy_target
 
-from longgraft.costs import TABLES, Costs, Live
-from longgraft.timing import LEVELS, ROWS, costs_for, key_of, measure
+from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
+from longgraft.budget.cost_model import TABLES, Costs, Live
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
 COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},

@@ -12,18 +12,18 @@ from conftest import VOCAB, toy_parts, toy_prompt, toy_target
 from test_golden import load_target
 from toy_dflash import shared_blocks, toy_blocks
 
-from longgraft.acceptance import Greedy, Sampled
-from longgraft.clock import Clock
-from longgraft.drafters.block import BlockDrafter, sure
-from longgraft.memories.block import BlockMemory
-from longgraft.methods import build, find
-from longgraft.needs import Missing, Sources
-from longgraft.observation import Wants
+from longgraft.acceptance.rules import Greedy, Sampled
+from longgraft.drafters.dflash import BlockDrafter, sure
+from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.methods.find import build, find
+from longgraft.methods.needs import Missing, Sources
+from longgraft.methods.registry.blocks import DFLASH
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
-from longgraft.registry.blocks import DFLASH
-from longgraft.tree import DRAFT, RETRIEVED
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import DRAFT, RETRIEVED
 from longgraft.yarn_drafters.dflash import usual_layers
 from longgraft.yarn_drafters.dflash_files import load_blocks, save_blocks
 from longgraft.yarn_drafters.layouts import TargetShape

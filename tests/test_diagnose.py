@@ -12,21 +12,21 @@ import torch
 from conftest import toy_network, toy_prompt, toy_target
 from longspec_toys import toy_longspec
 
-from longgraft.acceptance import Greedy
+from longgraft.acceptance.rules import Greedy
 from longgraft.cli.app import main
-from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.longspec import LongSpecDrafter
-from longgraft.drafters.policies import Dense
+from longgraft.drafters.pruning import Dense
 from longgraft.eval.checks.chains import OWN, ROWS, TARGET, Depth, chains, summed
 from longgraft.eval.reports.diagnosis import draw, table
-from longgraft.memories.drafted import DrafterMemory
+from longgraft.memories.eagle3_cache import DrafterMemory
 from longgraft.memories.windowed import WindowMemory
-from longgraft.needs import embedded
+from longgraft.methods.needs import embedded
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
-from longgraft.tree import ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ProposalTree
 
 TEXT, START, DEPTH = toy_prompt(70, seed=2), 50, 4
 
@@ -136,7 +136,7 @@ def command(monkeypatch, capsys):
 
 def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(command, tmp_path):
     torch.set_num_threads(1)
-    text = (Path(__file__).parents[1] / "longgraft/tree.py").read_text()
+    text = (Path(__file__).parents[1] / "longgraft/trees/tree.py").read_text()
     (tmp_path / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:1500], "continuation": text[1500:1700]}))
     code, said, error = command("diagnose", "--suites", tmp_path / "rows.jsonl", "--buckets", 128, "--depth", 3,
                                 "--max-new-tokens", 40, "--head", "short=" + str(embedded("drafter-2k")),

@@ -13,13 +13,13 @@ import torch
 from conftest import VOCAB, toy_model
 
 import longgraft
-from longgraft.acceptance import DrawThenWalk, Sampled
+from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.cli.app import main
 from longgraft.eval.checks.losslessness import assert_lossless
 from longgraft.eval.runs.rows import Row, read_rows
 from longgraft.eval.runs.variants import Variant
-from longgraft.methods import METHODS, as_method, find, installed
-from longgraft.tree import ProposalTree
+from longgraft.methods.find import METHODS, as_method, find, installed
+from longgraft.trees.tree import ProposalTree
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.DOTALL)
@@ -58,7 +58,7 @@ def test_the_file_is_a_whole_method_in_some_forty_lines():
 
 def test_it_is_listed_and_answers_as_plain_decoding(folder, command):
     assert "bigrams" not in command("methods") and "what followed a token last time" in command("methods", NAME)
-    (folder / "prompt.txt").write_text((ROOT / "longgraft/tree.py").read_text()[:1500])
+    (folder / "prompt.txt").write_text((ROOT / "longgraft/trees/tree.py").read_text()[:1500])
     answer = json.loads(command("generate", "--method", NAME, "--drafter", "none", "--prompt-file", "prompt.txt",
                                 "--max-new-tokens", 24, "--compare", "--json"))
     assert answer["method"] == "bigrams" and answer["compare"]["identical"]
@@ -75,7 +75,7 @@ def test_it_is_loaded_as_an_object_and_as_a_proposer(folder):
 
 def test_what_may_be_chosen_of_a_method_is_set_by_its_name(folder, command):
     (folder / "sure.py").write_text(CHOICES_FILE)
-    (folder / "prompt.txt").write_text((ROOT / "longgraft/tree.py").read_text()[:1500])
+    (folder / "prompt.txt").write_text((ROOT / "longgraft/trees/tree.py").read_text()[:1500])
     answers = [json.loads(command("generate", "--method", f"sure.py:METHOD+least={least}", "--budget", 60, "--json",
                                   "--prompt-file", "prompt.txt", "--max-new-tokens", 12)) for least in ("0", "1.0")]
     assert [answer["method"] for answer in answers] == ["sure+least=0.0", "sure+least=1.0"]
@@ -92,7 +92,7 @@ def test_its_own_test_holds(folder):
 
 
 def test_it_is_measured_beside_the_others_under_its_own_name(folder, command):
-    text = (ROOT / "longgraft/session.py").read_text()
+    text = (ROOT / "longgraft/engine/session.py").read_text()
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:2200], "continuation": text[2200:2300]}))
     where = str(folder / NAME)
     names = ("ar", NAME, f"{NAME}+budget=4", where)
@@ -141,8 +141,8 @@ from dataclasses import dataclass
 
 from my_method import Bigrams, Successors
 
-from longgraft.methods import Method
-from longgraft.needs import Need
+from longgraft.methods.find import Method
+from longgraft.methods.needs import Need
 
 
 @dataclass
@@ -158,7 +158,7 @@ METHOD = Method("stored", "-", "-", lambda parts: GIVEN.append(parts.the(STORE))
 
 def test_what_it_needs_is_loaded_for_it_also_in_a_sweep(folder, command):
     (folder / "needy.py").write_text(NEEDY)
-    text = (ROOT / "longgraft/session.py").read_text()[:2200]
+    text = (ROOT / "longgraft/engine/session.py").read_text()[:2200]
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text}))
     command("sweep", "--suites", "rows.jsonl", "--buckets", 256, "--methods", "needy.py:METHOD", "--mode", "sampled",
             "--prompts", 1, "--repeats", 1, "--max-new-tokens", 4, "--drafter", "none", "--out", "run")

@@ -7,16 +7,16 @@ import torch
 from conftest import TOYS, answered, toy_parts, toy_prompt, toy_session, toy_target
 from test_memories import Run
 
-from longgraft.drafters.streaming import Streaming
+from longgraft.drafters.streaming_llm import Streaming
+from longgraft.memories.draft_model import SmallModel
 from longgraft.memories.frequent import FrequentNgrams
-from longgraft.memories.history import History
-from longgraft.memories.small_model import SmallModel
-from longgraft.methods import build
-from longgraft.needs import MEDUSA, SMALL
-from longgraft.observation import Observation, Wants
-from longgraft.proposer import Ask
-from longgraft.target.model import Segment
-from longgraft.tree import DRAFT, RETRIEVED, ProposalTree
+from longgraft.memories.token_history import History
+from longgraft.methods.find import build
+from longgraft.methods.needs import MEDUSA, SMALL
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.target_model.model import Segment
+from longgraft.trees.tree import DRAFT, RETRIEVED, ProposalTree
 
 
 def seen(tokens: list[int], prompt: bool = False) -> Observation:

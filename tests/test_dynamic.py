@@ -9,14 +9,14 @@ import torch
 from conftest import answered, toy_network, toy_parts, toy_prompt, toy_session
 from test_graft import same, trees
 
+from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Carried, Certain, Dense
+from longgraft.drafters.pruning import Carried, Certain, Dense
 from longgraft.drafters.talon import TalonDrafter
-from longgraft.methods import build, find
-from longgraft.padded import on_host
-from longgraft.proposer import Ask, Level, Verdict
-from longgraft.sampling import Sampling
-from longgraft.tree import UNPRUNED, ProposalTree
+from longgraft.methods.find import build, find
+from longgraft.protocol.proposer import Ask, Level, Verdict
+from longgraft.trees.padded import on_host
+from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 POOL = 1 + 10 + 8 * 100     # all that nine levels score
 

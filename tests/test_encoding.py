@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import toy_session
 
-from longgraft.text import Encoder, stop_strings
+from longgraft.engine.text import Encoder, stop_strings
 
 
 class Letters:

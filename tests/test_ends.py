@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from longgraft.completion.ends import Ending
-from longgraft.completion.pieces import Cursor
+from longgraft.completion.snippets import Cursor
+from longgraft.completion.stopping import Ending
 
 CASES = {       # until, path, before, after, what the model says, what is kept of it
     "a line": ("line", "a.py", "x = ", "\n", "1\ny = 2\n", "1"),

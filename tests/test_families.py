@@ -14,11 +14,11 @@ from test_target import path_to, random_tree, read
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from longgraft.observation import Wants
 from longgraft.prefill.chunked import chunk_size
-from longgraft.target.model import Segment, Target
-from longgraft.target.refusal import why_not
-from longgraft.tree import ProposalTree
+from longgraft.protocol.observation import Wants
+from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.supported import why_not
+from longgraft.trees.tree import ProposalTree
 
 VOCAB, PROMPT, WINDOW = 96, 40, 12
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from longgraft.engine.stats import Stats, Tally
 from longgraft.eval.statistics import bootstrap
-from longgraft.stats import Stats, Tally
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 VALUES = [0.31, 1.12, 2.05, 3.74, 5.26]
 

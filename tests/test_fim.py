@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fim_tokenizers import NEWLINE, SPELLINGS, byte_tokenizer, of_family
 
-from longgraft.completion.coding import LONGEST, Coder, blocks
-from longgraft.completion.fim import FAMILIES, fim_of
-from longgraft.completion.layout import Layout
-from longgraft.completion.pieces import Cursor, Piece
+from longgraft.completion.prompt.encoding import LONGEST, Coder, blocks
+from longgraft.completion.prompt.fim import FAMILIES, fim_of
+from longgraft.completion.prompt.layout import Layout
+from longgraft.completion.snippets import Cursor, Piece
 
 CURSOR = Cursor("a.py", "x = ", "\ny\n")
 PIECES = (Piece("b.py", "def b(): 1\n"), Piece("c.py", "c = 2"))       # the best first

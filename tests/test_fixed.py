@@ -10,26 +10,26 @@ from conftest import FAMILIES, answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 from recorder import Refused, recorder
 
-from longgraft.acceptance import Greedy, Replay
+from longgraft.acceptance.rules import Greedy, Replay
+from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import triton
-from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense, Split
-from longgraft.engine import Engine
-from longgraft.kernels import rows_triton
-from longgraft.kv import KVCache
-from longgraft.methods import METHODS, build
-from longgraft.observation import Observation, Wants
-from longgraft.padded import SIZES, PaddedTree, on_host, size_of
-from longgraft.proposer import Ask
-from longgraft.regions import EAGER, MOST, Regions
-from longgraft.sampling import Sampling
-from longgraft.session import Session
-from longgraft.target.fixed import FixedPass, why_not_fixed
-from longgraft.target.fused import Fused
-from longgraft.target.model import Segment, Target
-from longgraft.tree import ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.drafters.pruning import Dense, Split
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session
+from longgraft.kernels import fused_triton
+from longgraft.methods.find import METHODS, build
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, MOST, Regions
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.fused_modules import Fused
+from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.static_pass import FixedPass, why_not_fixed
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import SIZES, PaddedTree, on_host, size_of
+from longgraft.trees.tree import ProposalTree
 
 SHAPE = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=None, eos_token_id=None)
@@ -101,7 +101,7 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
 
 def as_on_a_gpu(target: Target) -> Target:
     """With the kernels that CUDA would take, in Triton's interpreter where there is none."""
-    target.fused, target.fixed_backend = Fused(target.model, rows_triton), triton
+    target.fused, target.fixed_backend = Fused(target.model, fused_triton), triton
     return target
 
 
@@ -384,7 +384,8 @@ def test_a_tree_beyond_the_largest_size_is_verified_as_it_comes():
 def test_one_tree_goes_to_the_device_in_one_copy_and_comes_back_whole(monkeypatch):
     parts = toy_parts(regions=Regions(recorder))
     cache, sends = prefilled(parts.target, 30, Wants()), []
-    monkeypatch.setattr("longgraft.target.fixed.sent", lambda tensor, device: sends.append(tensor.shape) or tensor)
+    monkeypatch.setattr("longgraft.target_model.static_pass.sent",
+                        lambda tensor, device: sends.append(tensor.shape) or tensor)
     verifier = Verifier(parts.target, cache, Greedy(), Clock(), parts.regions)
     tree = random_tree(11, 4)
     assert verifier.verify(tree, Wants()).tree is tree and len(sends) == 1

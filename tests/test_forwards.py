@@ -9,8 +9,8 @@ from conftest import TOYS, answered, toy_prompt, toy_session, toy_target
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from longgraft.clock import Clock
-from longgraft.methods import METHODS
+from longgraft.methods.find import METHODS
+from longgraft.runtime.clock import Clock
 
 
 def networks() -> set[type]:

@@ -16,8 +16,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 
 from longgraft.kernels.build import NotBuilt
-from longgraft.target.forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
-from longgraft.target.fused import Fused, fused, kernels_for, wrong_ones
+from longgraft.target_model.fused_modules import Fused, fused, kernels_for, wrong_ones
+from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
 
 HALF = [torch.float32, torch.bfloat16]
 IDS = torch.arange(3, 20)[None]

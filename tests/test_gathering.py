@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from longgraft.completion.cursor import locate
-from longgraft.completion.gathering import gather
-from longgraft.completion.near import counterpart, is_test, near, unsaid
-from longgraft.completion.pieces import Cursor
+from longgraft.completion.retrieval.cursor_names import counterpart, is_test, near, unsaid
+from longgraft.completion.retrieval.gather import gather
+from longgraft.completion.snippets import Cursor
 
 BODY = "\n".join(f"        self.part_{n} = {n}" for n in range(60))
 FILES = {

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
+from longgraft.acceptance.rules import Greedy
+from longgraft.config.settings import HeadOverrides
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense
+from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.memories.rows import RowsMemory
-from longgraft.observation import Wants
+from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.memories.eagle3_cache import DrafterMemory
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
-from longgraft.retrievers.matrix import MatrixRetriever
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.prompt_lookup import lookup
-from longgraft.settings import HeadOverrides
-from longgraft.target.model import Segment, Target
-from longgraft.templates import token_recycling
-from longgraft.tree import ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.retrievers.token_recycling import MatrixRetriever
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.templates import token_recycling
+from longgraft.trees.tree import ProposalTree
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope

@@ -16,23 +16,23 @@ from test_target import random_tree
 from torch import Tensor
 
 import longgraft
-from longgraft.acceptance import Greedy
+from longgraft.acceptance.rules import Greedy
+from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import BACKENDS, HALF, available
 from longgraft.attention.layout import Layout
-from longgraft.costs import Live
-from longgraft.engine import Engine
+from longgraft.budget.cost_model import Live
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session
 from longgraft.eval.checks.losslessness import check
-from longgraft.methods import build
-from longgraft.needs import HEAD
-from longgraft.observation import Wants
-from longgraft.parts import Parts
-from longgraft.regions import EAGER, Regions, cuda_graphs
-from longgraft.sampling import Sampling
-from longgraft.session import Session
-from longgraft.target.fixed import FixedPass
-from longgraft.target.fused import Fused, fused
-from longgraft.target.model import Segment, Target
-from longgraft.tree import ProposalTree
+from longgraft.methods.find import build
+from longgraft.methods.needs import HEAD
+from longgraft.methods.parts import Parts
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
+from longgraft.target_model.fused_modules import Fused, fused
+from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.static_pass import FixedPass
+from longgraft.trees.tree import ProposalTree
 
 pytestmark = pytest.mark.gpu
 

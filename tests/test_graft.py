@@ -8,22 +8,22 @@ import pytest
 import torch
 from conftest import toy_parts, toy_prompt, toy_target
 
-from longgraft.acceptance import Greedy
-from longgraft.calibration import Calibration
-from longgraft.clock import Clock
-from longgraft.compose import Graft, TailGraft
+from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense, Gates, Split, kept_nodes
+from longgraft.drafters.pruning import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.rows import RowsMemory
-from longgraft.methods import METHODS, build
-from longgraft.observation import Wants
+from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.combinators import Graft, TailGraft
+from longgraft.methods.find import METHODS, build
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask, Level, Verdict
-from longgraft.retrievers.matrix import MatrixRetriever
-from longgraft.templates import for_slots, graft_templates
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask, Level, Verdict
+from longgraft.retrievers.token_recycling import MatrixRetriever
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.templates import for_slots, graft_templates
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 
 def trees(proposer, steps=8, budget=60):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from longgraft.cli.training import export
-from longgraft.settings import HeadOverrides
+from longgraft.cli.train import export
+from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import TargetShape

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from served import asking, characters, text_session
 
-from longgraft.completion.layout import Layout
-from longgraft.completion.pieces import Cursor, Piece
+from longgraft.completion.prompt.layout import Layout
+from longgraft.completion.snippets import Cursor, Piece
+from longgraft.engine.request import Step
+from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.request import Step
-from longgraft.serve.cutting import Cut
-from longgraft.session import Session
+from longgraft.serve.infill_stops import Cut
 
 BEFORE = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n"
 EXTRA = [{"filename": "a.py", "text": "def one():\n    return 1\n"}, {"filename": "b.py", "text": "TWO = 2"}]
@@ -143,7 +143,7 @@ def test_when_its_time_is_up_an_answer_ends_with_a_line(monkeypatch):
     found = one(n_predict=200, t_max_predict_ms=0.001, temperature=1.0, seed=1)
     assert found["has_new_line"] and found["tokens_predicted"] < 200 and found["stop_type"] == "limit"
     clock = SimpleNamespace(monotonic=lambda: clock.now)
-    monkeypatch.setattr("longgraft.serve.cutting.time", clock)
+    monkeypatch.setattr("longgraft.serve.infill_stops.time", clock)
     reached = Cut(seconds=1.0).reaches()
     for clock.now, text, ends in ((10.0, "", False), (20.0, "a\n", False), (20.9, "b\n", False), (21.1, "c", False),
                                   (21.2, "d\ne", True)):

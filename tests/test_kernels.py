@@ -14,12 +14,12 @@ from test_target import random_tree, read
 from torch import nn
 
 import longgraft
+from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import dense
 from longgraft.attention.layout import Layout
 from longgraft.kernels import build
-from longgraft.kernels.few_rows import MOST, Engaged, FewRows, epsilon_of, few_rows
-from longgraft.sampling import Sampling
-from longgraft.target.model import Segment
+from longgraft.kernels.cpu import MOST, Engaged, FewRows, epsilon_of, few_rows
+from longgraft.target_model.model import Segment
 
 
 @pytest.fixture(params=[1, 3])
@@ -168,7 +168,7 @@ def test_without_a_compiler_a_session_decodes_and_says_why(tmp_path, monkeypatch
         few_rows.cache_clear()
     assert session.target.kernels is None
     assert any("no C++ compiler was found" in line for line in session.about)
-    assert session.engine.open(toy_prompt(20), Sampling(), longgraft.request.Goal(4)).step() is not None
+    assert session.engine.open(toy_prompt(20), Sampling(), longgraft.engine.request.Goal(4)).step() is not None
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatch):

@@ -11,16 +11,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["tree", "clock", "usage", "reading", "devices", "roles", "regions", "naming"], ["padded", "options", "kv"],
-    ["observation", "acceptance"], ["proposer", "stats", "settings", "costs", "rejection", "typical"],
-    ["attention", "templates", "text", "datastore"],
-    ["kernels", "odds"], ["sampling", "target", "prediction"], ["verifier", "yarn_drafters"], ["memories", "prefill"],
-    ["drafters", "retrievers", "compose", "request", "ranking", "partial_verifier"],
-    ["timing", "controller"], ["engine"], ["saving"], ["session"],
-    ["calibration", "needs"], ["parts"], ["method"], ["registry"], ["methods"], ["loading"],
-    ["eval.levels", "eval.loops", "eval.scores", "eval.statistics"],
-    ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"], ["completion"], ["serve"],
-    ["cli", "__init__"]]
+    ["runtime", "config", "comparison"], ["trees", "attention"], ["acceptance", "kernels"], ["protocol"],
+    ["engine.text"],
+    ["target_model"], ["prefill"], ["engine"], ["yarn_drafters"], ["memories"], ["drafters", "retrievers"], ["budget"],
+    ["methods"], ["loading"],
+    ["eval.scores", "eval.statistics"], ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"],
+    ["completion.repository", "completion.snippets"], ["completion.retrieval", "completion.prompt"], ["completion"],
+    ["serve"], ["cli", "__init__"]]
 
 
 def room(module: str) -> str:

@@ -13,16 +13,16 @@ from conftest import toy_prompt, toy_target
 from test_golden import shape_of
 from test_retrievers import prompt_chunk
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
-from longgraft.memories.history import History
-from longgraft.memories.last_row import LastRow
-from longgraft.observation import Observation, Wants
+from longgraft.acceptance.rules import Greedy
+from longgraft.memories.last_topk import LastRow
+from longgraft.memories.token_history import History
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.logitspec import WIDTH, LogitSpec, newest
-from longgraft.tree import ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ProposalTree
 
 VOCAB = 512
 

@@ -14,17 +14,17 @@ from longspec_toys import toy_longspec
 from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicCache
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
+from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.longspec import LongSpecDrafter
 from longgraft.memories.windowed import WindowMemory
-from longgraft.methods import build, find
-from longgraft.needs import Missing, Sources
+from longgraft.methods.find import build, find
+from longgraft.methods.needs import Missing, Sources
+from longgraft.methods.registry.long_context import LONGSPEC
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
-from longgraft.registry.long_context import LONGSPEC
-from longgraft.tree import UNPRUNED, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import UNPRUNED, ProposalTree
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus

@@ -15,14 +15,14 @@ from covering import covering, named
 from oracle import plain
 from test_docs import METHOD_FILE
 
-from longgraft.costs import Live
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.cost_model import Live
+from longgraft.config.method_roles import COMPARED, DEFAULT, HEADLESS
+from longgraft.engine.session import Session
 from longgraft.eval.checks.losslessness import assert_lossless
-from longgraft.methods import METHODS, build
+from longgraft.methods.find import METHODS, build
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.proposer import Memory
-from longgraft.roles import COMPARED, DEFAULT, HEADLESS
-from longgraft.sampling import Sampling
-from longgraft.session import Session
+from longgraft.protocol.proposer import Memory
 
 CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 LOSSLESS = [name for name, method in METHODS.items() if method.promise != "lossy"]

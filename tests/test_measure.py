@@ -7,18 +7,18 @@ import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 from recorder import recorder
 
-from longgraft.calibration import Calibration
-from longgraft.clock import Clock
-from longgraft.drafters.policies import DEFAULT_THRESHOLDS
+from longgraft.acceptance.sampling import Sampling
+from longgraft.config.method_roles import PLAIN
+from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
+from longgraft.engine.stats import Stats
 from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.measure import Learned, Prefilled, Stock
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.methods import METHODS
-from longgraft.regions import Regions
-from longgraft.roles import PLAIN
-from longgraft.sampling import Sampling
-from longgraft.stats import Stats
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import METHODS
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import Regions
 
 PROMPT, NEW = toy_prompt(90), 24
 REPLAY = torch.randint(1, VOCAB, (NEW,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -162,8 +162,9 @@ def test_settings_of_a_variant_reach_its_trees():
 
 def test_one_object_with_a_lasting_memory_cannot_serve_several_runs(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from longgraft.memories.adjacency import AdjacencyMatrix\nfrom longgraft.memories.rows import RowsMemory\n"
-        "from longgraft.retrievers.matrix import MatrixRetriever\n"
+        "from longgraft.memories.adjacency import AdjacencyMatrix\n"
+        "from longgraft.memories.adjacency_memory import RowsMemory\n"
+        "from longgraft.retrievers.token_recycling import MatrixRetriever\n"
         f"ONE = MatrixRetriever(RowsMemory(AdjacencyMatrix({VOCAB}), lasting=True))\n")
     parts, variant = toy_parts(), Variant.parse(f"{tmp_path / 'mine.py'}:ONE")
     with pytest.raises(ValueError, match="is one object whose memory lasts, and every run needs one of its own"):

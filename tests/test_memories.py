@@ -6,18 +6,18 @@ import pytest
 import torch
 from conftest import toy_network, toy_parts, toy_prompt, toy_target
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
-from longgraft.kv import KVCache
-from longgraft.memories.drafted import MOST_WAITING, DrafterMemory
-from longgraft.memories.history import History
-from longgraft.methods import METHODS, build
-from longgraft.observation import Observation, Wants
-from longgraft.parts import Parts
+from longgraft.acceptance.rules import Greedy
+from longgraft.memories.eagle3_cache import MOST_WAITING, DrafterMemory
+from longgraft.memories.token_history import History
+from longgraft.methods.find import METHODS, build
+from longgraft.methods.parts import Parts
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
-from longgraft.tree import ROOT, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ROOT, ProposalTree
 
 WITH_MEMORIES = [name for name in METHODS if name != "ar"]
 

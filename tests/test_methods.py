@@ -12,18 +12,18 @@ from oracle import plain
 from test_layout import modules
 
 import longgraft
-from longgraft.compose import Plain
+from longgraft.acceptance.sampling import Sampling
+from longgraft.config.method_names import joined, split
+from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
+from longgraft.config.options import options
+from longgraft.config.settings import OfMethod
 from longgraft.loading import _needs
-from longgraft.methods import METHODS, Method, as_method, build, find, installed, known
-from longgraft.naming import joined, split
-from longgraft.needs import HEAD, Missing, Need, Sources
-from longgraft.options import options
-from longgraft.roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
-from longgraft.sampling import Sampling
-from longgraft.settings import OfMethod
+from longgraft.methods.combinators import Plain
+from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
+from longgraft.methods.needs import HEAD, Missing, Need, Sources
 
 SOURCE = '''
-from longgraft.methods import METHODS, Method
+from longgraft.methods.find import METHODS, Method
 from longgraft.retrievers.prompt_lookup import PromptLookup
 
 TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(parts.history(), length=2), budget=3)
@@ -188,9 +188,10 @@ def test_a_name_may_end_in_a_plus_of_its_own(name, parts):
 
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():
     """Checkpoint layouts, an API's fields and a prompt's parts have names of their own, some of which are methods'."""
-    allowed = ("longgraft.registry", "longgraft.roles", "longgraft.yarn_drafters", "longgraft.cli.training")
+    allowed = ("longgraft.methods.registry", "longgraft.config.method_roles", "longgraft.yarn_drafters",
+               "longgraft.cli.train")
     fields = {("longgraft.serve.prompts", "suffix"), ("longgraft.serve.prompts", "echo"),
-              ("longgraft.completion.fim", "suffix")}
+              ("longgraft.completion.prompt.fim", "suffix")}
     for module, path in modules():
         if not module.startswith(allowed):
             for node in ast.walk(ast.parse(path.read_text())):

@@ -8,8 +8,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 from served import asking, text_session
 
+from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.session import Session
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\n" * 8
 

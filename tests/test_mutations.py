@@ -30,7 +30,7 @@ def test_every_error_can_be_planted_and_names_claims_that_there_are(tmp_path):
 @pytest.mark.parametrize("old", ["no such text", "self"])
 def test_a_text_that_is_not_there_once_is_refused(tmp_path, old):
     with (pytest.raises(ValueError, match="and must be there once"),
-          Copy(tmp_path).planted(Mutation("rotten", "longgraft/tree.py", old, "", ""))):
+          Copy(tmp_path).planted(Mutation("rotten", "longgraft/trees/tree.py", old, "", ""))):
         pass
 
 
@@ -43,7 +43,8 @@ def test_a_handful_of_small_errors_is_noticed_one_by_one():
 
 @pytest.mark.slow
 def test_an_error_that_changes_nothing_is_said_to_survive():
-    code = ("from mutations import Mutation, survivors; print(survivors([Mutation('harmless', 'longgraft/tree.py', "
-            "'Knows', 'knows', 'test_figures.py::test_the_rate_is_of_the_tokens_that_decoding_yielded')]))")
+    code = ("from mutations import Mutation, survivors; print(survivors([Mutation('harmless', "
+            "'longgraft/trees/tree.py', 'Knows', 'knows', "
+            "'test_figures.py::test_the_rate_is_of_the_tokens_that_decoding_yielded')]))")
     done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["SURVIVES  harmless", "['harmless']"], done.stderr

@@ -6,13 +6,13 @@ import pytest
 import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
-from longgraft.calibration import Calibration
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.match_odds import Odds
 from longgraft.eval.checks import odds
 from longgraft.eval.checks.odds import _Rankings, accepted
 from longgraft.loading import Loaded
-from longgraft.methods import as_method, find
-from longgraft.odds import Odds
-from longgraft.sampling import Sampling
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import as_method, find
 
 
 def loaded() -> Loaded:

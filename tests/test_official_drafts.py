@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from test_golden import SETTINGS, golden_shape, shape_of
 
-from longgraft.acceptance import walk
+from longgraft.acceptance.rules import walk
+from longgraft.config.settings import HeadOverrides
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.observation import Observation
-from longgraft.proposer import Ask
-from longgraft.settings import HeadOverrides
-from longgraft.tree import ProposalTree
+from longgraft.drafters.pruning import Dense
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
+from longgraft.trees.tree import ProposalTree
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.layouts import TargetShape
 

@@ -9,14 +9,14 @@ import torch
 from conftest import answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 
-from longgraft.drafters.online import EVERY, FALL, FEWEST, KEPT, LOWEST, PRIOR, STEP, FollowedThresholds
-from longgraft.drafters.policies import Gates
+from longgraft.acceptance.sampling import Sampling
+from longgraft.drafters.adaptive_thresholds import EVERY, FALL, FEWEST, KEPT, LOWEST, PRIOR, STEP, FollowedThresholds
+from longgraft.drafters.pruning import Gates
 from longgraft.eval.runs.variants import Variant
-from longgraft.methods import build
-from longgraft.observation import Observation
-from longgraft.proposer import Level
-from longgraft.sampling import Sampling
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
+from longgraft.methods.find import build
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Level
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 START = {0: 0.14, 1: 0.14, 5: 0.49}
 LEVELS, COST = 9, 0.1

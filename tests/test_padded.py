@@ -11,13 +11,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longgraft.acceptance import walk
+from longgraft.acceptance.rules import walk
 from longgraft.attention.layout import words
-from longgraft.memories.rows import _worst_first
-from longgraft.padded import SIZES, PaddedTree, Pattern, filled, size_of
-from longgraft.retrievers.matrix import _live
-from longgraft.templates import envelope
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.memories.adjacency_memory import _worst_first
+from longgraft.retrievers.token_recycling import _live
+from longgraft.trees.padded import SIZES, PaddedTree, Pattern, filled, size_of
+from longgraft.trees.templates import envelope
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 CPU = torch.device("cpu")
 WORD = 32       # columns in a word of a mask

@@ -12,17 +12,17 @@ from conftest import VOCAB, toy_target
 from served import Gate, asking, characters, listening, until
 from test_text import TEXT, Bytes
 
-from longgraft.clock import Clock
-from longgraft.compose import Plain
-from longgraft.engine import Engine
+from longgraft.engine.engine import Engine
+from longgraft.engine.request import Step
+from longgraft.engine.session import Session
+from longgraft.engine.text import Detokenizer
+from longgraft.methods.combinators import Plain
 from longgraft.prefill.prefixes import CELL, Prefixes
-from longgraft.proposer import Ask, Memory
-from longgraft.request import Step
-from longgraft.serve.spans import Pictures, Spans
-from longgraft.session import Session
-from longgraft.target.model import Target
-from longgraft.text import Detokenizer
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.protocol.proposer import Ask, Memory
+from longgraft.runtime.clock import Clock
+from longgraft.serve.formats.token_origins import Pictures, Spans
+from longgraft.target_model.model import Target
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 PROMPT, NEW = "def add(a, b):\n    return a <b> b\n" * 4, 90
 ORIGINS = (DRAFT, RETRIEVED, DRAFT | RETRIEVED)

@@ -11,19 +11,19 @@ from covering import covering, named
 from oracle import plain
 from test_memories import Run
 
-from longgraft.acceptance import Greedy
+from longgraft.acceptance.rules import Greedy
+from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent
-from longgraft.clock import Clock
-from longgraft.memories.partial import PartialCache
-from longgraft.methods import METHODS as METHODS_OF
-from longgraft.methods import build, verifies
-from longgraft.observation import Wants
+from longgraft.memories.partial_kv import PartialCache
+from longgraft.methods.find import METHODS as METHODS_OF
+from longgraft.methods.find import build, verifies
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
-from longgraft.sampling import Sampling
-from longgraft.target.model import Segment
-from longgraft.tree import ROOT, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Segment
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ROOT, ProposalTree
 
 TREE = ProposalTree.build([5, 7, 9, 11], [-1, 0, 0, 1], [0.0] * 4, [ROOT, 2, 2, 2])
 SMALL = [Attended(40, 8), Recent(24), Nearest(24, 4), Nearest(24, 4, 8), Chunks(32), Chunks(32, 12), Quest(1, 2, 1),

@@ -10,24 +10,24 @@ import pytest
 import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session, toy_target
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
+from longgraft.acceptance.rules import Greedy
+from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.memories.adjacency_memory import RowsMemory
 from longgraft.memories.frequent import FrequentNgrams
-from longgraft.memories.history import History
-from longgraft.memories.last_row import LastRow
+from longgraft.memories.last_topk import LastRow
+from longgraft.memories.ngram_index import Successors
 from longgraft.memories.rollouts import RollOuts
-from longgraft.memories.rows import RowsMemory
-from longgraft.memories.successors import Successors
-from longgraft.methods import build
-from longgraft.observation import Observation, Wants
-from longgraft.prediction import accepted
+from longgraft.memories.token_history import History
+from longgraft.methods.find import build
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Ask
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.logitspec import LogitSpec, continuation
 from longgraft.retrievers.prompt_lookup import lookup
-from longgraft.tree import ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ProposalTree
 
 COPYING = ["pld", "pld+", "adapld-no-branches", "samd", "suffix", "rest", "graft-x-text", "lookahead"]
 

@@ -9,13 +9,13 @@ import torch
 from conftest import answered, toy_prompt, toy_session
 from recorder import recorder
 
-from longgraft.kv import KVCache
-from longgraft.memories import experience
-from longgraft.methods import METHODS
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget import acceptance_estimates
+from longgraft.methods.find import METHODS
 from longgraft.prefill.chunked import last_occurrences
 from longgraft.prefill.prefixes import Prefixes, caches
-from longgraft.regions import Regions
-from longgraft.sampling import Sampling
+from longgraft.runtime.cuda_graphs import Regions
+from longgraft.runtime.kv_cache import KVCache
 
 CELL = 16
 BEGINS = toy_prompt(90)
@@ -63,7 +63,7 @@ def test_a_method_that_chooses_what_to_spend_chooses_the_same(method):
 @pytest.mark.parametrize("chunk", [16, 32])
 def test_what_a_prompt_foretells_of_its_answer_is_counted_over_all_that_is_recalled(chunk, monkeypatch):
     """Reading looks back on each chunk; what is recalled is one chunk, and longer."""
-    monkeypatch.setattr(experience, "LOOKED_BACK", chunk)
+    monkeypatch.setattr(acceptance_estimates, "LOOKED_BACK", chunk)
     kept, bare = (toy_session("graft-x", adaptive=True, chunk=chunk, prefixes=prefixes)
                   for prefixes in (Prefixes(2 ** 30, CELL), None))
     prompt = toy_prompt(400, seed=2)
@@ -73,7 +73,7 @@ def test_what_a_prompt_foretells_of_its_answer_is_counted_over_all_that_is_recal
         request = session.open(prompt, 2)
         while not request.step().tokens:
             pass
-        learns, = (one for one in session.engine.proposer.memories if isinstance(one, experience.Experience))
+        learns, = (one for one in session.engine.proposer.memories if isinstance(one, acceptance_estimates.Experience))
         counted.append(learns.learnt.prompt)
         assert request.stats.reused_tokens == (335 if session is kept else 0)
         request.close()

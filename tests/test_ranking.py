@@ -9,14 +9,14 @@ import pytest
 import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
-from longgraft.memories.successors import Successors
-from longgraft.methods import build
-from longgraft.observation import Observation
-from longgraft.odds import Odds
-from longgraft.proposer import Ask
-from longgraft.ranking import Ranked
-from longgraft.sampling import Sampling
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.match_odds import Odds
+from longgraft.budget.node_ranking import Ranked
+from longgraft.memories.ngram_index import Successors
+from longgraft.methods.find import build
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 ORDER, FAR = 3, 6
 

@@ -31,7 +31,8 @@ def config(tmp_path_factory) -> SweepConfig:
     """This repository's own sources as prompts, their next lines as recordings."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("rows") / "own.jsonl"
-    texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in ("session", "tree", "compose", "methods")}
+    names = ("engine/session", "trees/tree", "methods/combinators", "methods/find")
+    texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in names}
     path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
                             for name, text in texts.items()))
     return SweepConfig(suites=(str(path),), lengths=(256,), methods=("pld", "graft"), prompts=4, repeats=2,

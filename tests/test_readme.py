@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import longgraft
-from longgraft.methods import METHODS
+from longgraft.methods.find import METHODS
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

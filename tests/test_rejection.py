@@ -11,16 +11,16 @@ import torch
 import transformers
 from conftest import toy_parts
 
-from longgraft.acceptance import Sampled
-from longgraft.clock import Clock
-from longgraft.engine import Engine
-from longgraft.needs import SMALL
-from longgraft.registry.chains import Chain, chain
-from longgraft.rejection import DRAFTED, Rejection
-from longgraft.sampling import Sampling
-from longgraft.session import Session, answer
-from longgraft.target.model import Target
-from longgraft.tree import ProposalTree
+from longgraft.acceptance.rejection import DRAFTED, Rejection
+from longgraft.acceptance.rules import Sampled
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session, answer
+from longgraft.methods.needs import SMALL
+from longgraft.methods.registry.chains import Chain, chain
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Target
+from longgraft.trees.tree import ProposalTree
 
 MANY, SIGNIFICANT = 60_000, 1e-4
 LAWS = [Sampled(seed=3), Sampled(0.7, top_k=4, seed=4), Sampled(1.4, top_p=0.8, min_p=0.05, seed=5)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.costs import Costs
-from longgraft.eval.levels import Check, level, step_of
+from longgraft.budget.cost_model import Costs
+from longgraft.comparison.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.estimates import judged

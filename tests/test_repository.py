@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.completion.repository import LARGEST, Repository, repository
-from longgraft.completion.secrecy import check_open, secret_path, secret_text
+from longgraft.completion.repository.files import LARGEST, Repository, repository
+from longgraft.completion.repository.secret_files import check_open, secret_path, secret_text
 
 KEY = "-----BEGIN {}PRIVATE KEY-----\n" + "MIIEowIBAAKCAQEAx7y0y5kQ2mGQ1zjJ0d3Yp4rQ8b6y1n0J9W3s\n" * 2
 

@@ -9,14 +9,14 @@ import torch
 from conftest import answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 
-from longgraft.acceptance import Replay, walk
-from longgraft.calibration import Calibration
+from longgraft.acceptance.rules import Replay, walk
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.request import Goal
+from longgraft.engine.session import Session
 from longgraft.loading import Loaded
-from longgraft.methods import METHODS, Method
-from longgraft.request import Goal
-from longgraft.sampling import Sampling
-from longgraft.session import Session
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import METHODS, Method
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 PROMPT = toy_prompt(60)
 

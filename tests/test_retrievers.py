@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from longgraft.clock import Clock
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.history import History
-from longgraft.memories.rows import RowsMemory
-from longgraft.observation import Observation
-from longgraft.proposer import Ask
-from longgraft.retrievers.matrix import MatrixRetriever
+from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.memories.token_history import History
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.prompt_lookup import PromptLookup, lookup
-from longgraft.templates import chain, envelope, for_slots, token_recycling
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.retrievers.token_recycling import MatrixRetriever
+from longgraft.runtime.clock import Clock
+from longgraft.trees.templates import chain, envelope, for_slots, token_recycling
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 VOCAB = 64
 NAN = float("nan")

@@ -9,10 +9,10 @@ import torch
 from conftest import answered, toy_prompt, toy_session
 from oracle import plain
 
+from longgraft.acceptance.sampling import Sampling
 from longgraft.memories.rollouts import RollOuts
-from longgraft.observation import Observation
-from longgraft.sampling import Sampling
-from longgraft.tree import ProposalTree
+from longgraft.protocol.observation import Observation
+from longgraft.trees.tree import ProposalTree
 
 PROMPT = [1, 2, 3, 4]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from longgraft.eval.levels import Check
+from longgraft.comparison.levels import Check
 from longgraft.eval.runs.rows import ROWS, Failure, Key, Row, RowLog, as_json, parse_row, read_rows, sole_sweep
 
 # As version 0.1.0 wrote it, before rows had a promise, a limit and what was learnt before.

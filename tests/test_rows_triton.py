@@ -15,9 +15,9 @@ import pytest
 import torch
 from conftest import FAMILIES, toy_model
 
-from longgraft.kernels import rows_triton
-from longgraft.target.forms import ACTIVATIONS, DTYPES, NORMS, turned
-from longgraft.target.fused import Fused, wrong_ones
+from longgraft.kernels import fused_triton
+from longgraft.target_model.fused_modules import Fused, wrong_ones
+from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, turned
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROUNDED = [dtype for dtype in DTYPES if dtype != torch.bfloat16 or DEVICE.type == "cuda"]
@@ -49,7 +49,7 @@ def assert_rounds_alike(said: torch.Tensor, expected: torch.Tensor) -> None:
 def test_norms_divide_and_round_as_the_library_s(shape, form, dtype):
     x, weight = 3 * random(*shape, dtype=dtype), 1 + random(shape[-1], dtype=dtype)
     expected = NORMS[form](x, weight, 1e-6)
-    assert_rounds_alike(rows_triton.norm(x, weight, 1e-6, form), expected)
+    assert_rounds_alike(fused_triton.norm(x, weight, 1e-6, form), expected)
     if dtype != torch.float32 and form != "from one":       # the others would not pass for it
         other = NORMS["wide" if form == "rounded" else "rounded"](x, weight, 1e-6)
         assert (other != expected).float().mean() > 0.1
@@ -58,7 +58,7 @@ def test_norms_divide_and_round_as_the_library_s(shape, form, dtype):
 @EACH
 def test_norms_of_transposed_heads(dtype):
     x, weight = random(1, 5, 3, 24, dtype=dtype).transpose(1, 2), random(24, dtype=dtype)
-    said = rows_triton.norm(x, weight, 1e-6, "rounded")
+    said = fused_triton.norm(x, weight, 1e-6, "rounded")
     assert_rounds_alike(said, NORMS["rounded"](x, weight, 1e-6))
     assert said.stride() == x.stride()
 
@@ -69,7 +69,7 @@ def test_norms_of_transposed_heads(dtype):
 def test_gated_products_round_as_the_library_s(apart, activation, dtype):
     gate, up = ((4 * random(1, 5, 2100, dtype=dtype), random(1, 5, 2100, dtype=dtype).flip(2)) if apart
                 else random(1, 5, 4200, dtype=dtype).chunk(2, dim=-1))
-    said, expected = rows_triton.gated(gate, up, activation), ACTIVATIONS[activation](gate) * up
+    said, expected = fused_triton.gated(gate, up, activation), ACTIVATIONS[activation](gate) * up
     near = 3e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(said, expected, rtol=near, atol=1e-6)
     # Where 1 + tanh is next to nothing, it has few digits.
@@ -81,7 +81,7 @@ def test_gated_products_round_as_the_library_s(apart, activation, dtype):
 def test_gated_products_have_the_library_s_ends(activation, dtype):
     gate = torch.tensor([[float("inf"), 0.0, -0.0, 200.0, -200.0, NAN]], dtype=dtype, device=DEVICE)
     expected = ACTIVATIONS[activation](gate)
-    assert torch.allclose(rows_triton.gated(gate, torch.ones_like(gate), activation), expected, equal_nan=True)
+    assert torch.allclose(fused_triton.gated(gate, torch.ones_like(gate), activation), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype, table", [(dtype, table) for dtype in ROUNDED for table in {dtype, torch.float32}])
@@ -90,7 +90,7 @@ def test_rotations_are_the_library_s_to_the_last_bit(heads, rows, size, dtype, t
     whole = random(1, rows, sum(heads) + 1, size, dtype=dtype)      # as of one product, cut into heads
     q, k, _ = whole.split([*heads, 1], dim=2)
     cos, sin = random(2, 1, rows, size, dtype=table)
-    for given, said in zip((q, k), rows_triton.rotary(q.transpose(1, 2), k.transpose(1, 2), cos, sin), strict=True):
+    for given, said in zip((q, k), fused_triton.rotary(q.transpose(1, 2), k.transpose(1, 2), cos, sin), strict=True):
         assert torch.equal(said, turned(given.transpose(1, 2), cos, sin))
 
 
@@ -99,24 +99,24 @@ def test_rows_are_written_where_they_belong_and_nowhere_else(dtype):
     block = torch.full((2, 1, 3, 32, 24), NAN, dtype=dtype, device=DEVICE)
     expected, rows = block.clone(), torch.tensor([30, 2, 31, 7], device=DEVICE)
     k, v = random(1, 4, 3, 24, dtype=dtype).transpose(1, 2), random(1, 3, 4, 24, dtype=dtype)
-    rows_triton.write(*block, k, v, rows)
+    fused_triton.write(*block, k, v, rows)
     expected[0].index_copy_(2, rows, k)
     expected[1].index_copy_(2, rows, v)
     assert torch.equal(block.nan_to_num(-99), expected.nan_to_num(-99))
-    rows_triton.write(*block, -k, -v, torch.tensor([32, -1, 1 << 40, -32], device=DEVICE))
+    fused_triton.write(*block, -k, -v, torch.tensor([32, -1, 1 << 40, -32], device=DEVICE))
     assert torch.equal(block.nan_to_num(-99), expected.nan_to_num(-99))
 
 
 @EACH
 def test_none_of_them_is_wrong(dtype):
-    assert wrong_ones(rows_triton, DEVICE, dtype) == []
+    assert wrong_ones(fused_triton, DEVICE, dtype) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_models_say_the_same_with_kernels_in_their_places(family):
     model, ids = copy.deepcopy(toy_model(family)).to(DEVICE), torch.arange(3, 12, device=DEVICE)[None]
-    expected, ours = model(input_ids=ids).logits, Fused(model, rows_triton)
+    expected, ours = model(input_ids=ids).logits, Fused(model, fused_triton)
     with ours():
         said = model(input_ids=ids).logits
     assert ours.counts and not torch.equal(said, torch.zeros_like(said))

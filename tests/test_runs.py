@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longgraft.eval.levels import Check
+from longgraft.comparison.levels import Check
 from longgraft.eval.runs import progress
 from longgraft.eval.runs.bench import Bench, run_prompt
 from longgraft.eval.runs.config import SweepConfig

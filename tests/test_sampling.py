@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longgraft.acceptance import Greedy, Replay, Sampled, _too_little, gumbel, walk
-from longgraft.sampling import Sampling
-from longgraft.tree import ProposalTree
+from longgraft.acceptance.rules import Greedy, Replay, Sampled, _too_little, gumbel, walk
+from longgraft.acceptance.sampling import Sampling
+from longgraft.trees.tree import ProposalTree
 
 SETTINGS = [Sampling(0.7), Sampling(1.0, top_k=1), Sampling(1.3, top_k=5), Sampling(1.0, top_k=99),
             Sampling(0.9, top_p=0.3), Sampling(1.0, top_p=0.83), Sampling(1.0, top_p=1e-4), Sampling(1.7, min_p=0.07),

@@ -13,14 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from served import characters
 
-from longgraft import request
-from longgraft.kv import KVCache
-from longgraft.methods import METHODS
-from longgraft.observation import Wants
+from longgraft.engine import request
+from longgraft.engine.session import Session
+from longgraft.methods.find import METHODS
 from longgraft.prefill import prefixes, saved
 from longgraft.prefill.chunked import read_prompt
 from longgraft.prefill.prefixes import RANKED, RANKS, Cell, Prefixes
-from longgraft.session import Session
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.kv_cache import KVCache
 
 CELL = 16
 BEGINS = toy_prompt(90)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from conftest import VOCAB, answered, toy_prompt, toy_session, toy_target
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
+from longgraft.acceptance.rules import Greedy
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.rows import RowsMemory
-from longgraft.observation import Wants
+from longgraft.memories.adjacency_memory import RowsMemory
 from longgraft.prefill.chunked import last_occurrences, read_prompt
-from longgraft.target.model import Segment
-from longgraft.tree import ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Segment
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ProposalTree
 
 PROMPT = toy_prompt(200)
 LONE = [95, *[7] * 40, 7, 8, 8]      # chunks of ten, of which two have no last occurrence

@@ -10,10 +10,10 @@ from served import asking, text_session
 from typer.main import get_command
 
 from longgraft.cli.app import app
-from longgraft.options import options
+from longgraft.config.options import options
 from longgraft.serve.app import make_app
-from longgraft.serve.asked import STOPS, USUAL_TOKENS
-from longgraft.serve.serving import Serving
+from longgraft.serve.formats.request_fields import STOPS, USUAL_TOKENS
+from longgraft.serve.options import Serving
 
 TEXT = (Path(__file__).parents[1] / "docs/serving.md").read_text()
 

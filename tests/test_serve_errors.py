@@ -7,7 +7,7 @@ import json
 import pytest
 from served import asking, text_session
 
-from longgraft.serve.serving import Serving
+from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

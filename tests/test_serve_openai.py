@@ -8,11 +8,11 @@ import threading
 import pytest
 from served import FIM, asking, characters, client, text_session
 
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.session import answer as answered
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.sampling import Sampling
-from longgraft.serve.asked import usual_sampling
+from longgraft.serve.formats.request_fields import usual_sampling
 from longgraft.serve.state import State
-from longgraft.session import answer as answered
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

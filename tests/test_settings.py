@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+from longgraft.acceptance.sampling import Sampling
+from longgraft.config.options import check, describe, like, made, option, options, read_table, size
+from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
-from longgraft.options import check, describe, like, made, option, options, read_table, size
-from longgraft.sampling import Sampling
-from longgraft.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 from conftest import VOCAB, toy_prompt, toy_target
 from toy_small import medusa_heads, small_model
 
-from longgraft.memories.small_model import MOST_WAITING, SmallModel
-from longgraft.needs import MEDUSA, SMALL, Missing, Sources, embedded
-from longgraft.observation import Observation
-from longgraft.tree import ROOT, ProposalTree
+from longgraft.memories.draft_model import MOST_WAITING, SmallModel
+from longgraft.methods.needs import MEDUSA, SMALL, Missing, Sources, embedded
+from longgraft.protocol.observation import Observation
+from longgraft.trees.tree import ROOT, ProposalTree
 from longgraft.yarn_drafters.medusa import MedusaConfig, MedusaHeads, load_medusa, save_medusa
 
 

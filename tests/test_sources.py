@@ -10,17 +10,17 @@ import torch
 from conftest import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 
-from longgraft.compose import Plain, Within
-from longgraft.costs import Costs, Live
-from longgraft.drafters.policies import Mass
-from longgraft.memories.successors import Successors
-from longgraft.methods import METHODS, Method, build, find
-from longgraft.needs import HEAD
-from longgraft.proposer import Ask
-from longgraft.ranking import Ranked
-from longgraft.sampling import Sampling
-from longgraft.stats import Stats
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.cost_model import Costs, Live
+from longgraft.budget.node_ranking import Ranked
+from longgraft.drafters.pruning import Mass
+from longgraft.engine.stats import Stats
+from longgraft.memories.ngram_index import Successors
+from longgraft.methods.combinators import Plain, Within
+from longgraft.methods.find import METHODS, Method, build, find
+from longgraft.methods.needs import HEAD
+from longgraft.protocol.proposer import Ask
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 TEXT = torch.randint(1, 96, (360,), generator=torch.Generator().manual_seed(4)).tolist()
 LENGTH = 60     # of the prompt

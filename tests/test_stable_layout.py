@@ -8,9 +8,9 @@ from itertools import takewhile
 import pytest
 from fim_tokenizers import byte_tokenizer, of_family
 
-from longgraft.completion.layout import Layout
-from longgraft.completion.order import ANEW, STEADY, USUAL, Habit, arrange
-from longgraft.completion.pieces import Cursor, Piece
+from longgraft.completion.prompt.layout import Layout
+from longgraft.completion.prompt.stable_order import ANEW, STEADY, USUAL, Habit, arrange
+from longgraft.completion.snippets import Cursor, Piece
 
 LINES = [f"line {n} = {n * n}\n" for n in range(1000)]
 PIECES = [Piece(f"p{n}.py", f"# piece {n}\n" + "a = 1\n" * 20, worth=1.0 - n / 100) for n in range(40)]

@@ -34,7 +34,7 @@ def one_thread():
 def rows(tmp_path_factory) -> Path:
     """This repository's own sources as prompts, their next lines as recordings."""
     path = tmp_path_factory.mktemp("rows") / "own.jsonl"
-    names = ("session", "tree", "compose", "methods")
+    names = ("engine/session", "trees/tree", "methods/combinators", "methods/find")
     texts = [(ROOT / f"longgraft/{name}.py").read_text() for name in names]
     path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
                             for name, text in zip(names, texts, strict=True)))
@@ -108,7 +108,7 @@ def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
 
 
 def test_a_method_that_loses_something_is_caught(rows, tmp_path, monkeypatch):
-    from longgraft.acceptance import Sampled
+    from longgraft.acceptance.rules import Sampled
 
     real = Sampled.__call__
 
@@ -138,7 +138,7 @@ def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path):
 
 
 def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
-    from longgraft.target.model import Target
+    from longgraft.target_model.model import Target
 
     fed, real = [], Target.run
 

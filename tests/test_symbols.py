@@ -6,11 +6,11 @@ import timeit
 
 import pytest
 
-from longgraft.completion import outlines
-from longgraft.completion.imports import Modules
-from longgraft.completion.languages import GRAMMARS, grammar
-from longgraft.completion.links import linked
-from longgraft.completion.outlines import outline
+import longgraft.completion.repository.outline as outlines
+from longgraft.completion.repository.languages import GRAMMARS, grammar
+from longgraft.completion.repository.other_imports import linked
+from longgraft.completion.repository.outline import outline
+from longgraft.completion.repository.python_imports import Modules
 
 PYTHON = '''import os
 from .near import (one,

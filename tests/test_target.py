@@ -14,11 +14,11 @@ from conftest import FAMILIES, SMALL, VOCAB, toy_model, toy_prompt, toy_target
 from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
 
 import longgraft
-from longgraft.observation import Wants
-from longgraft.target.interface import window_of
-from longgraft.target.model import Segment, Target
-from longgraft.target.refusal import refuse, why_not
-from longgraft.tree import ProposalTree
+from longgraft.protocol.observation import Wants
+from longgraft.target_model.attention_interface import window_of
+from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.supported import refuse, why_not
+from longgraft.trees.tree import ProposalTree
 
 
 def random_tree(nodes: int, seed: int) -> ProposalTree:

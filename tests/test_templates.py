@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from longgraft.templates import Template, bounded, chain, envelope, for_slots, graft_templates, token_recycling
+from longgraft.trees.templates import Template, bounded, chain, envelope, for_slots, graft_templates, token_recycling
 
 COUNTS = {      # per depth, Graft (arXiv 2605.20104), Table 7
     "full": [8, 16, 14, 11, 8, 7, 6, 5, 5], "d0": [8, 10, 8, 6, 5, 4, 4, 4, 3],

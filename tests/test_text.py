@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from longgraft.text import Detokenizer
+from longgraft.engine.text import Detokenizer
 
 
 class Bytes:

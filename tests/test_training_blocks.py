@@ -12,11 +12,11 @@ from conftest import VOCAB, toy_prompt, toy_target
 from test_training_drafter import corpus, files_of_a_toy_run, one_thread  # noqa: F401 - fixtures
 from toy_dflash import shared_blocks
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
-from longgraft.memories.block import BlockMemory
+from longgraft.acceptance.rules import Greedy
+from longgraft.memories.dflash_cache import BlockMemory
 from longgraft.prefill.chunked import read_prompt
-from longgraft.verifier import Verifier
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
 from longgraft.yarn_drafters.dflash_files import load_blocks
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.training.block_objective import _BlockFlash, block_attention, block_states, compared

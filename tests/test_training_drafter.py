@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import VOCAB, toy_network, toy_target
 
-from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense
-from longgraft.engine import Engine
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.session import Session
+from longgraft.drafters.pruning import Dense
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.runtime.clock import Clock
 from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope
@@ -395,7 +395,7 @@ def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, 
     target = toy_target("gemma2")           # soft-capped logits: known
     network = build_network(dataclasses.replace(RECIPE, heads=4), target, corpus, [0])
     DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
-    monkeypatch.setattr("longgraft.target.model.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
+    monkeypatch.setattr("longgraft.target_model.model.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
     with pytest.raises(ValueError, match="a way of its own"):
         DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
 

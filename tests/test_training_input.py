@@ -20,7 +20,7 @@ from test_training_drafter import trainer as drafter_trainer
 from test_training_small import HEADS as MEDUSA
 from test_training_target import RECIPE as TARGET
 
-from longgraft.cli import training as commands
+from longgraft.cli import train as commands
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, encode_corpus, train_tokenizer
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.drafter import DrafterRecipe, train_drafter

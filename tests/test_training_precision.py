@@ -13,7 +13,7 @@ import test_training_small
 import torch
 from conftest import toy_target
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.training.blocks import BlockTrainer
 from longgraft.yarn_drafters.training.blocks import fresh_network as fresh_blocks
 from longgraft.yarn_drafters.training.drafter import DrafterTrainer

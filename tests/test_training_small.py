@@ -12,7 +12,7 @@ import torch
 from conftest import toy_target
 from test_training_drafter import tiny_target
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.medusa import load_medusa
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokenizer
 from longgraft.yarn_drafters.training.medusa import MedusaRecipe, MedusaTrainer, build_heads, train_medusa

@@ -20,10 +20,10 @@ from covering import covering, named
 from test_target import random_tree
 from torch import Tensor
 
+from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import BACKENDS, available, dense, split, whole
 from longgraft.attention.layout import Layout, words
 from longgraft.attention.triton import Chip, Plan, tree_attention
-from longgraft.sampling import Sampling
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAPACITY = 448

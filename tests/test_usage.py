@@ -8,13 +8,13 @@ from conftest import toy_network, toy_parts, toy_prompt, toy_session, toy_target
 from torch.profiler import ProfilerActivity, profile
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense
-from longgraft.kv import KVCache
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.observation import Observation, Wants
+from longgraft.drafters.pruning import Dense
+from longgraft.memories.eagle3_cache import DrafterMemory
 from longgraft.prefill.chunked import LARGEST, ON_CPU, chunk_bytes, chunk_size, largest_chunk
-from longgraft.tree import ProposalTree
-from longgraft.usage import peak_memory, reset_peak_memory, resident
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.runtime.device_memory import peak_memory, reset_peak_memory, resident
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.trees.tree import ProposalTree
 
 CPU = torch.device("cpu")
 MIB = 2 ** 20

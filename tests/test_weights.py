@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging
 
 import longgraft
-from longgraft.devices import device_of, dtype_of
+from longgraft.runtime.devices import device_of, dtype_of
 
 TOKENIZER = Path(__file__).parents[1] / "yarn_drafters" / "embedded" / "target"
 UP, LAST = "model.layers.2.mlp.up_proj.weight", "model.layers.3."

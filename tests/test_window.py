@@ -7,13 +7,13 @@ import torch
 from conftest import VOCAB, toy_network, toy_parts
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.methods import build
-from longgraft.observation import Observation
-from longgraft.proposer import Ask
-from longgraft.registry.graft import WINDOW
-from longgraft.tree import ROOT, ProposalTree
+from longgraft.drafters.pruning import Dense
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.methods.find import build
+from longgraft.methods.registry.graft import WINDOW
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
+from longgraft.trees.tree import ROOT, ProposalTree
 
 
 def proposed(tokens: torch.Tensor, features: torch.Tensor, window: int | None, chunk: int = 64, levels: int = 9):

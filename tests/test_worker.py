@@ -8,8 +8,8 @@ import pytest
 from conftest import toy_prompt, toy_session
 from served import Gate
 
+from longgraft.acceptance.sampling import Sampling
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.sampling import Sampling
 from longgraft.serve.worker import Busy, Closing, Failed, Job, Worker
 
 PROMPT = toy_prompt(60)

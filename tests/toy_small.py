@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.medusa import MedusaConfig, MedusaHeads
 
 

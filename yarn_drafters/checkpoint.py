@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longgraft.settings import HeadOverrides
+from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import (
     TargetShape,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.reading import parse_json
+from longgraft.config.json_input import parse_json
 from longgraft.yarn_drafters.kinds import reason
 
 WEIGHTS = "pytorch_model.bin"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from longgraft.settings import HeadOverrides
+from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
 from longgraft.yarn_drafters.kinds import Count, Positive, Range, check_fields, checked
 from longgraft.yarn_drafters.network import HeadConfig

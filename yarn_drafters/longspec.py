@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import MLP, Attention, Product, RMSNorm, through
 from longgraft.yarn_drafters.rope import rotate
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.checkpoint import finite, strictly
 from longgraft.yarn_drafters.contradictions import refuse_other_sizes
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors

@@ -15,27 +15,27 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from longgraft.acceptance import Greedy
-from longgraft.calibration import Calibration, default_path, made_for
-from longgraft.clock import Clock
+from longgraft.acceptance.rules import Greedy
+from longgraft.acceptance.sampling import Sampling
+from longgraft.comparison.loops import loops
+from longgraft.config.settings import Budget
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import KEPT_OF_60, kept_nodes
+from longgraft.drafters.pruning import KEPT_OF_60, kept_nodes
+from longgraft.engine.session import Session, answer
 from longgraft.eval.checks.odds import accepted, estimate
-from longgraft.eval.loops import loops
 from longgraft.eval.prompts.suites import Example
 from longgraft.loading import Loaded
-from longgraft.methods import as_method
-from longgraft.observation import Wants
-from longgraft.padded import on_host
-from longgraft.parts import Parts
-from longgraft.proposer import Ask, Level, Verdict, together
-from longgraft.regions import EAGER
-from longgraft.sampling import Sampling
-from longgraft.session import Session, answer
-from longgraft.settings import Budget
-from longgraft.target.model import Segment
-from longgraft.tree import UNPRUNED, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.methods.calibration import Calibration, default_path, made_for
+from longgraft.methods.find import as_method
+from longgraft.methods.parts import Parts
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask, Level, Verdict, together
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER
+from longgraft.target_model.model import Segment
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import on_host
+from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split: 10, 20 or 36 retrieved
 QUANTILES = 12              # candidate thresholds per gate

@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from longgraft.acceptance import Greedy
+from longgraft.acceptance.rules import Greedy
 from longgraft.attention.backends import packed
 from longgraft.attention.layout import Layout
-from longgraft.clock import Clock
-from longgraft.kv import KVCache
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.observation import Observation, Wants
+from longgraft.memories.eagle3_cache import DrafterMemory
 from longgraft.prefill.chunked import read_prompt
-from longgraft.target.model import Report, Segment, Target
-from longgraft.tree import ROOT, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Report, Segment, Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ROOT, ProposalTree
 from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
 from longgraft.yarn_drafters.network import Eagle3Network
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from longgraft.costs import Costs
+from longgraft.budget.cost_measurement import measure
+from longgraft.budget.cost_model import Costs
 from longgraft.loading import Loaded
-from longgraft.timing import measure
 
 PARTS = ("draft", "verify", "accept")       # of a step's seconds, that passes, levels and feeding hold already
 PROMPT, ANSWER = 256, 33        # tokens that are read and written to see what a step costs besides

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from longgraft.config.method_roles import PLAIN
+from longgraft.config.settings import Pair, Settings
+from longgraft.engine.session import Session
 from longgraft.eval.checks.chains import Depth, chains, summed
 from longgraft.eval.prompts.buckets import Fitted, plan
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.runs.config import Diagnosis
 from longgraft.loading import Loaded, assemble
-from longgraft.needs import HEAD, Need, Sources
-from longgraft.registry.long_context import LONGSPEC
-from longgraft.roles import PLAIN
-from longgraft.session import Session
-from longgraft.settings import Pair, Settings
+from longgraft.methods.needs import HEAD, Need, Sources
+from longgraft.methods.registry.long_context import LONGSPEC
 
 KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)      # drafters whose memories `chains` knows
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from longgraft.attention.backends import available
+from longgraft.config.settings import HeadOverrides, Pair
 from longgraft.memories.adjacency import WIDTH
-from longgraft.needs import EMBEDDED, embedded, head_path
-from longgraft.observation import Wants
+from longgraft.methods.needs import EMBEDDED, embedded, head_path
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
-from longgraft.settings import HeadOverrides, Pair
-from longgraft.target.weights import read_config
-from longgraft.usage import free_bytes, resident
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.device_memory import free_bytes, resident
+from longgraft.target_model.weights import read_config
 from longgraft.yarn_drafters import files
 from longgraft.yarn_drafters.layouts import TargetShape, head_config, our_name, plain_name
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig

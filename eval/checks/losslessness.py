@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from longgraft.clock import Clock
-from longgraft.compose import Plain
-from longgraft.engine import Engine
-from longgraft.eval.levels import EPSILON, Check, first_divergence, level, may_differ
-from longgraft.kv import KVCache
+from longgraft.acceptance.sampling import Sampling
+from longgraft.comparison.levels import EPSILON, Check, first_divergence, level, may_differ
+from longgraft.config.settings import Settings
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Generation, Session, answer
 from longgraft.loading import assemble
-from longgraft.methods import Method
-from longgraft.needs import AUTO
-from longgraft.observation import Wants
-from longgraft.proposer import Proposer
-from longgraft.sampling import Sampling
-from longgraft.session import Generation, Session, answer
-from longgraft.settings import Settings
-from longgraft.target.model import Segment, Target
-from longgraft.tree import ProposalTree
+from longgraft.methods.combinators import Plain
+from longgraft.methods.find import Method
+from longgraft.methods.needs import AUTO
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Proposer
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Segment, Target
+from longgraft.trees.tree import ProposalTree
 
 # Of `assert_lossless`: a prompt of 75 tokens is read in three chunks.
 BUDGETS, CHUNK = (1, 2, 8, 60), 32

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from longgraft.drafters.policies import Mass
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.match_odds import Odds
+from longgraft.drafters.pruning import Mass
+from longgraft.engine.session import answer
 from longgraft.loading import Loaded
-from longgraft.methods import as_method
-from longgraft.odds import Odds
-from longgraft.parts import Parts
-from longgraft.proposer import Ask
-from longgraft.sampling import Sampling
-from longgraft.session import answer
-from longgraft.tree import ProposalTree
+from longgraft.methods.find import as_method
+from longgraft.methods.parts import Parts
+from longgraft.protocol.proposer import Ask
+from longgraft.trees.tree import ProposalTree
 
 # What is tried: each constant as it is, and a third and three times as much.
 FACTORS = (1.0, 1 / 3, 3.0)

@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from longgraft.acceptance import Greedy
-from longgraft.clock import Clock
-from longgraft.eval.loops import loops
+from longgraft.acceptance.rules import Greedy
+from longgraft.comparison.loops import loops
+from longgraft.config.method_roles import HEADLESS
+from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.statistics import Mean
 from longgraft.loading import load
-from longgraft.observation import Wants
 from longgraft.prefill.chunked import read_prompt
-from longgraft.roles import HEADLESS
-from longgraft.session import Session
-from longgraft.target.model import Segment, Target
-from longgraft.tree import ROOT, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ROOT, ProposalTree
 
 
 def continuation_logits(target: Target, prompt: Sequence[int], continuation: Sequence[int]) -> torch.Tensor:

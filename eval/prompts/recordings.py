@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from longgraft.reading import whole
+from longgraft.config.json_input import whole
 
 
 def read_recording(path: Path) -> str | list[int]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.json_input import parse_object
 from longgraft.eval.prompts.catalogue import SUITES, Suite
-from longgraft.reading import parse_object
 
 Row = dict[str, Any]
 

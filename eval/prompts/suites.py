@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.json_input import parse_object, whole
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, local_file, read_rows, text_of
-from longgraft.reading import parse_object, whole
 
 __all__ = ["SUITES", "Example", "load_suite"]
 

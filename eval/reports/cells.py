@@ -12,10 +12,10 @@ from statistics import median
 
 import numpy as np
 
-from longgraft.eval.levels import Check, first_divergence
+from longgraft.comparison.levels import Check, first_divergence
+from longgraft.config.method_roles import PLAIN
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
-from longgraft.roles import PLAIN
 
 ALL = "all"
 LOSSY = "lossy"

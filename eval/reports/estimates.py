@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from longgraft.engine.stats import MATCHES
 from longgraft.eval.reports.cells import first_repeats
 from longgraft.eval.runs.rows import Judged, Row
-from longgraft.stats import MATCHES
 
 What = Literal["probability", "match"]
 COLUMNS = ("mode", "method", "by", "bin", "nodes", "expected", "accepted")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import ALL, LOSSY, Cell, acceptance_by_depth, cells, first_repeats, measured
@@ -17,7 +18,6 @@ from longgraft.eval.reports.tables import length_name
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Result, Row
 from longgraft.eval.statistics import Mean
-from longgraft.roles import PLAIN
 
 SUFFIXES = (".svg", ".png", ".pdf")
 

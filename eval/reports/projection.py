@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.costs import Costs
+from longgraft.budget.cost_model import Costs
+from longgraft.config.method_roles import DENSE, PAPERS, PLAIN
 from longgraft.eval.reports.cells import measured
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Result, Row
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.eval.statistics import Mean
-from longgraft.methods import find
-from longgraft.needs import HEAD
-from longgraft.roles import DENSE, PAPERS, PLAIN
+from longgraft.methods.find import find
+from longgraft.methods.needs import HEAD
 
 LEVELS, TOP_K = 9, 10       # of a draft, where a run does not say
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from longgraft.eval.levels import EPSILON, Check, level
+from longgraft.comparison.levels import EPSILON, Check, level
+from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import ALL, LOSSY, Cell
-from longgraft.roles import PLAIN
 
 Columns = Mapping[str, Sequence[Cell]]
 KINDS = ("plain", "memory", "draft")

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from longgraft.calibration import Calibration
+from longgraft.config.method_names import joined
+from longgraft.config.method_roles import GROUPS, PAPERS
 from longgraft.eval.checks.calibrate import Prompt, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, read_prompts, suite_name
@@ -19,11 +20,10 @@ from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.variants import COLD
-from longgraft.methods import BUDGET, METHODS, find
-from longgraft.naming import joined
-from longgraft.needs import HEAD, Missing, Sources
-from longgraft.registry import lookup, retrieval
-from longgraft.roles import GROUPS, PAPERS
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import BUDGET, METHODS, find
+from longgraft.methods.needs import HEAD, Missing, Sources
+from longgraft.methods.registry import lookup, retrieval
 
 ROUNDS = (1, 3, 5, 10, 25, 50)
 FIELD = "field"     # every method of the registry for which what it needs is at hand

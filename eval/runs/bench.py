@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 
-from longgraft.calibration import Calibration
-from longgraft.drafters.policies import DEFAULT_THRESHOLDS
-from longgraft.eval.levels import Check, first_divergence
-from longgraft.eval.loops import loops
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.cost_measurement import costs_for
+from longgraft.comparison.levels import Check, first_divergence
+from longgraft.comparison.loops import loops
+from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
+from longgraft.config.settings import HeadOverrides, Settings
+from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
+from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import Fitted, as_it_is
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, failed_turn, failures, missing
@@ -25,14 +29,10 @@ from longgraft.eval.runs.rows import Failure, Key, Result, Row, done
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.eval.scores import score
 from longgraft.loading import Loaded, assemble
-from longgraft.methods import build, find
-from longgraft.needs import HEAD, Sources, check_given, head_of
-from longgraft.parts import Parts
-from longgraft.roles import DEFAULT, HEADLESS, PLAIN
-from longgraft.sampling import Sampling
-from longgraft.session import Session
-from longgraft.settings import HeadOverrides, Settings
-from longgraft.timing import costs_for
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import build, find
+from longgraft.methods.needs import HEAD, Sources, check_given, head_of
+from longgraft.methods.parts import Parts
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longgraft.config.method_roles import COMPARED, PLAIN
+from longgraft.config.options import check, like, made, option, read_table
+from longgraft.config.settings import POSITIONS, Budget, Draw, Ends, Pair, Settings
 from longgraft.eval.runs.variants import COLD, Variant
-from longgraft.options import check, like, made, option, read_table
-from longgraft.roles import COMPARED, PLAIN
-from longgraft.settings import POSITIONS, Budget, Draw, Ends, Pair, Settings
 
 if TYPE_CHECKING:
-    from longgraft.sampling import Sampling
+    from longgraft.acceptance.sampling import Sampling
 
 MODES = ("replay", "sampled", "greedy")
 # EAGLE's tables and the paper's Tables 1 and 5: question sets as they are, temperature 0, up to 1,024 new tokens.
@@ -99,7 +99,7 @@ class SweepConfig:
 
     def sampling(self, mode: str, recording: Sequence[int] = ()) -> Sampling:
         """How tokens are drawn in this mode."""
-        from longgraft.sampling import Sampling
+        from longgraft.acceptance.sampling import Sampling
 
         if mode == "replay":
             return Sampling(replay=tuple(recording))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.json_input import read_object
 from longgraft.eval.runs.rows import Result, read_rows
-from longgraft.reading import read_object
 
 CONFIG: Mapping[str, type | tuple[type, ...]] = {
     "max_new_tokens": int, "repeats": int, "seed": int, "temperature": (int, float)}

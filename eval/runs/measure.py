@@ -12,25 +12,25 @@ from typing import Any
 
 import torch
 
-from longgraft.acceptance import Greedy
-from longgraft.calibration import Calibration
-from longgraft.clock import Clock
+from longgraft.acceptance.rules import Greedy
+from longgraft.acceptance.sampling import Sampling
+from longgraft.config.settings import Budget
+from longgraft.engine.request import Decoder, Goal
+from longgraft.engine.stats import Stats
 from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.variants import COLD, Variant
-from longgraft.methods import build, verifies
-from longgraft.observation import Wants
-from longgraft.padded import SIZES
-from longgraft.parts import Parts
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import build, verifies
+from longgraft.methods.parts import Parts
 from longgraft.prefill.chunked import read_prompt
-from longgraft.proposer import Memory, Proposer, together
-from longgraft.regions import EAGER, Regions
-from longgraft.request import Decoder, Goal
-from longgraft.sampling import Sampling
-from longgraft.settings import Budget
-from longgraft.stats import Stats
-from longgraft.target.model import Target
-from longgraft.usage import peak_memory, reset_peak_memory
-from longgraft.verifier import Verifier
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Memory, Proposer, together
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
+from longgraft.target_model.model import Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import SIZES
 
 
 @dataclass(frozen=True)

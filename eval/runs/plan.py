@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import plan, whole
 from longgraft.eval.prompts.suites import Example, load_suite, suite_name
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Plan
 from longgraft.eval.scores import score
-from longgraft.needs import EMBEDDED, embedded
-from longgraft.session import Session
-from longgraft.target.weights import read_config, read_tokenizer
+from longgraft.methods.needs import EMBEDDED, embedded
+from longgraft.target_model.weights import read_config, read_tokenizer
 
 Suites = Mapping[str, Sequence[Example]]
 

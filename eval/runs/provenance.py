@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from longgraft.session import Session
+from longgraft.engine.session import Session
 
 
 def environment(session: Session) -> dict[str, Any]:

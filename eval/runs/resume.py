@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.json_input import read_object
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import ROWS
-from longgraft.reading import read_object
 
 CONFIG = "config.json"
 # What a run may have more of than before: its rows stand as they are.

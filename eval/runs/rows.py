@@ -15,8 +15,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from longgraft.eval.levels import Check
-from longgraft.reading import parse_object, whole
+from longgraft.comparison.levels import Check
+from longgraft.config.json_input import parse_object, whole
 
 ROWS = "per_prompt.jsonl"
 

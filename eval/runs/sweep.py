@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.json_input import read_object
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.bench import Bench, run_prompt, warm_up
 from longgraft.eval.runs.config import SweepConfig
@@ -24,7 +25,6 @@ from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.resume import check_same, save_config
 from longgraft.eval.runs.rows import ROWS, Result, RowLog, done, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
-from longgraft.reading import read_object
 
 INTERRUPTED = 130       # as a shell says that Ctrl-C ended a command
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from longgraft.naming import PLACE, joined, split
-from longgraft.options import options
-from longgraft.roles import PLAIN
-from longgraft.settings import Budget, OfMethod
+from longgraft.config.method_names import PLACE, joined, split
+from longgraft.config.method_roles import PLAIN
+from longgraft.config.options import options
+from longgraft.config.settings import Budget, OfMethod
 
 COLD = "none"                   # for +warm and +thresholds: no calibration
 TRANSFORMERS = "transformers"   # the other baseline: transformers' own generate
@@ -75,25 +75,25 @@ class Variant:
     @property
     def promise(self) -> str:
         """Its method's; transformers' own greedy answers are plain decoding's."""
-        from longgraft.methods import find
+        from longgraft.methods.find import find
 
         return find(self.method).promise if self.ours else "exact"
 
     def budget(self, wanted: Budget) -> int:
         """Nodes per verification: its setting, the wanted, the method's own, or one where nothing is proposed."""
-        from longgraft.methods import find
+        from longgraft.methods.find import find
 
         return find(self.method).usual_budget(self.numbers.get("budget", wanted))
 
     def adaptive(self, wanted: Budget) -> bool:
         """Whether the method chooses its budgets: it can, and none is given."""
-        from longgraft.methods import find
+        from longgraft.methods.find import find
 
         return self.ours and find(self.method).chooses(self.numbers.get("budget", wanted))
 
 
 def _taken(bare: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """(the settings that this method reads, the choices that it alone has)."""
-    from longgraft.methods import find  # where torch is: names can be read without it
+    from longgraft.methods.find import find  # where torch is: names can be read without it
 
     return (frozenset(), ()) if bare == TRANSFORMERS else (find(bare).takes, tuple(one.name for one in find(bare).own))

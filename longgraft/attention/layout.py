@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longgraft.devices import sent
+from longgraft.runtime.devices import sent
 
 ALIGNED = 16        # columns: CUDA's kernels read a bias in pieces of up to 16 numbers
 

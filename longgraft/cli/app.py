@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from longgraft.cli.completing import completing
-from longgraft.cli.datastores import datastore
+from longgraft.cli.complete import completing
+from longgraft.cli.datastore import datastore
+from longgraft.cli.examine import looking
 from longgraft.cli.generate import generating
-from longgraft.cli.looking import looking
-from longgraft.cli.measuring import measuring
-from longgraft.cli.prefilling import prefilling
-from longgraft.cli.serving import serving
-from longgraft.cli.training import heads, train
+from longgraft.cli.measure import measuring
+from longgraft.cli.prefill import prefilling
+from longgraft.cli.serve import serving
+from longgraft.cli.train import heads, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from longgraft.options import Option, named, options, read_table
+from longgraft.config.options import Option, named, options, read_table
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]

@@ -14,13 +14,13 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.prompts import STDIN, Asked, PromptOptions, new_file
-from longgraft.options import check, describe, option
-from longgraft.settings import Draw, Ends, Pair, Settings
+from longgraft.config.options import check, describe, option
+from longgraft.config.settings import Draw, Ends, Pair, Settings
 
 if TYPE_CHECKING:
+    from longgraft.acceptance.sampling import Sampling
+    from longgraft.engine.session import Generation, Session
     from longgraft.loading import Loaded
-    from longgraft.sampling import Sampling
-    from longgraft.session import Generation, Session
 
 generating = typer.Typer()
 
@@ -64,8 +64,8 @@ class Asking:
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
         """For JSON and for people."""
+        from longgraft.engine.predicted_output import accepted
         from longgraft.eval.checks.losslessness import compare_with_plain
-        from longgraft.prediction import accepted
 
         target = self.session.target
         resolved = replace(self.settings, device=str(target.device), dtype=str(target.dtype)[6:],
@@ -90,7 +90,7 @@ class Asking:
         return found
 
     def _finished(self, ids: Sequence[int], tell: Callable[[str], None]) -> dict[str, Any]:
-        from longgraft.session import answer
+        from longgraft.engine.session import answer
 
         request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop,
                                     prediction=self.prediction)
@@ -101,8 +101,8 @@ class Asking:
 def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, ends: Ends, shown: Shown,
              source: Source = None) -> None:
     """Answer a long prompt."""
+    from longgraft.acceptance.sampling import Sampling
     from longgraft.eval.prompts.recordings import read_recording
-    from longgraft.sampling import Sampling
 
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
@@ -196,7 +196,7 @@ def _print_answer(found: dict[str, Any], text: bool) -> None:
         repeated, others = found["prediction"].values()
         print(f"prediction: {repeated:,} of its {repeated + others:,} tokens came", file=sys.stderr)
     if "compare" in found:
-        from longgraft.eval.levels import may_differ
+        from longgraft.comparison.levels import may_differ
 
         c = found["compare"]
         why = may_differ(found["promise"], found["settings"]["temperature"] > 0)

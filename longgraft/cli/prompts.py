@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.options import check, option
-from longgraft.reading import parse_json
+from longgraft.config.json_input import parse_json
+from longgraft.config.options import check, option
 
 STDIN = "-"
 FORMS = ("prompt", "messages", "prompt_ids")    # of a row

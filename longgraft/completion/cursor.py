@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from longgraft.completion.pieces import Cursor
-from longgraft.completion.secrecy import check_open
+from longgraft.completion.repository.secret_files import check_open
+from longgraft.completion.snippets import Cursor
 
 
 def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from longgraft.clock import Clock
-from longgraft.memories.partial import PartialCache
-from longgraft.observation import Wants
-from longgraft.padded import on_host
-from longgraft.proposer import Ask, Memory, Proposer
-from longgraft.target.model import Target
-from longgraft.tree import DRAFT, ProposalTree
-from longgraft.verifier import Verifier
+from longgraft.memories.partial_kv import PartialCache
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask, Memory, Proposer
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import on_host
+from longgraft.trees.tree import DRAFT, ProposalTree
 
 
 class Cascade:

@@ -13,11 +13,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from longgraft.clock import Clock
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.padded import SIZES, PaddedTree, Tree, size_of
-from longgraft.proposer import Ask, Level, PruningPolicy, Verdict
-from longgraft.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.protocol.proposer import Ask, Level, PruningPolicy, Verdict
+from longgraft.runtime.clock import Clock
+from longgraft.trees.padded import SIZES, PaddedTree, Tree, size_of
+from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
 
 LEVELS = 9      # EAGLE's depth 8, the paper's setting
 TOP_K = 10      # EAGLE-3's released setting

@@ -11,10 +11,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from longgraft.clock import Clock
 from longgraft.memories.windowed import WindowMemory
-from longgraft.proposer import Ask
-from longgraft.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
 
 SHAPE = (4, 16, 16, 16, 16)     # nodes of each level; the official code's
 

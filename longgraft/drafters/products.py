@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from torch import Tensor
 
-from longgraft.tree import DRAFT, ROOT, ProposalTree
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 
 def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTree:

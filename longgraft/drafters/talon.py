@@ -13,12 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from longgraft.clock import Clock
 from longgraft.drafters.eagle3 import TOP_K
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.padded import SIZES
-from longgraft.proposer import Ask
-from longgraft.tree import DRAFT, ROOT, ProposalTree
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.padded import SIZES
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 SHARE = 0.03        # of the layer's most probable path; the paper's, but for Qwen3, where it is 0.01
 DEEPEST = 15        # layers

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longgraft.clock import Clock
 from longgraft.memories.frequent import FrequentNgrams
-from longgraft.memories.partial import PartialCache
-from longgraft.observation import Wants
-from longgraft.proposer import Ask
-from longgraft.target.model import Segment, Target
-from longgraft.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.memories.partial_kv import PartialCache
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Segment, Target
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 from longgraft.yarn_drafters.medusa import MedusaHeads
 
 

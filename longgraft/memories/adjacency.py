@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longgraft.devices import sent
+from longgraft.runtime.devices import sent
 
 UNSEEN = -1
 VERSION = "1"   # of the file that `AdjacencyMatrix.save` writes

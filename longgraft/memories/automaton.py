@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from longgraft.observation import Observation
-from longgraft.proposer import Memory
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Memory
 
 
 @dataclass(frozen=True)

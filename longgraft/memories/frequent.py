@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 import torch
 from torch import Tensor
 
-from longgraft.observation import Observation
-from longgraft.proposer import Memory
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Memory
 
 ORDER = 4       # tokens of an n-gram, its code's
 

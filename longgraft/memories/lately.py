@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from longgraft.observation import Observation, Wants
-from longgraft.proposer import Memory
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
 
 
 class LastHidden(Memory):

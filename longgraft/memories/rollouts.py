@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from longgraft.memories.history import BETWEEN
-from longgraft.memories.successors import FAR, ORDER, Successors
-from longgraft.observation import Observation
-from longgraft.proposer import Memory
+from longgraft.memories.ngram_index import FAR, ORDER, Successors
+from longgraft.memories.token_history import BETWEEN
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Memory
 
 MOST = 16           # answers that are kept: a group's, as policies are trained
 

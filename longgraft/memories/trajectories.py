@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.observation import Observation, Wants
-from longgraft.proposer import Memory
-from longgraft.tree import ProposalTree
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
+from longgraft.trees.tree import ProposalTree
 
 Row = tuple[int, ...]
 

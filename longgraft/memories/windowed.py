@@ -13,11 +13,11 @@ from torch.nn.functional import linear
 
 from longgraft.attention.backends import BACKENDS, Backend, choose, everywhere
 from longgraft.attention.layout import Layout
-from longgraft.devices import sent
-from longgraft.kv import KVCache
-from longgraft.observation import Observation, Wants
-from longgraft.proposer import Memory
-from longgraft.target.model import Target
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
+from longgraft.runtime.devices import sent
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
 
 

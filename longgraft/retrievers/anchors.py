@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.devices import sent
-from longgraft.memories.hidden import HiddenStates
-from longgraft.memories.history import History, unbroken
+from longgraft.memories.hidden_states import HiddenStates
+from longgraft.memories.token_history import History, unbroken
 from longgraft.prefill.chunked import last_occurrences
-from longgraft.retrievers.suffix import occurrences
+from longgraft.retrievers.suffix_decoding import occurrences
+from longgraft.runtime.devices import sent
 
 LEAST, LONGEST = 2, 32      # tokens of a match in what was told, which has no hidden states to compare
 MOST = 4096     # anchors of one token whose contexts are compared, the newest: what a step may cost is bounded

@@ -1,109 +1,102 @@
-"""What followed the text's end in a datastore, or in what was told, its most frequent continuations as a tree: REST
-(arXiv 2311.08252).
+"""Text to be looked up: tokens and their sorted places, in one file that is mapped, not read.
 
-Knows datastore and history; knows no file.
+REST's datastore (arXiv 2311.08252).  Knows ids and files; knows no tokenizer and no model.
 """
 
 from __future__ import annotations
 
-import math
+import json
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from longgraft.clock import Clock
-from longgraft.datastore import SORTED, Datastore
-from longgraft.memories.history import History
-from longgraft.options import check, option
-from longgraft.proposer import Ask
-from longgraft.tree import RETRIEVED, ROOT, ProposalTree
-
-ENDED = -1      # no token: the datastore ends
+VERSION = "1"
+SORTED = 32     # tokens by which places are sorted: no context and what is copied after it are longer
+MOST = 2 ** 31 - 1
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """What is looked up."""
+@dataclass(frozen=True, eq=False)
+class Datastore:
+    """tokens: [N] int32; order: [N] int32, the places in `tokens` sorted by the SORTED tokens from there on."""
 
-    longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    shortest: int = option(2, "And at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    hits: int = option(5000, "Occurrences that are read; of more, as many evenly spaced", low=1, high=10 ** 6,
-                       source="REST")
-    length: int = option(10, "Tokens that are read of each", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    tokens: np.ndarray
+    order: np.ndarray
 
-    def __post_init__(self) -> None:
-        check(self)
-        if self.shortest > self.longest:
-            raise ValueError(f"Matches of {self.shortest} tokens at least and {self.longest} at most were asked for, "
-                             "which none is. Lower shortest or raise longest.")
+    @classmethod
+    def build(cls, tokens: np.ndarray, told: Callable[[Iterable[int]], Iterable[int]] = iter) -> Datastore:
+        """tokens [N] of any integer type; told: shows how far the rounds of sorting are.  ValueError where there are
+        too few or too many."""
+        if not 0 < len(tokens) <= MOST:
+            raise ValueError(f"The text has {len(tokens):,} tokens; a datastore holds 1 to {MOST:,}. Give other files.")
+        order = rank = np.unique(tokens, return_inverse=True)[1]
+        for done in told([2 ** n for n in range(SORTED.bit_length() - 1)]):
+            # By the first `done` tokens places have ranks; those of the next ones are further on.  Past the end: 0.
+            key = rank.astype(np.int64) * (len(rank) + 1)
+            key[:-done] += rank[done:] + 1
+            order = np.argsort(key, kind="stable")
+            rank[order] = np.concatenate([[0], np.cumsum(np.diff(key[order]) != 0)])
+        return cls(tokens.astype(np.int32), order.astype(np.int32))
+
+    def longest(self, context: Sequence[int], longest: int, shortest: int) -> tuple[int, slice]:
+        """(tokens of the longest end of the context that is here, its places as a part of `order`); (0, none of it)."""
+        match, found = 0, slice(0, 0)
+        low, high = shortest, min(longest, len(context))
+        while low <= high:      # what ends a longer match matches, too
+            n = (low + high) // 2
+            part = self.find(context[-n:])
+            if part.start < part.stop:
+                match, found, low = n, part, n + 1
+            else:
+                high = n - 1
+        return match, found
+
+    def find(self, string: Sequence[int]) -> slice:
+        """Where it occurs, as a part of `order`."""
+        n, wanted = len(string), list(string)
+
+        def there(place: int) -> list[int]:
+            return self.tokens[place:place + n].tolist()
+
+        first = bisect_left(self.order, wanted, key=there)
+        if first == len(self.order) or there(self.order[first]) != wanted:
+            return slice(first, first)
+        return slice(first, bisect_right(self.order, wanted, lo=first, key=there))
+
+    def save(self, path: Path, identity: Mapping[str, str]) -> None:
+        """One safetensors file, whole or not at all; `identity` says whose ids these are."""
+        from safetensors.numpy import save_file
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        save_file({"tokens": self.tokens, "order": self.order}, part,
+                  {"version": VERSION, "identity": json.dumps(dict(identity))})
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, identity: Mapping[str, str]) -> Datastore:
+        """Mapped; ValueError where the file is damaged, or holds another tokenizer's ids."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = dict(file.metadata() or {})
+                found = {**json.loads(meta["identity"]), "version": meta["version"]}
+                tokens, order = (file.get_tensor(name).numpy() for name in ("tokens", "order"))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise _unfit(path, f"cannot be read ({error})") from error
+        for key, needed in {**identity, "version": VERSION}.items():
+            if found.get(key) != needed:
+                raise _unfit(path, f"belongs to {key} {found.get(key)!r}, and {needed!r} is loaded")
+        if tokens.ndim != 1 or tokens.shape != order.shape or {tokens.dtype, order.dtype} != {np.dtype(np.int32)}:
+            raise _unfit(path, f"holds tokens {tokens.dtype} {tokens.shape} and order {order.dtype} {order.shape}; "
+                               "two of (N,) int32 are needed")
+        return cls(tokens, order)
 
 
-class Stored:
-    """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences.
-
-    What was told is a datastore of its own; of equal matches its counts.
-    """
-
-    def __init__(self, history: History, store: Datastore, lookup: Lookup | None = None,
-                 clock: Clock | None = None) -> None:
-        self.memories = (history,)
-        self._history, self.store, self.lookup, self.clock = history, store, lookup or Lookup(), clock or Clock()
-        self._told: Datastore | None = None
-
-    def propose(self, ask: Ask) -> ProposalTree:
-        with self.clock.part("retrieve"):
-            context = self._history.up_to(ask.root)[-self.lookup.longest:].tolist()
-            store, match, part = max(((store, *store.longest(context, self.lookup.longest, self.lookup.shortest))
-                                      for store in self._stores()), key=lambda found: found[1])
-            if not match or ask.budget < 2:
-                return ProposalTree.root_only(ask.root)
-            return self._tree(ask, match, self._continuations(store, match, part))
-
-    def _stores(self) -> list[Datastore]:
-        told = self._history.before()
-        if not len(told):
-            self._told = None
-            return [self.store]
-        if self._told is None or not np.array_equal(self._told.tokens, told):
-            self._told = Datastore.build(told)
-        return [self._told, self.store]
-
-    def _continuations(self, store: Datastore, match: int, part: slice) -> np.ndarray:
-        """[h, length] int32 in the order of the datastore, ENDED behind a text's end."""
-        count = part.stop - part.start
-        chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)
-        at = store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)
-        tokens = store.tokens[np.minimum(at, len(store.tokens) - 1)]
-        inside = np.logical_and.accumulate((at < len(store.tokens)) & (tokens >= 0), axis=1)
-        return np.where(inside, tokens, ENDED)
-
-    def _tree(self, ask: Ask, match: int, rows: np.ndarray) -> ProposalTree:
-        """rows are sorted, so that a prefix is a run of them."""
-        changes = np.ones(rows.shape, dtype=bool)
-        changes[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
-        depths, starts = np.nonzero(changes.T)
-        ends = np.append(starts[1:], len(rows))
-        ends[ends == 0] = len(rows)         # where the next run is a deeper one's first
-        counts = np.where(rows[starts, depths] == ENDED, 0, ends - starts)
-        tokens, parents, scores = [ask.root], [-1], [0.0]
-        nodes = np.zeros(len(rows), dtype=np.int64)     # each row's deepest so far: depths ascend
-        for n in _most_frequent(counts, ask.budget - 1).tolist():
-            depth, start = int(depths[n]), int(starts[n])
-            parents.append(int(nodes[start]))
-            nodes[start:ends[n]] = len(tokens)
-            tokens.append(int(rows[start, depth]))
-            scores.append(math.log(counts[n] / len(rows)))
-        found = len(tokens) - 1
-        return ProposalTree.build(tokens, parents, scores, [ROOT] + [RETRIEVED] * found, match=[0] + [match] * found)
-
-
-def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
-    """Ascending indices of the `most` largest counts above 0; of those that tie, the first: parents, where indices
-    ascend with depth."""
-    if len(counts) > most:
-        least = np.partition(counts, -most)[-most]
-        above, level = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
-        chosen = np.sort(np.concatenate([above, level[:most - len(above)]]))
-    else:
-        chosen = np.arange(len(counts))
-    return chosen[counts[chosen] > 0]
+def _unfit(path: Path, why: str) -> ValueError:
+    return ValueError(f"Datastore {path} {why}. Make it again for this model: `longgraft datastore build FILES --out "
+                      f"{path.name}`.")

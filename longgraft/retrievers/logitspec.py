@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from longgraft.clock import Clock
-from longgraft.memories.history import History, unbroken
-from longgraft.memories.last_row import LastRow
-from longgraft.proposer import Ask
-from longgraft.retrievers.trie import Trie
-from longgraft.tree import ProposalTree
+from longgraft.memories.last_topk import LastRow
+from longgraft.memories.token_history import History, unbroken
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import ProposalTree
+from longgraft.trees.trie import Trie
 
 WIDTH = 64                          # of the last row, and nodes of the tree, root included: the official capacity
 KEPT = ((8, 4), (32, 3))            # tokens of a guess with what follows it, by its rank at most; else the guess alone

@@ -6,11 +6,11 @@ chains from the root.  Knows trajectories only.
 
 from __future__ import annotations
 
-from longgraft.clock import Clock
 from longgraft.memories.trajectories import Trajectories
-from longgraft.proposer import Ask
-from longgraft.retrievers.trie import Trie
-from longgraft.tree import ProposalTree
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import ProposalTree
+from longgraft.trees.trie import Trie
 
 
 class Lookahead:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from longgraft.clock import Clock
-from longgraft.memories.history import History
-from longgraft.proposer import Ask
-from longgraft.tree import RETRIEVED, ProposalTree
+from longgraft.memories.token_history import History
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import RETRIEVED, ProposalTree
 
 
 class PromptLookup:

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from longgraft.serve import infill, metrics, models, openai, tokens, watching
-from longgraft.serve.asked import usual_sampling
-from longgraft.serve.errors import ErrorBody, install
-from longgraft.serve.guard import Guard
-from longgraft.serve.serving import Serving
+from longgraft.engine.session import Session
+from longgraft.serve.access import Guard
+from longgraft.serve.formats.errors import ErrorBody, install
+from longgraft.serve.formats.request_fields import usual_sampling
+from longgraft.serve.options import Serving
+from longgraft.serve.routes import infill, metrics, models, openai, tokenize, watch
 from longgraft.serve.state import State
 from longgraft.serve.worker import Worker
-from longgraft.session import Session
 
-FAMILIES = (models, openai, infill, tokens, watching, metrics)
+FAMILIES = (models, openai, infill, tokenize, watch, metrics)
 
 
 def make_app(session: Session, options: Serving | None = None) -> FastAPI:

@@ -8,10 +8,10 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from longgraft.completion.pieces import Cursor
-from longgraft.sampling import Sampling
-from longgraft.serve.asked import USUAL_TOKENS, ChatAsked, CompletionAsked, Drawing
-from longgraft.serve.errors import ApiError, refusing
+from longgraft.acceptance.sampling import Sampling
+from longgraft.completion.snippets import Cursor
+from longgraft.serve.formats.errors import ApiError, refusing
+from longgraft.serve.formats.request_fields import USUAL_TOKENS, ChatAsked, CompletionAsked, Drawing
 from longgraft.serve.state import State
 
 # What the template is given by the server itself.

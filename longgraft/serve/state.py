@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from longgraft.completion.layout import Layout
-from longgraft.sampling import Sampling
-from longgraft.serve.errors import ApiError
-from longgraft.serve.serving import Serving
+from longgraft.acceptance.sampling import Sampling
+from longgraft.completion.prompt.layout import Layout
+from longgraft.engine.session import Session
+from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
-from longgraft.session import Session
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from longgraft.prediction import Prediction
-from longgraft.request import FinishReason, Request, Step
-from longgraft.sampling import Sampling
-from longgraft.session import Session
-from longgraft.stats import Stats
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.predicted_output import Prediction
+from longgraft.engine.request import FinishReason, Request, Step
+from longgraft.engine.session import Session
+from longgraft.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
 RECENT = 16     # requests whose durations foretell the next one's

@@ -22,15 +22,15 @@ from pretend.device import CUDA, Answer, Event, Pretend, pretend
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
 import longgraft.attention.triton as kernel
-from longgraft.engine import Engine
-from longgraft.methods import build, find
-from longgraft.needs import HEAD
-from longgraft.parts import Parts
-from longgraft.regions import EAGER, Regions
-from longgraft.request import Goal
-from longgraft.sampling import Sampling
-from longgraft.target import fused
-from longgraft.target.model import Target
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.engine import Engine
+from longgraft.engine.request import Goal
+from longgraft.methods.find import build, find
+from longgraft.methods.needs import HEAD
+from longgraft.methods.parts import Parts
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.target_model import fused_modules
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
@@ -133,11 +133,11 @@ def told(_: int, like: Tensor) -> Tensor:
 
 
 ANSWERS: dict[str, Answer] = {
-    "longgraft.drafters.policies:__call__": gate,
-    "longgraft.drafters.policies:mass": lambda _, like: torch.full_like(like, 0.9),
+    "longgraft.drafters.pruning:__call__": gate,
+    "longgraft.drafters.pruning:mass": lambda _, like: torch.full_like(like, 0.9),
     "longgraft.drafters.eagle3:_on_host": drafted,
-    "longgraft.target.fixed:told": told,
-    "longgraft.acceptance:__call__": preferred,
+    "longgraft.target_model.static_pass:told": told,
+    "longgraft.acceptance.rules:__call__": preferred,
 }
 
 
@@ -192,7 +192,8 @@ class Fused:
 def made(device: Pretend, case: Case) -> tuple[Target, Eagle3Network]:
     """Once for all methods of a case: what takes longest is to make a large model."""
     model = device.module(lambda: AutoModelForCausalLM.from_config(case.target(), dtype=case.dtype))
-    target = Target(model, attention=case.attention, fused=fused.Fused(model, Fused(device)) if case.fused else None)
+    fused = fused_modules.Fused(model, Fused(device)) if case.fused else None
+    target = Target(model, attention=case.attention, fused=fused)
     return target, device.module(lambda: Eagle3Network(case.head, own_embedding=True).to(case.dtype))
 
 
@@ -260,7 +261,8 @@ def main(names: list[str]) -> None:
     device = pretend(ANSWERS)
     kernel.tree_attention = attention
     # Norms are known by what they say of numbers, which theirs are none.
-    fused.norm_of = lambda module: ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None
+    fused_modules.norm_of = lambda module: (
+        ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None)
     with device:
         found: dict[str, Any] = {}
         for name in names:

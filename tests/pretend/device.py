@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 CUDA = torch.device("cuda:0")
 PACKAGES = ("longgraft", "transformers")    # an event is theirs whose frame is the innermost,
-CARRIER = "longgraft.devices"               # but for what copies for others
+CARRIER = "longgraft.runtime.devices"               # but for what copies for others
 IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "detach_"}
 INDEXES = {"index", "index_put", "index_put_"}
 

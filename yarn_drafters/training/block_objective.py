@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.dflash import BlockNetwork
 
 AT_ONCE = 1024      # slots whose [slots, V] logits exist at once

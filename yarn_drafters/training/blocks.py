@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.drafters.block import BlockDrafter
-from longgraft.memories.block import BlockMemory
-from longgraft.target.model import Target
+from longgraft.drafters.dflash import BlockDrafter
+from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.yarn_drafters.dflash_files import dflash_config, load_blocks, save_blocks
 from longgraft.yarn_drafters.kinds import Count, Positive, Range, Share

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.policies import Dense
-from longgraft.memories.drafted import DrafterMemory
-from longgraft.target.model import Target
+from longgraft.drafters.pruning import Dense
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.kinds import checked
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus

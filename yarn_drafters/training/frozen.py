@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from longgraft.clock import Clock
-from longgraft.engine import Engine
-from longgraft.proposer import Proposer
-from longgraft.session import Session
-from longgraft.target.model import Target
-from longgraft.target.weights import read_config, read_model, read_tokenizer
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session
+from longgraft.protocol.proposer import Proposer
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Target
+from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
 from longgraft.yarn_drafters.training.recipe import Recipe
 from longgraft.yarn_drafters.training.world import World, sole_trainer

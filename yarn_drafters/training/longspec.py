@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 
 from longgraft.drafters.longspec import LongSpecDrafter
 from longgraft.memories.windowed import WindowMemory
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.kinds import Count, Range
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longgraft.target.model import Target
+from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.kinds import Count, Range
 from longgraft.yarn_drafters.medusa import FOLDER, MedusaConfig, MedusaHeads, load_medusa, save_medusa
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows

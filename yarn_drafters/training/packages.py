@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 
-from longgraft.reading import parse_json
+from longgraft.config.json_input import parse_json
 from longgraft.yarn_drafters.kinds import checked
 
 KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 import torch
 
-from longgraft.reading import parse_json
+from longgraft.config.json_input import parse_json
 from longgraft.yarn_drafters.kinds import Count, OneOf, Positive, Range, Share, check_fields
 from longgraft.yarn_drafters.layouts import Layers
 from longgraft.yarn_drafters.rope import Rope

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longgraft.target.model import Target
-from longgraft.target.weights import read_config, read_model, read_tokenizer
+from longgraft.target_model.model import Target
+from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.kinds import Range
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longgraft.devices import device_of
+from longgraft.runtime.devices import device_of
 
 CPU = torch.device("cpu")
 PATIENCE = timedelta(hours=12)      # while the first process reads the corpus, the others wait

@@ -1,0 +1,59 @@
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): what is probable enough is accepted.  Lossy.
+
+Knows logits and trees; knows no model and no proposer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk, Sampled
+from longgraft.runtime.devices import sent
+from longgraft.trees.tree import ProposalTree
+
+
+@dataclass(frozen=True)
+class Typical:
+    """A node is accepted with its parent where p(token) > min(epsilon, alpha * exp(-H(p))); the deepest one ends the
+    path, of equally deep ones the most probable.  The token after it is the target's own draw."""
+
+    sampled: Sampled
+    epsilon: float = 0.09
+    alpha: float = 0.3
+
+    @property
+    def guesses(self) -> DrawThenWalk:
+        return self.sampled.guesses
+
+    def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+        device = logits.device
+        p = self.sampled.warp(logits).softmax(-1)
+        border = (self.alpha * torch.special.entr(p).sum(-1).neg().exp()).clamp(max=self.epsilon)
+        above = sent(tree.parents[1:], device)
+        chances = p[above, sent(tree.tokens[1:], device)]
+        likely, told = (column.tolist() for column in torch.stack([chances > border[above], chances.log()]).cpu())
+        node = self._best(tree, likely, told)
+        path = [node]
+        while path[-1]:
+            path.append(int(tree.parents[path[-1]]))
+        token = self.sampled.draw(logits[node:node + 1], sent(positions[node:node + 1], device))
+        return torch.tensor(path[::-1]), int(token)
+
+    @staticmethod
+    def _best(tree: ProposalTree, likely: list[float], told: list[float]) -> int:
+        """The last node of the longest accepted path; likely, told: of each node but the root, whether its token is
+        probable enough after its parent, and how probable."""
+        reached = {0: (0, 0.0)}         # depth and log-probability of the accepted nodes
+        for node, parent in enumerate(tree.parents.tolist()[1:], 1):
+            if likely[node - 1] and parent in reached:
+                depth, chance = reached[parent]
+                reached[node] = depth + 1, chance + told[node - 1]
+        return max(reached, key=lambda node: reached[node])
+
+
+def typical(rule: AcceptanceRule, epsilon: float, alpha: float) -> AcceptanceRule:
+    """The rule of a request that samples, made typical; greedy and replayed ones stay exact."""
+    return Typical(rule, epsilon, alpha) if isinstance(rule, Sampled) else rule

@@ -1,0 +1,172 @@
+"""What each step should spend: nothing, nodes that memory foretells, or a draft of so many levels and a tree of so many
+nodes.
+
+One currency, tokens: what costs c seconds more must be expected to bring more than c times the present rate of tokens
+per second.  Knows a ranking, costs, and what came of earlier steps; knows no model.  What is answered never depends on
+what it chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from longgraft.budget.acceptance_estimates import DRAFTS, Experience, Plan
+from longgraft.budget.cost_model import Live
+from longgraft.budget.node_ranking import Ranked
+from longgraft.drafters.pruning import mass
+from longgraft.memories.eagle3_cache import JUDGED
+from longgraft.protocol.proposer import Ask, Level, Verdict
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import UNPRUNED, ProposalTree
+
+PROBED = 0.02           # share of the time that may go into looking at a source that is expected to lose
+LEAST = 0.08            # tokens that must be expected beyond the price: estimates are no more exact than that,
+LEAST_DRAFTED = 0.2     # and those of a draft, made before anything is drafted, less so
+STEPS = 16              # for which prices in seconds are kept
+FED = (1, 64)           # tokens between which and beyond which feeding is a line
+
+
+class Paying:
+    """Another level only while it is expected to bring more than it costs.
+
+    beam: nodes that a level feeds; chance: of the best guess below any of them; price: of a level, in tokens
+    """
+
+    def __init__(self, beam: int) -> None:
+        self.beam, self.chance, self.price = beam, 1.0, 0.0
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict(expand=level.last or self.chance * mass(level, self.beam) > self.price)
+
+
+class Prices:
+    """What trees of 1 to `most` nodes cost beyond a plain step at one prefix: in seconds, and in tokens at a rate.
+
+    level: seconds of a draft level that feeds `beam` nodes; beam: 0 without a drafter
+    """
+
+    def __init__(self, costs: Live, prefix: int, most: int, beam: int = 0) -> None:
+        self.plain = costs.verify(1, prefix)
+        self.seconds = [costs.verify(rows, prefix) - self.plain for rows in range(1, most + 1)]
+        # The least that any larger tree costs per further node.
+        self._least = [min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
+                       for n in range(most - 1)]
+        self.rate = 1.0 / self.plain
+        self.level = costs.level(beam, prefix) if beam else 0.0
+        self._feeds = [costs.feed(rows, prefix) for rows in FED] if beam else [0.0, 0.0]
+
+    def too_dear(self, nodes: int, probability: float) -> bool:
+        """Whether no tree of more nodes can pay where the next one has this probability."""
+        return nodes > len(self._least) or probability <= self.rate * self._least[nodes - 1]
+
+    def best(self, probabilities: Sequence[float]) -> int:
+        """How many of these nodes, the root first, gain most tokens beyond their price."""
+        gains = [gained - 1.0 - self.rate * seconds - LEAST * (nodes > 0)
+                 for nodes, (gained, seconds) in enumerate(zip(accumulate(probabilities), self.seconds, strict=False))]
+        return max(range(len(gains)), key=gains.__getitem__) + 1
+
+    def feed(self, rows: int) -> float:
+        """Seconds of the drafter's cache taking so many observed tokens."""
+        low, high = self._feeds
+        return low + (high - low) * (rows - FED[0]) / (FED[1] - FED[0])
+
+    def of(self, nodes: int) -> float:
+        """In tokens."""
+        return self.rate * self.seconds[min(nodes, len(self.seconds)) - 1]
+
+    def worth(self, tree: ProposalTree) -> float:
+        """Tokens that a ranked tree is expected to bring beyond its price."""
+        return float(tree.scores.exp().sum()) - self.of(len(tree))
+
+
+class Controller:
+    """Proposes what pays, of a ranking.
+
+    ranked:  by the estimates of `experience`; its drafter, if there is one, stops by `policy`; None: it proposes as a
+             whole, at a cost that is timed
+    levels:  draft forwards of a step at most
+    probing: whether a drafter that is expected to lose is looked at now and then
+    """
+
+    def __init__(self, ranked: Ranked, experience: Experience, policy: Paying | None = None, *, levels: int = 0,
+                 probing: bool = True, clock: Clock | None = None) -> None:
+        self.ranked, self.experience, self.policy, self.levels = ranked, experience, policy, levels
+        self.costs, self.probing, self.clock = experience.costs, probing, clock or Clock()
+        self.memories = (*ranked.memories, experience)
+        self._prices: tuple[int, Prices] | None = None
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        if ask.budget < 2:
+            return ProposalTree.root_only(ask.root)
+        with self.clock.part("control"):
+            prices = self._priced(ask)
+            tree = self.ranked.rank(ask, None, prices)
+            chances = tree.scores.exp().tolist()
+            plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(chances) - 1.0)
+            if self.policy is not None and self.experience.drafted is not None:
+                first, waiting = chances[1] if len(chances) > 1 else 0.0, self.experience.drafted.waiting
+                if self._drafting_pays(prices, first, waiting):
+                    tree, plan = self._draft(ask, prices, plan, first)
+                elif self.probing and waiting >= self.experience.learnt.patience:
+                    self.experience.look_within(PROBED, prices.feed(waiting + JUDGED))
+            elif self.ranked.drafter is not None:
+                tree, plan = self._asked(ask, prices, tree, plan)
+            self.experience.plan = plan
+            return tree
+
+    def _asked(self, ask: Ask, prices: Prices, tree: ProposalTree, plan: Plan) -> tuple[ProposalTree, Plan]:
+        """With what a source without levels proposes, where that is expected to bring more than it costs: by what its
+        proposals were worth before, and how often they came true."""
+        experience, cost = self.experience, self.costs.proposal
+        if experience.worth <= prices.rate * cost:
+            if self.probing and experience.learnt.idle >= experience.learnt.patience:
+                experience.look_within(PROBED, DRAFTS * cost)
+            return tree, plan
+        began = self.clock.now(wait=False)
+        drafted = self.ranked.draft(ask)
+        self.costs.proposed(self.clock.now(wait=False) - began)
+        ranked = self.ranked.rank(ask, drafted, prices)
+        experience.proposed(prices.worth(ranked) - prices.worth(tree))
+        promised = float(ranked.scores.exp().sum()) - 1.0 - plan.remembered
+        return ranked, replace(plan, rows=len(ranked), seconds=prices.plain + prices.seconds[len(ranked) - 1] + cost,
+                               drafted=promised if promised > 0.0 else None)
+
+    def _priced(self, ask: Ask) -> Prices:
+        """At this prefix and the present rate."""
+        if self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS:
+            beam = 0 if self.policy is None else self.policy.beam
+            self._prices = ask.position, Prices(self.costs, ask.position, ask.budget, beam)
+        prices = self._prices[1]
+        prices.rate = self.experience.rate(prices.plain)
+        return prices
+
+    def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
+        """Whether any number of levels is expected to gain more than it costs.  first: how probably memory has the next
+        token right, and no draft is needed; waiting: tokens that must be fed before."""
+        missed = (1.0 - first) * self.experience.trust
+        least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
+        gains = self._gains()
+        return missed * gains[-1] > least and any(
+            missed * gain > least + prices.rate * n * prices.level + prices.of(2 + n) for n, gain in enumerate(gains))
+
+    def _gains(self) -> list[float]:
+        """Tokens that 0, 1, ... expansions are expected to bring: each node is right as often as guesses have been."""
+        chance = self.experience.learnt.foretells
+        return list(accumulate(chance ** depth for depth in range(1, self.levels + 1)))
+
+    def _draft(self, ask: Ask, prices: Prices, plan: Plan, first: float) -> tuple[ProposalTree, Plan]:
+        assert self.policy is not None and self.experience.drafted is not None
+        feed = prices.feed(max(1, self.experience.drafted.waiting))
+        self.policy.chance = self.experience.learnt.foretells * self.experience.trust
+        self.policy.price = prices.rate * prices.level
+        began = self.clock.now(wait=False)
+        drafted = self.ranked.draft(ask)
+        took = self.clock.now(wait=False) - began       # every level's stop has waited for the device
+        expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
+        expected = feed + expansions * prices.level
+        self.costs.drafted(expected, took)
+        tree = self.ranked.rank(ask, drafted, prices)
+        seconds = prices.plain + prices.seconds[len(tree) - 1] + expected
+        return tree, replace(plan, rows=len(tree), seconds=seconds, drafted=(1.0 - first) * self._gains()[expansions])

@@ -1,0 +1,203 @@
+"""Costs measured on the machine at hand, in about half a second: the passes of decoding itself, on caches of zeros.
+
+Knows target, drafter and verifier; knows no method.  What it ran on is dropped: no cache and no memory is touched.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from longgraft.acceptance.rules import Greedy
+from longgraft.budget.cost_model import Costs, Live
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.pruning import Dense
+from longgraft.memories.adjacency import WIDTH
+from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.device_memory import free_bytes
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import SIZES
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
+from longgraft.yarn_drafters.network import Eagle3Network
+
+PREFIXES = (256, 2048)      # tokens
+# Of a pass; those of the first two are never left out.  Kernels take a step up behind 8 rows, and end behind 16.
+ROWS = (1, 16, 2, 8, 9, 17, 60)
+WIDTHS = (8, 2)         # nodes that a draft level feeds
+FED = (1, 16)           # observed tokens
+LEVELS = 2              # expansions of the draft that is timed
+SHARE = 0.05            # of the free memory, for caches of zeros
+
+# What was measured of a model serves all of its sessions.
+_MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
+
+Point = tuple[str, int, int]
+"""(what, prefix, rows)"""
+
+
+def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAGER) -> dict[str, str]:
+    """What costs belong to: a drafter's depend on its shape alone."""
+    device, drafter = target.device, "none"
+    if network is not None:
+        c = network.config
+        drafter = f"{c.layout}, {c.layers} x {c.hidden_size:,}, vocabulary {c.draft_vocab_size:,}"
+    key = {"model": Path(target.name).name, "drafter": drafter, "dtype": str(target.dtype)[6:],
+           "attention": target.attention, "kernels": "compiled" if target.kernels else "none"}
+    if device.type == "cuda":
+        return key | {"device": torch.cuda.get_device_name(device), "launches": "graphs" if regions.fixed else "single"}
+    return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}
+
+
+def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[int] = PREFIXES,
+            seconds: float = 0.5, regions: Regions = EAGER) -> Costs:
+    """Costs of this target and drafter here.
+
+    prefixes: tokens; longer ones than positions and memory allow are cut to those
+    seconds:  after which nothing more is begun; what had no turn is left out, and follows from the others
+    regions:  as the session's
+    """
+    regions = regions.anew()
+    rig = _Rig(target, network, prefixes, regions)
+    spent = rig.times(seconds)
+    regions.forget()        # what was recorded refers to what refers to it
+    grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
+    for (what, length, rows), took in spent.items():
+        if what == "levels":        # a draft of several levels, less one that only reads the root's candidates
+            took = max(0.0, took - spent["heads", length, WIDTHS[0]]) / LEVELS
+        grids[what].setdefault(length, {})[rows] = took
+    late = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
+    source = "measured here" + (f"; not, for want of time: {', '.join(sorted(late))}" if late else "")
+    return Costs(key_of(target, network, regions), source, grids["passes"], grids["levels"], grids["feeds"])
+
+
+def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER) -> Live:
+    """A file's costs, which stay as they are; without one those of this machine, which follow what is timed.
+
+    ValueError where the file is another model's, drafter's or machine's.
+    """
+    if path is None:
+        measured = _MEASURED.setdefault(target.model, {})
+        key = tuple(key_of(target, network, regions).items())
+        if key not in measured:
+            measured[key] = measure(target, network, regions=regions)
+        return Live(measured[key])
+    costs = Costs.load(Path(path))
+    advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
+    if differs := costs.fits(key_of(target, network, regions)):
+        raise ValueError(f"{path} holds the costs of another session: here is {'; '.join(differs)}.\n{advice}")
+    if network is not None and not (costs.levels and costs.feeds):
+        raise ValueError(f"{path} has no costs of a drafter, and there is one.\n{advice}")
+    return Live(costs, frozen=True)
+
+
+class _Rig:
+    """What decoding runs, on caches of zeros as long as a prefix.  actions: in the order in which they are timed."""
+
+    def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int],
+                 regions: Regions) -> None:
+        self.target, self.regions = target, regions
+        most = max(*ROWS, *FED, SIZES[-1] if regions.fixed else 0) + LEVELS + 1
+        positions = [target.max_positions, *([network.config.max_positions] if network else [])]
+        room = int(SHARE * free_bytes(target.device) / target.cache_bytes_per_token())
+        room = max(1, min(*positions, room) - most)
+        self.lengths = sorted({min(prefix, room) for prefix in prefixes}, reverse=True)
+        longest = self.lengths[0]
+        memory = DrafterMemory(network, kernels=target.kernels, regions=regions,
+                               fused=target.fused_kernels) if network else None
+        self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
+        self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock(), regions)
+        # Buffers exist when they were written once; what they held before may be NaN, or numbers too small to be fast.
+        seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)
+        _zero(self.verifier.cache)
+        self.actions = dict(self._passes())
+        self.needed = [("passes", longest, rows) for rows in ROWS[:2]]
+        if memory is not None:
+            self.features = {layer: rows.new_zeros(1, rows.shape[1]) for layer, rows in seen.hidden.items()}
+            self.actions |= dict(self._drafts(memory, most))
+            self.needed += [(what, longest, rows) for what, rows in (
+                ("heads", WIDTHS[0]), ("levels", WIDTHS[0]), ("feeds", FED[0]))]
+        self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
+
+    def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
+        for rows in ROWS:       # two chains side by side: a pass with a mask, as trees have it
+            tree = ProposalTree.build(list(range(rows)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
+                                      [ROOT] + [DRAFT] * (rows - 1))
+            for length in self.lengths:
+                yield ("passes", length, rows), partial(self._verify, tree, length)
+
+    def _verify(self, tree: ProposalTree, length: int) -> None:
+        self.verifier.cache.length = length
+        self.verifier.verify(tree, self.wants)
+
+    def _drafts(self, memory: DrafterMemory, most: int) -> Iterator[tuple[Point, Callable[[], object]]]:
+        root = Eagle3Drafter(memory, Dense(), 1, WIDTHS[0])
+        deep = {width: Eagle3Drafter(memory, Dense(), 1 + LEVELS, width) for width in WIDTHS}
+        memory.reset(self.lengths[0] + most)
+        self._draft(root, 0, 1)
+        _zero(memory.cache)
+        for length in self.lengths:
+            for rows in FED:
+                yield ("feeds", length, rows), partial(self._draft, root, length, rows)
+            yield ("heads", length, WIDTHS[0]), partial(self._draft, root, length)
+            for width in WIDTHS:
+                yield ("levels", length, width), partial(self._draft, deep[width], length)
+
+    def _draft(self, drafter: Eagle3Drafter, length: int, fed: int = 0) -> None:
+        drafter.memory.cache.length = length
+        if fed:
+            drafter.memory.observe(Observation(
+                ProposalTree.chain(torch.zeros(fed, dtype=torch.int64)), torch.arange(fed), 0,
+                hidden={layer: row.expand(fed, -1) for layer, row in self.features.items()}))
+        drafter.propose(Ask(0, max(ROWS), length + fed))
+
+    def times(self, seconds: float) -> dict[Point, float]:
+        """Least seconds of each action: once in turn, then whichever had least time, until it is over; the needed ones
+        in any case.
+
+        On a GPU twice: at its first launch a kernel is loaded.  What is recorded is recorded before, and not counted.
+        """
+        spent: dict[Point, float] = {}
+        if self.regions.fixed:
+            for action in self.actions.values():
+                action()
+        device, end = self.target.device, time.perf_counter() + seconds
+
+        def take(point: Point) -> None:
+            began = _now(device)
+            self.actions[point]()
+            spent[point] = min(spent.get(point, math.inf), _now(device) - began)
+
+        for point in self.needed * (2 if device.type == "cuda" else 1):
+            take(point)
+        had = {point: spent.get(point, 0.0) for point in self.actions}
+        while (point := min(had, key=had.__getitem__)) and time.perf_counter() + spent.get(point, 0.0) < end:
+            take(point)
+            had[point] += spent[point]
+        return spent
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _zero(cache: KVCache) -> None:
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys.zero_()
+            layer.values.zero_()

@@ -1,0 +1,227 @@
+"""Seconds of what a decoding step is made of: a target pass, a level of draft, the drafter's feeding, the rest.
+
+Knows numbers and a file; knows no model, and not how they were measured (`cost_measurement.py`, or a sweep's rows).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from longgraft.config.json_input import read_object
+
+Grid = Mapping[int, Mapping[int, float]]
+"""prefix tokens -> rows -> seconds"""
+Points = Sequence[tuple[int, float]]
+"""(rows, seconds), ascending in both"""
+
+FORM = ('It needs key, source, passes {"4096": {"1": ms, "16": ms}}, levels and feeds (likewise, {} without a drafter) '
+        "and host (ms).")
+TABLES = ("passes", "levels", "feeds")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on one machine, by tokens of the prefix and rows of the pass.
+
+    key:    whose they are: model, drafter, dtype, device, attention, threads; what it leaves out they do not depend on
+    source: who measured, or from which rows
+    passes: of the target, draw and walk included
+    levels: one draft level: forward, head, top-k, scores; empty where there is no drafter
+    feeds:  observed tokens going into the drafter's cache, and the root's candidates read; empty likewise
+    host:   what a step costs besides: proposing and observing
+    """
+
+    key: Mapping[str, str]
+    source: str
+    passes: Grid
+    levels: Grid
+    feeds: Grid
+    host: float = 0.0
+
+    def verify(self, rows: int, prefix: int) -> float:
+        """Of a target pass."""
+        return along(curve(self.passes, prefix), rows)
+
+    def level(self, rows: int, prefix: int) -> float:
+        """Of a draft level that feeds `rows` nodes."""
+        return along(curve(self.levels, prefix), rows)
+
+    def feed(self, rows: int, prefix: int) -> float:
+        """Of the drafter's cache taking `rows` observed tokens, up to the root's candidates."""
+        return along(curve(self.feeds, prefix), rows)
+
+    def fits(self, key: Mapping[str, str]) -> list[str]:
+        """How a session of this key differs from whose costs these are, in words; empty where it does not."""
+        return [f"{name} {key.get(name, 'none')} instead of {found}" for name, found in self.key.items()
+                if key.get(name, "none") != found]
+
+    def lines(self) -> list[str]:
+        """For people: whose they are, and a table of milliseconds each."""
+        said = [", ".join(f"{name} {value}" for name, value in self.key.items()), f"source: {self.source}"]
+        for name in (name for name in TABLES if getattr(self, name)):
+            grid = getattr(self, name)
+            rows = sorted({rows for line in grid.values() for rows in line})
+            said.append(f"{name + ', ms':<16}" + "".join(f"{f'{n} rows':>10}" for n in rows))
+            said += [f"{f'{prefix:,} tokens':<16}" + "".join(
+                f"{1e3 * line[n]:>10.2f}" if n in line else f"{'-':>10}" for n in rows)
+                for prefix, line in sorted(grid.items())]
+        return [*said, f"{'host, ms':<16}{1e3 * self.host:>10.2f}"]
+
+    def save(self, path: Path) -> None:
+        """As `load` reads it, in milliseconds; ValueError where the file exists."""
+        if path.exists():
+            raise ValueError(f"{path} exists already. Give another --out.")
+        tables = {name: {str(prefix): {str(rows): round(1e3 * spent, 4) for rows, spent in sorted(row.items())}
+                         for prefix, row in sorted(getattr(self, name).items())} for name in TABLES}
+        path.write_text(json.dumps({"unit": "ms", "key": dict(self.key), "source": self.source, **tables,
+                                    "host": round(1e3 * self.host, 4)}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Costs:
+        """From JSON, as `save` writes it; ValueError names what is missing or impossible, and where."""
+        given = read_object(path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict,
+                                   "host": (int, float)})
+        if unknown := sorted(given.keys() - {"unit", "key", "source", "host", *TABLES}):
+            raise ValueError(f"{path} has {', '.join(unknown)}, which is unknown. {FORM}")
+        if (unit := given.get("unit", "ms")) != "ms":
+            raise ValueError(f"{path} is in {json.dumps(unit)[:20]}; milliseconds are needed. {FORM}")
+        if not all(isinstance(text, str) for text in given["key"].values()):
+            raise ValueError(f"{path}, key: {json.dumps(given['key'])[:60]} must be text by name. {FORM}")
+        if not given["passes"]:
+            raise ValueError(f"{path} has no passes. {FORM}")
+        tables = {name: _grid(given[name], f"{path}, {name}") for name in TABLES}
+        return cls(given["key"], given["source"], **tables, host=_seconds(given["host"], f"{path}, host"))
+
+
+def _grid(given: dict[str, Any], where: str) -> Grid:
+    grid: dict[int, dict[int, float]] = {}
+    for prefix, row in given.items():
+        if not prefix.isdecimal() or not isinstance(row, dict) or not row:
+            raise ValueError(f"{where}: found {prefix!r}: {json.dumps(row)[:40]}; prefix tokens and an object of rows "
+                             f"are needed. {FORM}")
+        if wrong := [rows for rows in row if not rows.isdecimal() or int(rows) < 1]:
+            raise ValueError(f"{where} at {prefix}: {wrong[0]!r} is no number of rows. {FORM}")
+        grid[int(prefix)] = {int(rows): _seconds(ms, f"{where} of {rows} rows at {prefix}")
+                             for rows, ms in row.items()}
+    return grid
+
+
+def _seconds(milliseconds: Any, where: str) -> float:
+    if type(milliseconds) not in (int, float) or not 0 <= milliseconds < math.inf:
+        raise ValueError(f"{where}: {json.dumps(milliseconds)[:40]} must be milliseconds, 0 or more.")
+    return milliseconds / 1e3
+
+
+def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
+    """(rows, seconds) at this prefix for all rows of the table, never negative.
+
+    Linear between what was measured and beyond it, but shorter prefixes than measured cost half of the shortest at
+    least, and fewer rows half of the fewest: a steep line would give them away.  Fewer rows and shorter prefixes cost
+    at most what more cost: noise only ever adds.
+    """
+    lengths = sorted(grid)
+    lines = [sorted(grid[length].items()) for length in lengths]
+    points = []
+    for rows in sorted({rows for line in lines for rows, _ in line}):
+        spent = _rising([max(along(line, rows), line[0][1] / 2) for line in lines])
+        points.append((rows, max(along(list(zip(lengths, spent, strict=True)), prefix), spent[0] / 2)))
+    return _never_falling(points)
+
+
+def _never_falling(points: Points) -> list[tuple[int, float]]:
+    return list(zip([rows for rows, _ in points], _rising([seconds for _, seconds in points]), strict=True))
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """Each at most what follows it."""
+    return list(accumulate(reversed(values), min))[::-1]
+
+
+def along(points: Points, at: int) -> float:
+    """Seconds of the line through the points, and of its ends' pieces beyond them; never negative."""
+    if len(points) == 1:
+        return points[0][1]
+    after = min(max(bisect_left(points, (at,)), 1), len(points) - 1)
+    (left, low), (right, high) = points[after - 1], points[after]
+    return max(0.0, low + (high - low) * (at - left) / (right - left))
+
+
+OUTLIER = 0.25      # of the logarithm: one pass that a busy machine made 5 times as long counts as one of 1.28 times
+SHARED = 0.15       # share of a difference that moves all costs: mostly it is the machine that became slower or faster
+OWN = 0.05          # and what moves those of these rows alone
+
+
+class Live:
+    """Costs that follow the steps that were timed; where frozen, they stay, and whoever asks decides the same again."""
+
+    def __init__(self, costs: Costs, frozen: bool = False) -> None:
+        self.costs, self.frozen = costs, frozen
+        # Logarithms of how much slower than `costs` everything is, drafts are beyond that, and passes of so many rows.
+        self._machine = self._drafts = 0.0
+        self._proposal: float | None = None     # logarithm of a proposal's seconds
+        self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
+        self._curves: dict[str, tuple[int, Points]] = {}        # of the prefix last asked for
+
+    def verify(self, rows: int, prefix: int) -> float:
+        """As `Costs.verify`, as of now; the next ones likewise."""
+        return along(self._curve("passes", prefix), rows)
+
+    def level(self, rows: int, prefix: int) -> float:
+        return along(self._curve("levels", prefix), rows)
+
+    def feed(self, rows: int, prefix: int) -> float:
+        return along(self._curve("feeds", prefix), rows)
+
+    def timed(self, rows: int, prefix: int, seconds: float) -> None:
+        """A target pass took this long."""
+        moved = self._moved(self.verify(rows, prefix), seconds)
+        self._machine += SHARED * moved
+        own = self._own
+        known = sorted(own)
+        after = min(bisect_left(known, rows), len(known) - 1)
+        left, right = known[max(0, after - 1)], known[after]       # the measured rows around these
+        share = min(1.0, math.log(rows / left) / math.log(right / left)) if left < right else 1.0
+        own[left] += OWN * moved * (1.0 - share)
+        own[right] += OWN * moved * share
+        self._curves.clear()
+
+    def drafted(self, expected: float, seconds: float) -> None:
+        """A draft, feeding and all, took this long where so much was expected of its levels and feeding."""
+        self._drafts += SHARED * self._moved(expected, seconds)
+        self._curves.clear()
+
+    @property
+    def proposal(self) -> float:
+        """Seconds of a proposal of whoever has no levels to be priced by: as timed, before that and frozen `host`."""
+        return self.costs.host if self._proposal is None else math.exp(self._proposal)
+
+    def proposed(self, seconds: float) -> None:
+        """Such a proposal took this long.  Noise only adds, and a first one may have begun with what is done once: what
+        took less counts for more."""
+        if self.frozen or seconds <= 0.0:
+            return
+        if self._proposal is None:
+            self._proposal = math.log(seconds)
+        moved = math.log(seconds) - self._proposal
+        self._proposal += moved / 2 if moved < 0.0 else SHARED * min(moved, OUTLIER)
+
+    def _moved(self, expected: float, seconds: float) -> float:
+        """Logarithm of how much longer it took; 0 where costs stay, or a clock stood still."""
+        if self.frozen or min(expected, seconds) <= 0.0:
+            return 0.0
+        return min(max(math.log(seconds / expected), -OUTLIER), OUTLIER)
+
+    def _curve(self, name: str, prefix: int) -> Points:
+        if self._curves.get(name, (None,))[0] != prefix:
+            passes = name == "passes"
+            self._curves[name] = prefix, _never_falling([
+                (rows, seconds * math.exp(self._machine + (self._own[rows] if passes else self._drafts)))
+                for rows, seconds in curve(getattr(self.costs, name), prefix)])
+        return self._curves[name][1]

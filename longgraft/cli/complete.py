@@ -1,0 +1,162 @@
+"""`longgraft complete`: what follows a cursor in a repository.  Knows options and printing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.generate import open_session
+from longgraft.cli.prompts import read_source
+from longgraft.completion.options import Wanted
+from longgraft.config.options import check, option
+from longgraft.config.settings import Draw, Pair, Settings
+
+if TYPE_CHECKING:
+    from longgraft.completion.completer import Completion
+    from longgraft.completion.snippets import Cursor, Piece
+
+completing = typer.Typer()
+
+EXAMPLE = "longgraft complete --repo . --file src/cache.py --line 42 --explain"
+SHOWN = 8       # of what was left out, by name
+
+
+@dataclass(frozen=True)
+class Place:
+    """The cursor."""
+
+    repo: str | None = option(None, "Folder of the repository", metavar="DIR", none="the current folder")
+    file: str = option("", "The file, from there")
+    line: int | None = option(None, "Of the cursor, 1 is the first", low=1)
+    column: int | None = option(None, "Of the cursor, 1 is before the first character", low=1, none="the line's end")
+    text: str | None = option(None, "The file's text where it is not saved: a file, or - for standard input",
+                              metavar="FILE", none="what is on disk")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.file or self.line is None:
+            raise ValueError("Say where the cursor is: --file FILE --line N, and --column N within the line.")
+
+    @property
+    def root(self) -> Path:
+        return Path(self.repo or ".")
+
+    def cursor(self) -> Cursor:
+        """ValueError for a place that there is not."""
+        from longgraft.completion.cursor import locate
+
+        assert self.line is not None
+        text = None if self.text is None else read_source(self.text)
+        return locate(self.root, self.file, self.line, self.column, text)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is said of a completion."""
+
+    explain: bool = option(False, "List the pieces that the model read and why, in the prompt's order, and what was "
+                                  "left out")
+    stream: bool = option(False, "Print text as it comes")
+    as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
+    prompt: bool = option(False, "Print the prompt, and stop")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.as_json and (self.stream or self.prompt):
+            raise ValueError("--json goes with neither --stream nor --prompt. Leave it out.")
+
+
+@command(completing, "complete", EXAMPLE, "Answer")
+def complete(place: Place, wanted: Wanted, told: Told, pair: Pair, settings: Settings, draw: Draw) -> None:
+    """Complete code at a cursor, with the repository around it."""
+    from longgraft.acceptance.sampling import Sampling
+    from longgraft.completion.completer import Completer
+
+    # What is wrong with the request is said before a model is loaded for it.
+    sampling = Sampling(**vars(draw))
+    cursor = place.cursor()
+    session, _ = open_session(pair, settings, tell=not told.as_json)
+    if told.prompt:
+        laid = Completer(session).lay_out(place.root, cursor, wanted)[0]
+        print(session.tokenizer.decode(laid.ids))
+        return
+    tell = (lambda text: print(text, end="", flush=True)) if told.stream else (lambda text: None)
+    found = Completer(session).complete(place.root, cursor, wanted, sampling, tell)
+    if told.as_json:
+        print(json.dumps(described(found, session.target.name)))
+        return
+    print("" if told.stream else found.text)
+    if told.explain:
+        print("\n".join(explained(found)), file=sys.stderr)
+    print("\n".join(summed_up(found)), file=sys.stderr)
+
+
+def described(found: Completion, model: str) -> dict[str, Any]:
+    """For JSON."""
+    laid, out = found.laid, found.gathered.left_out
+    used = [_described(piece) | {"tokens": tokens} for piece, tokens in zip(laid.used, laid.tokens, strict=True)]
+    return {"text": found.text, "ended": found.ended, "model": model, "path": found.cursor.path, "layout": laid.form,
+            "prompt_tokens": len(laid.ids), "reused_tokens": found.reused,
+            "file_tokens": {"before": laid.before, "after": laid.after},
+            "used": used, "unused": [_described(piece) for piece in laid.unused], "left_out": asdict(out),
+            "seconds": dict(found.seconds), "token_ids": found.generation.token_ids,
+            "stats": found.generation.stats.as_dict()}
+
+
+def _described(piece: Piece) -> dict[str, Any]:
+    return {"path": piece.path, "lines": [piece.first_line, piece.last_line], "why": piece.why, "worth": piece.worth}
+
+
+def explained(found: Completion) -> list[str]:
+    """The prompt's parts in their order, then what was left out and why."""
+    laid, out = found.laid, found.gathered.left_out
+    rows = [(f"{tokens:,}", _where(piece), piece.why) for piece, tokens in zip(laid.used, laid.tokens, strict=True)]
+    rows.append((f"{laid.before:,}", found.cursor.path, "the file, before the cursor"))
+    if laid.form == "fim":
+        rows.append((f"{laid.after:,}", found.cursor.path, "the file, after the cursor"))
+    unused = [("", _where(piece), piece.why) for piece in laid.unused[:SHOWN]]
+    lines = ["", f"the prompt, {laid.form}, nearest to the cursor last:", *_table([("tokens", "piece", "why"), *rows])]
+    if unused:
+        lines += ["", f"no room for {len(laid.unused):,}, the best of them:", *_table(unused)]
+    if out.counts:
+        lines += ["", "not read: " + ", ".join(f"{count:,} {why}" for why, count in out.counts.items())]
+    if out.secrets:
+        more = f" and {len(out.secrets) - SHOWN:,} more" if len(out.secrets) > SHOWN else ""
+        lines.append(f"taken to hold secrets, not read: {', '.join(out.secrets[:SHOWN])}{more}")
+    return lines
+
+
+def summed_up(found: Completion) -> list[str]:
+    """What was read, what was reused, how fast it went."""
+    laid, stats, seconds = found.laid, found.generation.stats, found.seconds
+    files = len({piece.path for piece in laid.used})
+    pieces = f"{_number(len(laid.used), 'piece')} of {_number(files, 'other file')}"
+    return ["", f"prompt: {len(laid.ids):,} tokens ({laid.form}), {laid.before + laid.after:,} of them of "
+            f"{found.cursor.path}, {sum(laid.tokens):,} in {pieces}",
+            f"read {len(laid.ids) - found.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused {found.reused:,}; "
+            f"first token after {seconds['first']:.2f} s, with {seconds['gather'] + seconds['layout']:.2f} s to gather "
+            "and lay out",
+            f"said {stats.new_tokens} tokens ({found.ended}) in {stats.decode_seconds:.2f} s "
+            f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, {stats.tokens_per_step:.2f} tokens "
+            "per step)"]
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _where(piece: Piece) -> str:
+    return f"{piece.path}:{piece.first_line}-{piece.last_line}"
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Numbers to the right, names to the left."""
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"{row[0]:>{first + 2}}  {row[1]:<{second}}  {row[2]}".rstrip() for row in rows]

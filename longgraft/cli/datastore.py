@@ -1,0 +1,57 @@
+"""`longgraft datastore build`: the files that a datastore is made of.  Knows options and printing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+datastore = typer.Typer(no_args_is_help=True, help="Build a datastore: text to look tokens up in.")
+
+
+@datastore.callback()
+def group() -> None:
+    """Build a datastore: text to look tokens up in."""
+
+
+@datastore.command("build", epilog="Example: longgraft datastore build src docs --endings .py,.md --out "
+                                   "store.safetensors")
+def build(
+    files: Annotated[list[Path], typer.Argument(
+        help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them.")],
+    out: Annotated[Path, typer.Option(help="New file.")],
+    model: Annotated[Optional[str], typer.Option(       # noqa: UP045
+        help="Whose tokenizer: hub id or folder; default: the embedded.")] = None,
+    endings: Annotated[Optional[str], typer.Option(     # noqa: UP045
+        metavar=".A,.B", help="Of folders, only files with these endings.")] = None,
+) -> None:
+    """Encode files, sort their places, write one file for `--with datastore=FILE`."""
+    from tqdm import tqdm
+
+    from longgraft.cli.prompts import new_file
+    from longgraft.engine.text import vocabulary
+    from longgraft.methods.needs import EMBEDDED, embedded
+    from longgraft.retrievers.datastore import Datastore
+    from longgraft.target_model.weights import read_tokenizer
+    from longgraft.yarn_drafters.training.corpus import encode, split_coded
+    from longgraft.yarn_drafters.training.documents import read_documents
+
+    new_file(str(out))
+    path = str(embedded("target")) if model in (None, EMBEDDED) else str(model)
+    tokenizer = read_tokenizer(path, model or EMBEDDED)
+    documents = read_documents(_chosen(files, tuple(filter(None, (endings or "").split(",")))))
+    tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), tokenizer).tokens)
+    store = Datastore.build(tokens, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
+    store.save(out, {"tokenizer": vocabulary(tokenizer)})
+    print(f"{out}: {len(store.tokens):,} tokens")
+
+
+def _chosen(files: list[Path], endings: tuple[str, ...]) -> Iterator[Path]:
+    """Files as they are given; of folders all, or those that end so."""
+    for path in files:
+        if path.is_dir() and endings:
+            yield from sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(endings))
+        else:
+            yield path

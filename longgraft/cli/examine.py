@@ -1,0 +1,159 @@
+"""The commands around an answer: what there is, whether it fits, whether it is exact, and how it gets faster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.generate import open_session
+from longgraft.cli.prompts import new_file
+from longgraft.config.method_roles import DENSE
+from longgraft.config.options import check, like, option
+from longgraft.config.settings import POSITIONS, Draw, Ends, Pair, Settings
+
+if TYPE_CHECKING:
+    from longgraft.methods.method import Method
+
+looking = typer.Typer()
+
+PANEL = "Answer"
+Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
+
+
+@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
+def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
+        metavar="NAME", help="Methods, or FILE.py:OBJECT of your own: all that can be said of them.")] = None) -> None:
+    """List the methods, those here and those of installed packages; or say what one needs, and what can be chosen."""
+    from longgraft.methods.find import find, installed
+    from longgraft.methods.registry import PARTS
+
+    if names:
+        print("\n".join(_described(name, find(name)) for name in names))
+        return
+    groups = {(part.__doc__ or "").partition(".  ")[0]: part.METHODS for part in PARTS}
+    print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
+    for title, group in (groups | {"Of installed packages": tuple(installed().values())}).items():
+        if group:
+            print("\n".join(["", title, *map(_listed, group)]))
+
+
+def _listed(method: Method) -> str:
+    """One line."""
+    about = [f"needs {' and '.join(need.switch for need in method.needs)}"] if method.needs else []
+    about += [method.promise] if method.promise != "exact" else []
+    about += [" ".join(f"+{one.name}" for one in method.own)] if method.own else []
+    beside = f" [{'; '.join(about)}]" if about else ""
+    return f"  {method.name:<22} {method.budget:>3}  {method.clause}{beside}"
+
+
+def _described(name: str, method: Method) -> str:
+    """All of it, its choices with what they do."""
+    needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
+    own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.told(one.default)}" for one in method.own)
+    return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
+            f"{method.promise}{own}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What memory is planned for."""
+
+    context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
+    device: str | None = like(Settings, "device")
+    dtype: str | None = like(Settings, "dtype")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k",
+         PANEL)
+def doctor(pair: Pair, plan: Plan) -> None:
+    """Device, versions, backends, whether a target and a head fit together, and whether their memory is there.
+
+    No weights are loaded.  Exit status 1 where something does not fit.
+    """
+    from longgraft.eval.checks.doctor import examine
+    from longgraft.runtime.devices import device_of, dtype_of
+
+    found = examine(pair, plan.context, device_of(plan.device), dtype_of(plan.dtype) if plan.dtype else None)
+    print("\n".join(found.lines))
+    if not found.fits:
+        raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class Warming:
+    """What a calibration is made from."""
+
+    rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
+    max_new_tokens: int = like(Ends, "max_new_tokens")
+    out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
+    temperature: float = like(Draw, "temperature", help="Thresholds hold for this temperature; 0: greedy")
+    draft_cost: float | None = option(None, "Of a drafted level, in verifications", low=0, none="measured here")
+    keep_acceptance: bool = option(False, "The fastest thresholds that accept no less than a dense tree")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(looking, "calibrate", "longgraft calibrate --prompts warmup.jsonl --rounds 5", PANEL,
+         without=("method", "calibration", "costs", "persist", "chunk"))
+def calibrate(
+    prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
+                                               "continuation are replayed.")],
+    pair: Pair, warming: Warming, settings: Settings,
+) -> None:
+    """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
+    from longgraft.acceptance.sampling import Sampling
+    from longgraft.eval.checks.calibrate import calibrate as run
+    from longgraft.eval.checks.calibrate import prompt_of
+    from longgraft.eval.prompts.suites import read_prompts
+
+    out, examples = new_file(warming.out), read_prompts(prompts, warming.rounds)
+    Sampling(warming.temperature)
+    session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
+    warm = [prompt_of(example, session) for example in examples]
+    print(run(loaded, warm, warming.max_new_tokens, warming.temperature, out, budget=settings.budget,
+              draft_cost=warming.draft_cost, keep=warming.keep_acceptance))
+
+
+@dataclass(frozen=True)
+class Checking:
+    """What a method is checked on."""
+
+    count: int = option(5, "Prompts at most", low=1, high=10 ** 6)
+    max_prompt_tokens: int = option(4096, "Prompts keep their last tokens", unit="tokens", low=1, high=POSITIONS)
+    max_new_tokens: int = like(Ends, "max_new_tokens", default=128)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)
+def verify(
+    prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],
+    pair: Pair, checking: Checking, settings: Settings, draw: Draw, as_json: Json = False,
+) -> None:
+    """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there.
+
+    Exit status 1 where it reaches none.  What need not have plain decoding's tokens, a lossy method and, where tokens
+    are sampled, one that keeps the target's law, reaches what it promises.
+    """
+    from longgraft.acceptance.sampling import Sampling
+    from longgraft.eval.checks.losslessness import check as compare
+    from longgraft.eval.checks.losslessness import lines
+    from longgraft.eval.prompts.suites import read_prompts
+
+    sampling, examples = Sampling(**vars(draw)), read_prompts(prompts, checking.count)
+    session, _ = open_session(pair, settings, tell=not as_json)
+    ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:] for example in examples]
+    report = compare(session, ids, sampling, checking.max_new_tokens)
+    print(json.dumps(report) if as_json else "\n".join(lines(report)))
+    if report["level"].startswith("none"):
+        raise SystemExit(1)

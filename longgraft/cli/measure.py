@@ -1,0 +1,267 @@
+"""The commands that measure: sweep, bench, plot, compare and what goes with them.  Knows options and printing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.prompts import new_file
+from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
+from longgraft.config.options import check, describe, like, option
+from longgraft.config.settings import POSITIONS, Pair, Settings
+from longgraft.eval.runs.config import SHORT, Diagnosis, SweepConfig
+
+if TYPE_CHECKING:
+    from longgraft.budget.cost_model import Costs
+
+measuring = typer.Typer()
+
+PANEL = "Measure"
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where a run is written, and who does the work."""
+
+    out: str | None = option(None, "Folder of the run", metavar="FOLDER")
+    resume: str | None = option(None, "Folder of an interrupted run, to go on with; nothing need be repeated",
+                                metavar="FOLDER")
+    retry_failures: bool = option(False, "Measure again what failed")
+    workers: int | None = option(None, "Processes, one model replica each; speeds then share the machine. With --ray, "
+                                       "actors", low=1, high=4096, none="1; with --ray, one per GPU, else per node")
+    ray: str | None = option(None, "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. Models, "
+                                   "heads and calibrations given as paths must be there on every node; prompts are "
+                                   "read here", metavar="ADDRESS")
+    dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.out and self.resume and Path(self.out) != Path(self.resume):
+            raise ValueError(f"--resume goes on in {self.resume}, and --out says {self.out}. Leave --out out.")
+        if not (self.out or self.resume or self.dry_run):
+            raise ValueError("No folder was given. Give --out FOLDER for a new run, or --resume FOLDER to go on.")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.resume or self.out or "")
+
+
+def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the run to go on with was given."""
+    from longgraft.eval.runs.resume import resume_config
+
+    return vars(resume_config(Path(flags["resume"]))) if "resume" in flags else {}
+
+
+@command(measuring, "sweep", "longgraft sweep --suites qmsum,repobench-p --data rows --buckets 4k,8k "
+                             "--methods ar,eagle3,graft --mode replay --prompts 5 --out run", PANEL, saved=saved)
+def sweep(config: SweepConfig, running: Running) -> None:
+    """Measure methods over suites and prompt lengths: acceptance, decode-only speed, losslessness."""
+    _measure(config, running)
+
+
+@command(measuring, "bench", "longgraft bench --suites mt_bench,humaneval --data rows --prompts 80 "
+                             "--mode greedy,sampled --out run", PANEL, SHORT, {"lengths"}, saved)
+def bench(config: SweepConfig, running: Running) -> None:
+    """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a conversation.
+
+    A later turn follows what plain decoding answered, so that all methods are measured on the same conversation.
+    EAGLE's tables have 80 prompts of a suite.
+    """
+    _measure(config, running)
+
+
+@command(measuring, "ablate", "longgraft ablate components --suites lcc --data rows --buckets 4k,16k --out run", PANEL,
+         {"methods": (PLAIN,)}, saved=saved)
+def ablate(
+    name: Annotated[str, typer.Argument(metavar="WHICH", help="components, ranking, spending, placement, template, "
+                                                              "budget, warmup or thresholds; field: all methods.")],
+    config: SweepConfig, running: Running,
+    warmup_prompts: Annotated[Optional[Path], typer.Option(  # noqa: UP045
+        help="Of the ablation warmup: JSONL of conversations that are in none of the suites.")] = None,
+) -> None:
+    """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement (Figure 2),
+    template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field, all methods, in their
+    official sizes and at the common budget.  --methods are measured beside them."""
+    from longgraft.eval.runs.ablations import prepare
+
+    _measure(prepare(name, config, running.folder, warmup_prompts, running.dry_run), running)
+
+
+def _measure(config: SweepConfig, running: Running) -> None:
+    """Run a sweep, write its tables, draw its figures."""
+    from longgraft.eval.reports.plots import draw
+    from longgraft.eval.reports.report import write
+    from longgraft.eval.runs.bench import Bench
+    from longgraft.eval.runs.folder import Run
+    from longgraft.eval.runs.plan import check_plan
+    from longgraft.eval.runs.rows import Failure
+    from longgraft.eval.runs.sweep import lines_of_plan
+    from longgraft.eval.runs.sweep import sweep as run
+
+    if running.dry_run:
+        suites = check_plan(config)     # what is wrong with them is said before a model is loaded
+        plan = lines_of_plan(config, suites, Bench.open(config))
+        print("\n".join([*describe(config), *(f"# {line}" for line in plan)]))
+        return
+    out = running.folder
+    rows = run(config, out, running.resume is not None, running.workers, running.ray, running.retry_failures)
+    write(out)
+    if failed := sum(isinstance(row, Failure) for row in rows):
+        print(f"longgraft: {failed} of {len(rows)} rows are failures; the summary says why", file=sys.stderr)
+    print(out / "summary.md")
+    if failed == len(rows):
+        raise SystemExit(1)
+    with suppress(ImportError, ValueError):     # figures are an extra; answers that all ended at once have none
+        draw(Run.read(out))
+
+
+@command(measuring, "diagnose", "longgraft diagnose --suites repobench-p,gov_report --data rows --buckets 2k,8k "
+                                "--head short=HEAD --out diagnosis", PANEL)
+def diagnosed(pair: Pair, asked: Diagnosis,
+              out: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")]) -> None:
+    """Show how far ahead a drafter still knows what comes, under its own and under the target's keys, values and
+    features (KVShot, arXiv 2604.26412): acceptance by depth, as rows, table and figure."""
+    from longgraft.eval.checks.diagnose import diagnose
+    from longgraft.eval.reports.diagnosis import table, write
+    from longgraft.eval.runs.provenance import environment
+    from longgraft.yarn_drafters.files import check_new_folder
+
+    check_new_folder(out)
+    session, depths = diagnose(pair, asked)
+    e = environment(session)
+    about = (f"{e['target']}, {e['dtype']}, {e['device']}; {asked.text} continuations of {asked.max_new_tokens} tokens "
+             f"at most, {asked.prompts} prompts a length at most")
+    paths = write(out, depths, about)
+    print("\n".join([*table(depths), "", *map(str, paths)]))
+
+
+@measuring.command("plot", rich_help_panel=PANEL, epilog="Example: longgraft plot run")
+def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep.")],
+         label: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
+             metavar="METHOD=LABEL", help="Legend; methods without one are left out.")] = None,
+         suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg") -> None:
+    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by depth, estimates and what
+    came of them.
+
+    Its tables are written again, also those of a sweep that was interrupted.
+    """
+    from longgraft.eval.reports.plots import draw
+    from longgraft.eval.reports.report import write
+    from longgraft.eval.runs.folder import Run
+
+    write(folder)
+    for path in draw(Run.read(folder), dict(_pair(text) for text in label or ()), suffix):
+        print(path)
+
+
+@measuring.command("compare", rich_help_panel=PANEL, epilog="Example: longgraft compare before after")
+def compare_runs(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
+                 second: Annotated[Path, typer.Argument(help="Folder of another.")]) -> None:
+    """Compare two sweeps row by row: tokens and counts that differ, and paired ratios of speed and MAT."""
+    from longgraft.eval.reports.compare import compare
+    from longgraft.eval.runs.folder import Run
+
+    print("\n".join(compare(Run.read(first), Run.read(second))))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What is timed, and how long."""
+
+    prefixes: tuple[int, ...] = option((512, 4096, 16384), "Prompt tokens before the passes that are timed",
+                                       unit="tokens", low=1, high=POSITIONS)
+    seconds: float = option(5.0, "For all of them together", low=0, high=3600)
+    device: str | None = like(Settings, "device")
+    dtype: str | None = like(Settings, "dtype")
+    attention: str = like(Settings, "attention")
+    out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json", PANEL)
+def costs(pair: Pair, timing: Timing, folder: Annotated[Optional[Path], typer.Argument(  # noqa: UP045
+        help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here.")] = None) -> None:
+    """Measure here, or take from a sweep, what target passes, draft levels and feeding the drafter cost."""
+    out = new_file(timing.out)
+    found = _measured(pair, timing) if folder is None else _swept(folder)
+    print("\n".join(found.lines()))
+    if out is not None:
+        found.save(out)
+
+
+def _measured(pair: Pair, timing: Timing) -> Costs:
+    from longgraft.eval.checks.costs import measured
+    from longgraft.loading import assemble
+
+    settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device, dtype=timing.dtype,
+                        attention=timing.attention)
+    return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
+
+
+def _swept(folder: Path) -> Costs:
+    from longgraft.eval.reports.projection import costs_of_run
+    from longgraft.eval.runs.folder import Run
+
+    return costs_of_run(Run.read(folder))
+
+
+@measuring.command("project", rich_help_panel=PANEL, epilog="Example: longgraft project run --costs llama8b-h100.json")
+def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
+            costs: Annotated[Path, typer.Option(help="JSON of `longgraft costs`, measured or given.")]) -> None:
+    """Project measured acceptance onto another model's or machine's costs (Graft, Equation 1)."""
+    from longgraft.budget.cost_model import Costs
+    from longgraft.eval.reports.projection import project as projected
+    from longgraft.eval.runs.folder import Run
+
+    print(projected(Run.read(folder), Costs.load(costs)), end="")
+
+
+@measuring.command("recordings", rich_help_panel=PANEL,
+                   epilog="Example: longgraft recordings run --mode sampled --out answers.jsonl; then "
+                          "longgraft sweep --mode replay --recorded answers.jsonl --out replayed")
+def recordings(folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep or bench.")],
+               out: Annotated[Path, typer.Option(help="JSONL to write.")],
+               mode: Annotated[str, typer.Option(help="sampled or greedy.")] = "sampled",
+               method: Annotated[str, typer.Option(help="Whose answers; those of a lossless method are the target's.")]
+               = PLAIN) -> None:
+    """Write the answers of a run as text, to be replayed by any model with --recorded."""
+    from longgraft.eval.reports.recordings import write
+
+    print(f"{write(folder, out, mode, method)} answers in {out}")
+
+
+@measuring.command("suites", rich_help_panel=PANEL, epilog="Example: longgraft suites")
+def suites() -> None:
+    """List the suites: what each is, where on the hub it is, which files of a --data folder are taken for it."""
+    from longgraft.eval.prompts.sources import files_of
+    from longgraft.eval.prompts.suites import SUITES
+
+    for name, suite in SUITES.items():
+        place = f"hub {', '.join(part for part in suite.hub if part)}" if suite.hub else suite.source
+        print(f"{name:<27} {suite.clause}\n{'':<27} {place}; files: {', '.join(files_of(name))}")
+
+
+@measuring.command("templates", epilog="Example: longgraft templates", rich_help_panel=PANEL)
+def templates() -> None:
+    """List the retrieved trees: nodes, and nodes per depth (Graft, Table 7)."""
+    from longgraft.trees.templates import graft_templates, token_recycling
+
+    for name, template in {**graft_templates(), "recycling": token_recycling()}.items():
+        print(f"{name:<20} {len(template):>3} = {' + '.join(map(str, template.counts))}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")      # graft+depth=2=shallow
+    if not equals:
+        raise ValueError(f"{text!r} is no NAME=VALUE.")
+    return name, value

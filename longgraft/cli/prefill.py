@@ -1,0 +1,35 @@
+"""`longgraft prefill`: a text that is read once, in a file.  Knows options and printing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.generate import encode, open_session
+from longgraft.cli.prompts import PromptOptions
+from longgraft.config.settings import Pair, Settings
+
+prefilling = typer.Typer()
+
+EXAMPLE = "longgraft prefill handbook.md --save handbook.prefix"
+Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
+    metavar="[FILE]...", help="As --prompt-file: text files that prompts will begin with; -: standard input.")]
+
+
+@command(prefilling, "prefill", EXAMPLE, "Answer", without=("prompts", "prediction", "prefixes", "prefix"))
+def prefill(given: PromptOptions, pair: Pair, settings: Settings, save: Annotated[Path, typer.Option(
+        help="New file.", metavar="FILE")], files: Sources = None) -> None:
+    """Read a text once, for all prompts that begin with it: --prefix FILE of the other commands."""
+    from longgraft.prefill.saved import fresh
+
+    asked, = replace(given, prompt_file=(*given.prompt_file, *(files or ()))).read()
+    path = fresh(save)
+    session, _ = open_session(pair, settings, tell=True)
+    encode(session, asked)
+    saved = session.save_prefix(asked.prompt, path)
+    print(f"{path}: {saved.tokens:,} tokens, {saved.bytes:,} bytes, {saved.seconds:.1f} s", file=sys.stderr)

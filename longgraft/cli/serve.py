@@ -1,0 +1,45 @@
+"""`longgraft serve`: a model for editors and other clients, over HTTP.  Knows options and printing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from dataclasses import replace
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.generate import open_session
+from longgraft.config.settings import Pair, Settings
+from longgraft.serve.options import KEY_VARIABLE, Serving
+
+serving = typer.Typer()
+
+KEPT = 4.0      # GiB of prompts' beginnings: an editor asks again and again about one file
+
+
+@command(serving, "serve", "longgraft serve --port 8012", "Answer", base={"prefixes": KEPT})
+def serve(pair: Pair, settings: Settings, serving: Serving) -> None:
+    """Answer editors and other clients over HTTP, as OpenAI's and llama.cpp's servers do."""
+    try:
+        from longgraft.serve.app import make_app
+        from longgraft.serve.http_server import bound, run, url
+    except ImportError as error:
+        raise ImportError(f"The server needs {error.name}. Install it with: pip install longgraft[serve]") from error
+
+    if serving.api_key is None:
+        serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))
+    listens = bound(serving)        # an address that is taken is said before a model is loaded
+    if not serving.local and serving.api_key is None:
+        _say(f"whoever reaches {url(listens, serving)} is answered; set {KEY_VARIABLE} to let in only who knows a key")
+    session, _ = open_session(pair, settings, tell=True)
+    app = make_app(session, serving)
+    with suppress(KeyboardInterrupt):       # how a server is meant to end; it comes again when all is closed, or not
+        run(app, listens, lambda: _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C "
+                                       "ends it"))
+    _say("ended")
+
+
+def _say(text: str) -> None:
+    print(f"longgraft: {text}", file=sys.stderr, flush=True)

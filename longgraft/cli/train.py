@@ -1,0 +1,206 @@
+"""The commands that make drafters: `longgraft train ...` and `longgraft heads ...`.  Knows options and printing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from longgraft.config.options import size
+
+MOST = 10 ** 15     # tokens: more than there are
+
+Trained = Callable[[], tuple[Any, Any]]
+
+train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
+                                               "The same command again resumes; several GPUs: torchrun --no-python.")
+heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
+
+Data = Annotated[list[Path], typer.Option(
+    help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.")]
+Valid = Annotated[Optional[list[Path]], typer.Option(help="Unseen text to measure on; repeatable.")]  # noqa: UP045
+Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
+RecipeFile = Annotated[Optional[Path], typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ...")]  # noqa: UP045
+Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
+Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
+Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
+    help="The frozen target's: float32, bfloat16 or float16; default: bfloat16 on a GPU.")]
+Rate = Annotated[Optional[float], typer.Option(help="Peak, of AdamW; Muon takes ten times that.")]  # noqa: UP045
+Model = Annotated[Optional[str], typer.Option(help="The target: hub id or folder; default: the embedded.")]  # noqa: UP045
+
+
+@train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run "
+                                "--recipe embedded_target")
+def train_target(
+    data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
+    tokenizer: Annotated[Optional[str], typer.Option(  # noqa: UP045
+        help="Hub id or folder; default: the teacher's, or one learnt from the data.")] = None,
+    teacher: Annotated[Optional[str], typer.Option(  # noqa: UP045
+        help="Hub id or folder of a model to learn the distributions of; embedded: the embedded target.")] = None,
+    device: Device = None,
+) -> None:
+    """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one (--teacher)."""
+    from longgraft.yarn_drafters.training.target import TargetRecipe
+    from longgraft.yarn_drafters.training.target import train_target as run
+
+    made = TargetRecipe.load(recipe, total_tokens=_number(tokens), device=device)
+    print(run(made, _found(data), _found(valid or []), out, tokenizer and _named(tokenizer),
+              teacher and _named(teacher)))
+
+
+def _for_a_frozen_target(name: str, example: str = "chats.jsonl") -> Callable[[Trained], Callable[..., None]]:
+    """Make a command `train NAME` of what gives a recipe's type and what trains by it."""
+    def register(kind: Trained) -> Callable[..., None]:
+        def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
+                    tokens: Tokens = None, learning_rate: Rate = None, device: Device = None,
+                    dtype: Dtype = None) -> None:
+            recipes, run = kind()
+            made = recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
+            print(run(made, _model(model), _found(data), _found(valid or []), out, dtype=_dtype(dtype, device)))
+
+        train.command(name, help=kind.__doc__, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B "
+                                                      f"--data {example} --out run")(command)
+        return command
+    return register
+
+
+@_for_a_frozen_target("drafter")
+def train_drafter() -> tuple[Any, Any]:
+    """Train an EAGLE-3 drafter for any supported target, by training-time test."""
+    from longgraft.yarn_drafters.training import drafter
+
+    return drafter.DrafterRecipe, drafter.train_drafter
+
+
+@_for_a_frozen_target("medusa")
+def train_medusa() -> tuple[Any, Any]:
+    """Train Medusa heads for any supported target."""
+    from longgraft.yarn_drafters.training import medusa
+
+    return medusa.MedusaRecipe, medusa.train_medusa
+
+
+@_for_a_frozen_target("dflash")
+def train_dflash() -> tuple[Any, Any]:
+    """Train a DFlash block drafter for any supported target."""
+    from longgraft.yarn_drafters.training import blocks
+
+    return blocks.BlockRecipe, blocks.train_blocks
+
+
+@_for_a_frozen_target("longspec", "books.jsonl")
+def train_longspec() -> tuple[Any, Any]:
+    """Train a LongSpec drafter, which reads the target's own keys and values."""
+    from longgraft.yarn_drafters.training import longspec
+
+    return longspec.LongSpecRecipe, longspec.train_longspec
+
+
+@train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head --to 64k "
+                                "--data books.jsonl --out longer")
+def train_extend(
+    drafter: Annotated[Path, typer.Option(help="The head to extend.")], data: Data, out: Out,
+    to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k", model: Model = None,
+    original: Annotated[Optional[str], typer.Option(  # noqa: UP045
+        help="Length the head was trained at; default: what its config says.")] = None,
+    valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None, learning_rate: Rate = None,
+    device: Device = None, dtype: Dtype = None,
+) -> None:
+    """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
+    from longgraft.target_model.weights import read_config
+    from longgraft.yarn_drafters.layouts import TargetShape
+    from longgraft.yarn_drafters.training.drafter import extension_recipe
+    from longgraft.yarn_drafters.training.drafter import train_drafter as run
+
+    target, length = _model(model), _number(to)
+    assert length is not None
+    config = read_config(target, target)
+    shape, longest = TargetShape.of(config), _positions(config)
+    made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
+                            device=device, **_rates(learning_rate))
+    print(run(made, target, _found(data), _found(valid or []), out, start=drafter, dtype=_dtype(dtype, device)))
+
+
+@heads.callback(epilog="Example: longgraft heads")
+def list_heads(context: typer.Context) -> None:
+    """List the known EAGLE-3 heads and their targets."""
+    from longgraft.yarn_drafters.known_heads import KNOWN_HEADS
+
+    if context.invoked_subcommand is None:
+        for head in KNOWN_HEADS:
+            print(f"{head.target:<44} {head.head:<48} {head.trained_length:>6,} tokens")
+
+
+@heads.command("export", epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head "
+                                "--layout speculators")
+def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
+           out: Annotated[Path, typer.Option(help="New folder.")], model: Model = None,
+           layout: Annotated[str, typer.Option(help="eagle3 (EAGLE, SGLang) or speculators (vLLM).")] = "speculators",
+           ) -> None:
+    """Write a head in another public layout."""
+    from longgraft.target_model.weights import read_config
+    from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
+    from longgraft.yarn_drafters.files import check_new_folder
+    from longgraft.yarn_drafters.layouts import TargetShape
+
+    savers: dict[str, Any] = {"eagle3": save_head, "speculators": save_speculators}
+    if layout not in savers:
+        raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
+    check_new_folder(out)
+    target = _model(model)
+    config = read_config(target, target)
+    network = load_head(drafter, TargetShape.of(config), dtype=None)
+    if layout == "speculators":
+        save_speculators(network, out, verifier=target, architectures=config.architectures or [],
+                         positions=_positions(config) or 0)
+    else:
+        save_head(network, out)
+    print(out)
+
+
+def _named(name: str) -> str:
+    return _model(None if name == "embedded" else name)
+
+
+def _model(name: str | None) -> str:
+    import importlib.resources
+
+    return name or str(importlib.resources.files("longgraft.yarn_drafters") / "embedded" / "target")
+
+
+def _positions(config: Any) -> int | None:
+    """Of the target; None where its configuration has no such bound."""
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+def _found(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"File {path} does not exist. Give a JSONL or text file, or a folder.")
+    return paths
+
+
+def _number(text: str | None) -> int | None:
+    """64k is 65,536; 100m is 100 million."""
+    if text is None:
+        return None
+    number = size(text)
+    if not 1 <= number <= MOST:
+        raise ValueError(f"{text!r} is no number from 1 to {MOST:,}, such as 65536, 64k or 100m.")
+    return number
+
+
+def _rates(rate: float | None) -> dict[str, Any]:
+    if rate is None:
+        return {}
+    if not 0 < rate <= 1:
+        raise ValueError(f"--learning-rate is {rate}; a number above 0, at most 1 is needed, such as 1e-4.")
+    return {"adam_lr": rate, "muon_lr": 10 * rate}
+
+
+def _dtype(name: str | None, device: str | None) -> Any:
+    from longgraft.runtime.devices import device_of, dtype_of
+
+    return dtype_of(name or ("bfloat16" if device_of(device).type == "cuda" else "float32"))

@@ -1,0 +1,225 @@
+"""A completion with a repository around it: gathered, laid out, decoded up to where its line or block ends.
+
+Knows sessions and texts; knows no method.  What ends a completion beyond the model's own end is cut here: the target
+says the same tokens either way.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from longgraft.acceptance.sampling import Sampling
+from longgraft.completion.cursor import locate
+from longgraft.completion.options import LEAST, Wanted
+from longgraft.completion.prompt.layout import Laid, Layout
+from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
+from longgraft.completion.repository.files import repository
+from longgraft.completion.retrieval.gather import Gathered, gather
+from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.stopping import Ending
+from longgraft.engine.request import Request
+from longgraft.engine.session import Generation, Session
+from longgraft.engine.text import stop_strings
+from longgraft.loading import load
+
+FILES = 64      # whose last prompt's order is kept
+KEPT = "in the last prompt, which need not be read again"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """text: what follows the cursor.
+
+    generation: what the model said, in which text is; its token ids go on to the end of the step that reached the end
+    ended:      line, block, or the generation's finish reason
+    laid:       the prompt; gathered: what it was chosen from
+    seconds:    gather, layout, first (from the call to the first token) and total
+    """
+
+    text: str
+    generation: Generation
+    ended: str
+    cursor: Cursor
+    laid: Laid
+    gathered: Gathered
+    seconds: Mapping[str, float]
+
+    @property
+    def used(self) -> tuple[Piece, ...]:
+        """The pieces that the model read, in the prompt's order."""
+        return self.laid.used
+
+    @property
+    def unused(self) -> tuple[Piece, ...]:
+        """Those for which there was no room, best first."""
+        return self.laid.unused
+
+    @property
+    def reused(self) -> int:
+        """Tokens of the prompt that an earlier request had read."""
+        return self.generation.stats.reused_tokens
+
+
+@dataclass
+class _Last:
+    """Of one session: layouts by form, the last prompts' pieces by root and path."""
+
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    used: OrderedDict[tuple[Path, str], tuple[Piece, ...]] = field(default_factory=OrderedDict)
+
+
+_LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
+
+
+class Completer:
+    """Completions by one session, each of which begins like the last in its file as far as it can."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._last = _LAST.setdefault(session, _Last())
+
+    def complete(self, root: Path, cursor: Cursor, wanted: Wanted, sampling: Sampling | None = None,
+                 tell: Callable[[str], None] = lambda text: None) -> Completion:
+        """tell: is given the text as it becomes certain."""
+        started = time.perf_counter()
+        laid, gathered, seconds = self.lay_out(root, cursor, wanted)
+        eos = {*self.session.eos, *laid.ends}
+        request = self.session.open(laid.ids, wanted.max_new_tokens, sampling, wanted.stop, tuple(eos),
+                                    prediction=laid.prediction or None)
+        said = _Said(Ending(wanted.until, cursor, laid.form == "fim"), laid.held, tell)
+        generation = said.step_through(request)
+        seconds |= {"first": said.first - started, "total": time.perf_counter() - started}
+        ended = wanted.until if said.ended else generation.finish_reason
+        return Completion(said.text, generation, ended, cursor, laid, gathered, seconds)
+
+    def lay_out(self, root: Path, cursor: Cursor, wanted: Wanted) -> tuple[Laid, Gathered, dict[str, float]]:
+        """(the prompt, what it was chosen from, seconds of both)."""
+        root, form, started = root.expanduser().resolve(), wanted.layout, time.perf_counter()
+        cursor = Cursor(cursor.path, _unified(cursor.before), _unified(cursor.after))
+        tokens = self._room(wanted)
+        layouts, used = self._last.layouts, self._last.used
+        if form not in layouts:
+            habit = STEADY if self._kept else ANEW
+            layouts[form] = Layout(self.session.tokenizer, self.session.target.vocab_size, form, habit)
+        gathered, key = gather(root, cursor, tokens), (root, cursor.path)
+        before = [piece for piece in used.pop(key, ()) if self._kept and _is_there(root, piece)]
+        pieces = (*gathered.pieces, *_others(before, gathered.pieces))
+        found = time.perf_counter()
+        laid = layouts[form].lay_out(cursor, pieces, tokens, root.name, before)
+        used[key] = laid.used
+        if len(used) > FILES:
+            used.popitem(last=False)
+        return laid, gathered, {"gather": found - started, "layout": time.perf_counter() - found}
+
+    @property
+    def _kept(self) -> bool:
+        """Whether a prompt that begins like the last one is read from where it differs."""
+        return self.session.engine.prefixes is not None
+
+    def _room(self, wanted: Wanted) -> int:
+        """Tokens of a prompt at most."""
+        limits = self.session.engine.limits
+        whose = min(limits, key=limits.__getitem__)
+        if (left := limits[whose] - wanted.max_new_tokens) < LEAST:
+            raise ValueError(f"{wanted.max_new_tokens:,} new tokens were asked for, and {whose} allows "
+                             f"{limits[whose]:,} positions. Ask for at most {limits[whose] - LEAST:,}.")
+        return min(wanted.tokens, left)
+
+
+def _is_there(root: Path, piece: Piece) -> bool:
+    """Whether the file may still be shown, and has these lines in their places."""
+    start, found = piece.first_line - 1, repository(root)
+    if not found.shows(piece.path):
+        return False
+    lines = found.text(piece.path).split("\n")[start:start + piece.text.count("\n")]
+    return "\n".join(lines) + "\n" == piece.text
+
+
+def _others(before: Sequence[Piece], pieces: Sequence[Piece]) -> list[Piece]:
+    """Those of the last prompt that were not gathered again."""
+    now = set(map(place, pieces))
+    return [replace(piece, why=KEPT) for piece in before if place(piece) not in now]
+
+
+def _unified(text: str) -> str:
+    """With line ends as models know them."""
+    return text.replace("\r\n", "\n")
+
+
+class _Said:
+    """What the model says, from behind the blanks that were left to it up to the completion's end."""
+
+    def __init__(self, ending: Ending, held: str, tell: Callable[[str], None]) -> None:
+        self.ending, self.held, self.tell = ending, held, tell
+        self.raw = self.text = ""
+        self.first = 0.0
+        self.ended = False
+        self._told = 0
+
+    def step_through(self, request: Request) -> Generation:
+        """Up to the end, and no step further."""
+        ids = list[int]()
+        with request:
+            for step in request:
+                ids += step.tokens
+                self.first = self.first or (time.perf_counter() if step.tokens else 0.0)
+                self.raw += step.text
+                if self._reached(step.text):
+                    break
+        if not self.ended:
+            self.text = self.ending.cut(self._behind())
+        self._tell(len(self.text))
+        reason = request.finish_reason
+        return Generation(self.raw, ids, request.stats, "stop" if self.ended or reason is None else reason)
+
+    def _reached(self, new: str) -> bool:
+        if not new:
+            return False
+        self.text = self._behind()
+        end = self.ending.of(self.text)
+        if end is not None:
+            self.text, self.ended = self.text[:end], True
+        else:
+            self._tell(self.ending.certain(self.text))
+        return self.ended
+
+    def _behind(self) -> str:
+        """Without the blanks that stand before the cursor already, as far as the model says them."""
+        same = next((n for n, (said, stands) in enumerate(zip(self.raw, self.held, strict=False)) if said != stands),
+                    min(len(self.raw), len(self.held)))
+        return self.raw[same:]
+
+    def _tell(self, end: int) -> None:
+        if end > self._told:
+            self.tell(self.text[self._told:end])
+            self._told = end
+
+
+def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
+             session: Session | None = None, text: str | None = None, until: str = "block",
+             stop: str | Sequence[str] | None = (), max_new_tokens: int = 256, tokens: int = 8192,
+             layout: str = "auto", tell: Callable[[str], None] = lambda text: None, **options: Any) -> Completion:
+    """What follows a cursor in a file of a repository.
+
+    line, column: counted from 1; no column: the line's end
+    session:      of `load`; None: the embedded pair's, or what options say of model, drafter and `Settings`
+    text:         of the file where it is not saved; tell: is given the completion's text as it comes
+    until:        line, block (as indentation or braces have it) or stop: the model's end, stop strings, max_new_tokens
+    tokens:       of the prompt at most; layout: fim, left-to-right or auto
+    options:      also the fields of `Sampling`
+    """
+    draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
+    sampling = Sampling(**draw)
+    wanted = Wanted(until, max_new_tokens, stop_strings(stop), tokens, layout)
+    cursor = locate(repo, file, line, column, text)
+    if session is not None and options:
+        raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is loaded.")
+    session = session or load(tell=False, **options)
+    return Completer(session).complete(Path(repo), cursor, wanted, sampling, tell)

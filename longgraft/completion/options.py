@@ -1,0 +1,28 @@
+"""What is asked of a completion.  Knows options; knows no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longgraft.config.options import check, like, option
+from longgraft.config.settings import Ends
+
+LEAST = 64      # tokens of a prompt
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How far it goes, and what the model reads for it."""
+
+    until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
+                        "or only where the model does", choices=("line", "block", "stop"))
+    max_new_tokens: int = like(Ends, "max_new_tokens", help="At most")
+    stop: tuple[str, ...] = like(Ends, "stop")
+    tokens: int = option(8192, "Of the prompt at most", unit="tokens", low=LEAST, high=2 ** 20)
+    layout: str = option("auto", "Of the prompt: with fill-in-the-middle tokens, where the model has any, or left to "
+                                 "right", choices=("auto", "fim", "left-to-right"))
+
+    def __post_init__(self) -> None:
+        check(self)
+        if "" in self.stop:
+            raise ValueError("A stop string is empty. Give at least one character, or leave it out.")

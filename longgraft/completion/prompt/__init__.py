@@ -1,0 +1,1 @@
+"""From snippets and a cursor to the token ids of a prompt."""

@@ -1,0 +1,166 @@
+"""From a cursor and pieces of other files to the ids of a prompt, in an order that stays while the file is edited.
+
+With the model's fill-in-the-middle tokens, or left to right as RepoBench-P has it (arXiv 2306.03091): each piece under
+its file's path, then the file up to the cursor.  Knows a tokenizer, texts and a budget; reads no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+from longgraft.completion.prompt.encoding import BLOCK, Coder, blocks
+from longgraft.completion.prompt.fim import Family, Fim, fim_of
+from longgraft.completion.prompt.stable_order import USUAL, Habit, arrange
+from longgraft.completion.snippets import Cursor, Piece
+
+Form = Literal["fim", "left-to-right"]
+Ids = tuple[int, ...]
+LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="pieces path before")
+SUFFIX = 512        # tokens after the cursor at most: with a prefix before it they are read again at each edit
+SUFFIX_SHARE = 16   # of this many parts of the budget one
+ALONE = 4           # the same without pieces: llama.cpp's server gives the prefix three parts and the suffix one
+ROOMS = 8           # the pieces' room is so many parts of the budget, up to half of them
+PER_LINE = 128      # tokens of a budget for each line of the steps in which what stands before the cursor is cut
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A prompt.
+
+    used, tokens:  pieces in the order of the prompt, and what each takes; unused: others, best first
+    before, after: tokens of the file around the cursor that are shown
+    ends:          ids that end a completion whatever was asked for
+    held:          blanks before the cursor that the model is to say itself: its tokens begin with them
+    prediction:    ids of texts that were not shown, the most useful last, for retrievers
+    """
+
+    ids: Ids
+    form: Form
+    used: tuple[Piece, ...]
+    tokens: tuple[int, ...]
+    unused: tuple[Piece, ...]
+    before: int
+    after: int
+    ends: Ids = ()
+    held: str = ""
+    prediction: tuple[Ids, ...] = ()
+
+
+class Layout:
+    """Prompts for one tokenizer.
+
+    form:  fim, left-to-right, or auto: fim where the tokenizer has a family's tokens
+    habit: how pieces stay in their places
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, form: str = "auto", habit: Habit = USUAL) -> None:
+        found = fim_of(tokenizer, vocab_size)
+        if tokenizer is None:
+            raise ValueError("The model came without a tokenizer, and a completion begins as text. Load one with it.")
+        if form == "fim" and found is None:
+            raise ValueError("The tokenizer has no fill-in-the-middle tokens of a known family. Leave the layout to "
+                             "auto, or load a model that was trained to fill in.")
+        self.form: Form = "fim" if found and form != "left-to-right" else "left-to-right"
+        self.habit = habit
+        self.fim = found if found and self.form == "fim" else Fim(LEFT_TO_RIGHT, {}, found.ends if found else ())
+        self.coder = Coder(tokenizer, found.family.spellings if found else ())
+
+    def lay_out(self, cursor: Cursor, pieces: Sequence[Piece] = (), tokens: int = 8192, name: str = "",
+                before: Sequence[Piece] = ()) -> Laid:
+        """pieces: best first; tokens: of the whole prompt at most; name: the repository's; before: those of the last
+        prompt, in its order."""
+        family = self.fim.family
+        held = "" if self.form == "fim" else _blanks(cursor.before)
+        said = cursor.before[:len(cursor.before) - len(held)]
+        most = min(SUFFIX, tokens // SUFFIX_SHARE) if pieces else tokens // ALONE
+        after = self.coder.encode(cursor.after[:16 * most])[:most] if self.form == "fim" else ()
+        marks = len(self.coder.begin) + len(self.fim.ids) + len(self._headed(cursor.path)) + len(self._named(name))
+        left = tokens - marks - len(after)
+        if left < 1:
+            raise ValueError(f"{tokens:,} tokens leave no room for the file. Give more, such as 8192.")
+        shown, dropped = self._tail(said, left - self._room(pieces, tokens), tokens)
+        used = arrange(pieces, self._cost, left - len(shown), before, self.habit)
+        texts = {"before": shown, "after": after, "path": self._headed(cursor.path), "name": self._named(name),
+                 "pieces": _joined(map(self._piece, used))}
+        # Alone, a file is bare: tokens of repositories around nothing mislead models that know them.
+        order = family.among if used or not (said or after) else family.order
+        ids = self.coder.begin + self._spelled(order, texts)
+        if not ids:
+            raise ValueError("There is nothing to complete: the file is empty, and no other text was found.")
+        unused = tuple(piece for piece in pieces if piece not in used)
+        rest = self.coder.encode(cursor.after[:8 * tokens])[len(after):][:tokens // 2]
+        return Laid(ids, self.form, tuple(used), tuple(map(self._cost, used)), unused, len(shown), len(after),
+                    self.fim.ends, held, self._prediction(unused, dropped, rest, tokens))
+
+    def _cost(self, piece: Piece) -> int:
+        return len(self._piece(piece))
+
+    def _tail(self, text: str, tokens: int, budget: int) -> tuple[Ids, Ids]:
+        """(the ids of the text's end that fit, some of those before them): cut at a multiple of some lines, so that the
+        cut does not move with the cursor."""
+        for lines in sorted({min(BLOCK, max(1, budget // PER_LINE)), 1}, reverse=True):
+            parts = blocks(text, lines)
+            first = self._since(parts, tokens)
+            if first < len(parts) or not parts:
+                dropped = parts[self._since(parts[:first], tokens):first]
+                return _joined(map(self.coder.ids, parts[first:])), _joined(map(self.coder.ids, dropped))
+        line = self.coder.ids(parts[-1])
+        start = -(-(len(line) - tokens) // BLOCK) * BLOCK
+        return line[start:], line[:start]
+
+    def _since(self, parts: Sequence[str], tokens: int) -> int:
+        """From which part on they fit."""
+        first, total = len(parts), 0
+        while first and (total := total + len(self.coder.ids(parts[first - 1]))) <= tokens:
+            first -= 1
+        return first
+
+    def _room(self, pieces: Sequence[Piece], tokens: int) -> int:
+        """For all of them, in whole parts of the budget: it seldom changes, and with it the cut of the file."""
+        part = max(1, tokens // ROOMS)
+        needed = 0
+        for piece in pieces:
+            if needed >= ROOMS // 2 * part:
+                break
+            needed += self._cost(piece)
+        return min(-(-round(needed / self.habit.filled) // part), ROOMS // 2) * part
+
+    def _piece(self, piece: Piece) -> Ids:
+        ended = piece.text if piece.text.endswith("\n") else piece.text + "\n"
+        return self._spelled(self.fim.family.piece, {
+            "path": self._headed(piece.path), "text": _joined(map(self.coder.ids, blocks(ended)))})
+
+    def _spelled(self, order: str, texts: Mapping[str, Ids]) -> Ids:
+        """An order's tokens and texts."""
+        ids = self.fim.ids
+        return _joined((ids[word],) if word in ids else texts[word] for word in self.fim.words(order))
+
+    def _headed(self, path: str) -> Ids:
+        return self.coder.ids(self.fim.family.headed.format(path)) if path else ()
+
+    def _named(self, name: str) -> Ids:
+        return self.coder.ids(self.fim.family.named.format(name)) if name else ()
+
+    def _prediction(self, unused: Sequence[Piece], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
+        """What comes next in the file last, before that what was cut from it, before that pieces, the best last."""
+        found = [rest, dropped[-tokens // 4:]]
+        left = tokens - sum(map(len, found))
+        for piece in unused:
+            ids = self._piece(piece)
+            if len(ids) > left:
+                break
+            left -= len(ids)
+            found.append(ids)
+        return tuple(filter(None, reversed(found)))
+
+
+def _joined(parts: Iterable[Ids]) -> Ids:
+    return tuple(chain.from_iterable(parts))
+
+
+def _blanks(text: str) -> str:
+    """Spaces and tabs at a text's end."""
+    return text[len(text.rstrip(" \t")):]

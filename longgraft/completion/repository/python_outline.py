@@ -1,0 +1,104 @@
+"""What a Python file defines and imports, by Python's own parser; the lines that break a file are left out.
+
+Knows text.  At a cursor little parses: what the parser tells of is taken away until the rest is Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+
+from longgraft.completion.repository.symbols import Definition, Import
+
+MENDED = 16             # lines that may be left out for a Python file to parse
+PARSED = 1_000_000      # characters that are parsed again for that
+# A Python import, where the file around it cannot be parsed.
+IMPORT = re.compile(r"^[ \t]*(from[ \t]+[.\w]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\n(]+)|import[ \t]+[^\n]+)",
+                    re.MULTILINE)
+
+
+def mended(text: str) -> ast.Module | None:
+    """The tree of a Python file, without the lines that break it; None where too many do."""
+    lines = text.split("\n")
+    for _ in range(min(MENDED, 1 + PARSED // (len(text) + 1))):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse("\n".join(lines) + "\n")
+        except SyntaxError as error:
+            _mend(lines, min(error.lineno or 1, len(lines)) - 1, str(error.msg))
+        except (ValueError, RecursionError, MemoryError):      # what is nested too deeply is either of the latter
+            return None
+    return None
+
+
+def _mend(lines: list[str], at: int, error: str) -> None:
+    """Give a header without a block one; else leave out the line that is told of, or the nearest above it."""
+    header = re.search(r"expected an indented block after .* on line (\d+)", error)
+    if header and lines[at := int(header[1]) - 1].rstrip().endswith(":"):
+        lines[at] += " pass"
+        return
+    while at > 0 and not lines[at].strip():
+        at -= 1
+    line = lines[at]
+    lines[at] = "" if line.strip() == "pass" else line[:_indent(line)] + "pass"
+
+
+def definitions(body: Sequence[ast.stmt], owner: str = "") -> Iterator[Definition]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            first = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
+            inner = node.body[0]
+            documented = isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant) and isinstance(
+                inner.value.value, str)
+            head = (inner.end_lineno or inner.lineno) if documented else max(inner.lineno - 1, node.lineno)
+            last = node.end_lineno or node.lineno
+            if not isinstance(node, ast.ClassDef):
+                yield Definition(node.name, first, last, min(head, last), "function", owner)
+                continue
+            # What stands before the first method tells of a class: its fields.
+            methods = [inner for inner in node.body if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            if methods:
+                head = max(head, min([methods[0].lineno, *(m.lineno for m in methods[0].decorator_list)]) - 1)
+            bases = tuple(ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases)
+            yield Definition(node.name, first, last, head if methods else last, "class", owner, bases)
+            if not owner:
+                yield from definitions(node.body, node.name)
+        elif isinstance(node, (ast.If, ast.Try, ast.With)) and not owner:
+            for part in ("body", "orelse", "finalbody"):
+                yield from definitions(getattr(node, part, []))
+            for handler in getattr(node, "handlers", []):
+                yield from definitions(handler.body)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and not owner:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        last = node.end_lineno or node.lineno
+                        yield Definition(name.id, node.lineno, last, last, "value")
+
+
+def imports(tree: ast.AST) -> Iterator[Import]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                line = f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+                yield Import(alias.name, 0, (), line, alias.asname or alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                yield Import(node.module or "", node.level, ((alias.name, alias.asname or alias.name),),
+                             f"from {module} import {alias.name}")
+
+
+def told_imports(text: str) -> Iterator[Import]:
+    """Import statements of a file that cannot be mended, each parsed by itself."""
+    for statement in IMPORT.findall(text):
+        if (tree := mended(statement)) is not None:
+            yield from imports(tree)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

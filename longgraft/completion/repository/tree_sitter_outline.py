@@ -1,0 +1,115 @@
+"""What a file of any other language defines: by its tree-sitter grammar, else by first words and indentation.
+
+Knows text and languages.  Grammars are taken where their packages are installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from longgraft.completion.repository.languages import heads
+from longgraft.completion.repository.symbols import Definition
+
+if TYPE_CHECKING:
+    from tree_sitter import Language, Node, Query
+
+COMMENTS = ("//", "/*", "*", "#[", "@", "///")
+# What stands around the part of a definition that tags name, and begins and ends with it.
+_AROUND = frozenset((
+    "export_statement", "function_definition", "declaration", "pointer_declarator", "reference_declarator",
+    "parenthesized_declarator", "function_declarator", "template_declaration", "type_declaration",
+    "lexical_declaration", "variable_declaration", "variable_declarator", "const_declaration",
+    "var_declaration", "expression_statement",
+    "assignment_expression", "type_definition", "field_declaration", "ambient_declaration"))
+_CLASSES = frozenset(("class", "interface", "implementation"))
+
+
+def by_grammar(text: bytes, language: Language, tags: Query) -> Iterator[Definition]:
+    """Definitions that a grammar's tags name, each with the comment above it."""
+    from tree_sitter import Parser, QueryCursor
+
+    root, lines = Parser(language).parse(text).root_node, text.split(b"\n")
+    found: dict[tuple[int, int, str], Definition] = {}
+    for _, captured in QueryCursor(tags).matches(root):
+        kind = next((key.split(".")[1] for key in captured if key.startswith("definition.")), "")
+        if not kind or "name" not in captured:
+            continue
+        name, node = captured["name"][0], captured[f"definition.{kind}"][0]
+        while node.parent is not None and node.parent.type in _AROUND:
+            node = node.parent
+        owner = _owner(node)
+        if _within_function(node):
+            continue
+        first, last = node.start_point[0] + 1, node.end_point[0] + (node.end_point[1] > 0)
+        body = _body(node)
+        head = min(last, max(first, body.start_point[0] + 1)) if body is not None else last
+        while first > 1 and lines[first - 2].strip().decode(errors="replace").startswith(COMMENTS):
+            first -= 1
+        sort = "class" if kind in _CLASSES else "function" if kind in ("function", "method", "macro") else "value"
+        called = _text(name)
+        found.setdefault((first, last, called), Definition(called, first, last, head, sort, owner))
+    yield from sorted(found.values(), key=lambda one: (one.first, one.last, one.name))
+
+
+def _body(node: Node) -> Node | None:
+    """The body of a definition, also where a declarator lies between."""
+    for _ in range(4):
+        if (body := node.child_by_field_name("body")) is not None:
+            return body
+        inner = [child for child in node.named_children if child.type in _AROUND or child.child_by_field_name("body")
+                 or child.child_by_field_name("value")]
+        if not inner:
+            value = node.child_by_field_name("value")
+            return None if value is None else value.child_by_field_name("body")
+        node = inner[-1]
+    return None
+
+
+_HOLDERS = frozenset(("class_declaration", "class", "abstract_class_declaration", "interface_declaration", "impl_item",
+                      "trait_item", "class_specifier", "struct_specifier", "enum_declaration", "record_declaration"))
+_FUNCTIONS = frozenset(("statement_block", "block", "compound_statement"))
+
+
+def _owner(node: Node) -> str:
+    """The name of the class around a node, or ""."""
+    while (node := node.parent) is not None:    # type: ignore[assignment]
+        if node.type in _HOLDERS:
+            name = node.child_by_field_name("name") or node.child_by_field_name("type")
+            return "" if name is None else _text(name)
+    return ""
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode(errors="replace")
+
+
+def _within_function(node: Node) -> bool:
+    """Whether a node is local to a function; what lies in a namespace or a module is not."""
+    while (node := node.parent) is not None:    # type: ignore[assignment]
+        if node.type in _FUNCTIONS and node.parent is not None and node.parent.type not in (
+                "internal_module", "module", "mod_item", "namespace_definition"):
+            return True
+    return False
+
+
+def by_words(path: str, text: str) -> Iterator[Definition]:
+    """Definitions told by their first words; they end where a line is indented no more than they are."""
+    lines = text.split("\n")
+    for name, start in heads(path, text):
+        first = text.count("\n", 0, start) + 1
+        if first > len(lines):
+            continue
+        deep, last = _indent(lines[first - 1]), first
+        for number in range(first, min(len(lines), first + 200)):
+            line = lines[number]
+            if line.strip() and _indent(line) <= deep:
+                last = number + 1 if re.match(r"\s*(?:[\])}]|end\b)", line) else last
+                break
+            last = number + 1 if line.strip() else last
+        yield Definition(name, first, last, first, "class" if last - first > 40 else "function")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())

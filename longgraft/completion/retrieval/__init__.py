@@ -1,0 +1,1 @@
+"""Which passages of a repository a cursor needs."""

@@ -1,0 +1,180 @@
+"""What in a repository could help at a cursor: what the file imports, what names near the cursor mean, who uses what is
+being written, the file's tests, and text like the lines before the cursor.
+
+Each finder says of lines of a file how much they are worth, 0..1, and why, in words for people.  The worths were set by
+looking at what is found for cursors in real packages, and by `benchmarks/completion.py`; nothing was trained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from posixpath import commonpath, dirname
+
+from longgraft.completion.repository.files import WORD, Repository, Source
+from longgraft.completion.repository.other_imports import linked
+from longgraft.completion.repository.outline import outline
+from longgraft.completion.repository.python_imports import Resolver
+from longgraft.completion.repository.symbols import Definition
+from longgraft.completion.retrieval.cursor_names import Near, counterpart, is_test
+from longgraft.completion.retrieval.similar_windows import alike
+from longgraft.completion.snippets import Cursor
+
+WHOLE = 40              # lines up to which a definition is shown whole
+HEAD_LINES = 12         # of a longer one's signature and docstring
+SEARCHED = 24           # names near the cursor whose definitions are searched for in the whole repository
+MEANINGS = 6            # files with a definition of a name beyond which it says little
+CALLERS = 6
+ALIKE = 60              # windows
+LEAST_LIKE = 0.05       # below which they are chance: fewer names of held-out lines are found by less than 1 in 100
+LIKE = "like the lines before the cursor"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Lines first..last (from 1) of a file."""
+
+    path: str
+    first: int
+    last: int
+    worth: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cursor in a repository, with what was found out about both."""
+
+    cursor: Cursor
+    near: Near
+    repository: Repository
+    sources: Mapping[str, Source]       # without the cursor's own file
+
+    def shown(self, path: str, what: Definition, worth: float, why: str) -> Iterator[Candidate]:
+        """A definition: whole where it is short; of a long class its fields, and its methods by their use."""
+        if what.last - what.first < WHOLE:
+            yield Candidate(path, what.first, what.last, worth, why)
+            return
+        head = min(what.head, what.first + (WHOLE if what.kind == "class" else HEAD_LINES) - 1)
+        yield Candidate(path, what.first, head, worth, why)
+        if what.kind != "class":
+            yield Candidate(path, head + 1, min(what.last, head + WHOLE), 0.5 * worth, f"{why}, its body")
+            return
+        for method in self.repository.outline(self.sources[path]).methods(what.name):
+            asked = method.name in self.near.weights
+            if method.name.startswith("_") and method.name != "__init__" and not asked:
+                continue
+            share = 0.95 if asked else 0.85 if method.name in ("__init__", "constructor", "new") else 0.5
+            last = method.last if method.last - method.first < WHOLE else min(method.last, method.head)
+            if share < 0.6 and last - method.first >= HEAD_LINES:
+                last = min(method.head, method.first + HEAD_LINES - 1)
+            yield Candidate(path, method.first, max(last, method.first), share * worth, f"{why}, {method.name}")
+
+
+def imported(place: Place) -> Iterator[Candidate]:
+    """What the file imports from the repository: worth most where it is used at the cursor, or is not used yet."""
+    near, path = place.near, place.cursor.path
+    text = place.cursor.before + "\n" + place.cursor.after
+    if path.endswith((".py", ".pyi", ".pyx")):
+        resolver = Resolver(place.repository, dict(place.sources) | {path: Source(path, near.seen, near.own, 0)})
+        counts = Counter(WORD.findall(text))
+        for one, name, file, found in resolver.imported(path, outline(path, text)):
+            if file not in place.sources:
+                continue
+            if found is not None:
+                worth = _asked(near, name, counts[name] < 2)
+                yield from place.shown(file, found, worth, f"imported: {one.line}")
+            else:
+                yield from _of_module(place, file, f"imported: {one.line}", one.alias or name)
+        return
+    for file, names, line in linked(path, text, place.sources.keys() | {path}):
+        if file not in place.sources:
+            continue
+        inner = place.repository.outline(place.sources[file])
+        found_any = False
+        for name in names:
+            for found in inner.named(name):
+                found_any = True
+                yield from place.shown(file, found, _asked(near, name, False), f"imported: {line}")
+        if not found_any:
+            yield from _of_module(place, file, line if line.startswith(("of ", "the ")) else f"imported: {line}")
+
+
+def _asked(near: Near, name: str, unused: bool) -> float:
+    """The worth of an imported name: by the distance of its nearest use from the cursor."""
+    return max(0.1 + 0.4 * near.weights.get(name, 0.0), 0.25 if unused else 0.0)
+
+
+def _of_module(place: Place, file: str, why: str, alias: str = "") -> Iterator[Candidate]:
+    """Of a module that is imported whole: what of it is named in the file, and its beginning."""
+    for found in place.repository.outline(place.sources[file]).definitions:
+        if not found.owner and found.name in place.near.seen and len(found.name) > 2:
+            worth = 0.07 + 0.35 * place.near.weights.get(found.name, 0.0)
+            yield from place.shown(file, found, worth, f"{why}, {found.name}")
+    called = place.near.weights.get(alias.split(".")[-1], 0.0)
+    yield Candidate(file, 1, min(place.sources[file].lines, WHOLE), 0.05 + 0.1 * called, why)
+
+
+def _apart(path: str, place: Place) -> int:
+    """How far a file is from the cursor's: the fewer folders they share, the more."""
+    return -commonpath((path, place.cursor.path)).count("/") - bool(commonpath((path, place.cursor.path)))
+
+
+def meant(place: Place) -> Iterator[Candidate]:
+    """Definitions, anywhere, of names near the cursor that the file does not define itself."""
+    near = place.near
+    wanted = sorted((name for name in near.weights if name not in near.own or name in near.around),
+                    key=lambda name: (-near.pull(name), name))[:SEARCHED]
+    where = defaultdict(list)
+    for path, source in place.sources.items():
+        for name in source.heads.intersection(wanted):
+            where[name].append(path)
+    for name in wanted:
+        paths = sorted(where[name], key=lambda path: (_apart(path, place), is_test(path), path))
+        if not paths or near.pull(name) < 0.02:
+            continue
+        why = f"also defines {name}" if name in near.around else f"defines {name}, which is used near the cursor"
+        for path in paths[:MEANINGS]:
+            for found in place.repository.outline(place.sources[path]).definitions:
+                if found.name == name:
+                    worth = (0.13 + 0.24 * near.pull(name)) / (1 + 0.25 * (min(len(paths), MEANINGS) - 1))
+                    yield from place.shown(path, found, worth * (0.8 if is_test(path) else 1.0), why)
+
+
+def callers(place: Place) -> Iterator[Candidate]:
+    """Lines around the uses, in other files, of the definitions that the cursor stands in."""
+    for name in place.near.around[:2]:
+        users = [path for path, source in place.sources.items() if name in source.names and name not in source.heads]
+        users.sort(key=lambda path: (_apart(path, place), path))
+        for path in users[:CALLERS] if len(name) > 3 and place.near.rarity.get(name, 1.0) > 0.3 else ():
+            lines = place.repository.text(path).split("\n")
+            at = next((number for number, line in enumerate(lines, 1)
+                       if name in line and "import" not in line and name in WORD.findall(line)), None)
+            if at is not None:
+                yield Candidate(path, max(1, at - 6), min(len(lines), at + 6), 0.12, f"uses {name}")
+
+
+def similar(place: Place) -> Iterator[Candidate]:
+    """Windows like the lines before the cursor, likelier in files that belong to this one."""
+    for window in alike(place.cursor, place.repository, place.sources, ALIKE):
+        worth = 2 * window.likeness + 0.08 * (dirname(window.path) == dirname(place.cursor.path))
+        if window.likeness >= LEAST_LIKE:
+            yield Candidate(window.path, window.first, window.last, worth, f"{LIKE} ({window.likeness:.2f})")
+
+
+def related(place: Place) -> Iterator[Candidate]:
+    """The beginnings of the files that belong to this one by their names: its tests, what it tests, its neighbours."""
+    path, own = place.cursor.path, counterpart(place.cursor.path)
+    for other, source in place.sources.items():
+        if len(own) > 2 and counterpart(other) == own:
+            tests, tested = is_test(other) and not is_test(path), is_test(path) and not is_test(other)
+            why = "its tests" if tests else "what it tests" if tested else "its namesake"
+            for first in range(1, min(source.lines, 5 * WHOLE) + 1, WHOLE):
+                yield Candidate(other, first, min(source.lines, first + WHOLE - 1), 0.13 if first == 1 else 0.09, why)
+        elif dirname(other) == dirname(path):
+            yield Candidate(other, 1, min(source.lines, WHOLE), 0.045, "beside it")
+
+
+Finder = Callable[[Place], Iterator[Candidate]]
+FINDERS: tuple[Finder, ...] = (imported, meant, callers, similar, related)

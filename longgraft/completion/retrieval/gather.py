@@ -1,0 +1,91 @@
+"""Of a repository, the pieces that are worth showing to a model that goes on at a cursor; the best first.
+
+Knows no model and no tokenizer: tokens are estimated from characters, and more is given than fits.  The same repository
+and cursor give the same pieces.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from posixpath import normpath
+
+from longgraft.completion.repository.files import LeftOut, repository
+from longgraft.completion.repository.secret_files import check_open
+from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Finder, Place
+from longgraft.completion.retrieval.cursor_names import near
+from longgraft.completion.snippets import Cursor, Piece
+
+CHARACTERS = 4          # of code in a token: more than most tokenizers make of it
+MORE = 2                # times what fits
+REASONS = 3             # that are said of a piece
+LEAST = 2               # lines without which the rest of a candidate is not worth its place
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """pieces: the best first; they do not overlap, and none is of the cursor's own file."""
+
+    pieces: tuple[Piece, ...]
+    left_out: LeftOut
+
+
+def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathered:
+    """Pieces of a repository's other files for a cursor, about twice as much as `tokens` tokens of them.
+
+    ValueError where the root is no folder, or where the cursor's own file lies outside it or holds secrets.
+    """
+    path = normpath(cursor.path)
+    if path.startswith(("/", "../")) or path == "..":
+        raise ValueError(f"The cursor's file {cursor.path} is not in the repository. Give its path from the root.")
+    cursor = replace(cursor, path=path)
+    check_open(cursor.path, cursor.before + cursor.after)
+    found = repository(root)
+    with found.lock:
+        sources, left_out = found.sources(cursor.path)
+        sources.pop(cursor.path, None)
+        place = Place(cursor, near(cursor, sources.values()), found, sources)
+        return Gathered(tuple(choose(place, FINDERS, MORE * CHARACTERS * tokens)), left_out)
+
+
+def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Piece]:
+    """The best that finders find, about as many characters: each without the lines that a better one has shown, which
+    says the others' reasons, too."""
+    candidates = [one for finder in finders for one in finder(place)]
+    texts: dict[str, list[str]] = {}
+    taken: dict[tuple[str, int], int] = {}      # (file, line) -> its place among the pieces
+    chosen, reasons = list[Piece](), list[list[str]]()
+    for one in sorted(candidates, key=lambda one: (-one.worth, one.path, one.first, one.last)):
+        holders = {taken[one.path, number] for number in range(one.first, one.last + 1) if (one.path, number) in taken}
+        for holder in holders:
+            if one.why not in reasons[holder] and not one.why.startswith(LIKE) and len(reasons[holder]) < REASONS:
+                reasons[holder].append(one.why)
+        if characters <= 0:
+            continue
+        if one.path not in texts:
+            texts[one.path] = place.repository.text(one.path).split("\n")
+        lines = texts[one.path]
+        last = min(one.last, len(lines))
+        for first, end in _free([(one.path, number) not in taken for number in range(one.first, last + 1)], one.first):
+            while first <= end and not lines[first - 1].strip():
+                first += 1
+            while end >= first and not lines[end - 1].strip():
+                end -= 1
+            if end - first + 1 < min(LEAST, last - one.first + 1):
+                continue
+            text = "\n".join(lines[first - 1:end]) + "\n"
+            taken |= dict.fromkeys(((one.path, number) for number in range(first, end + 1)), len(chosen))
+            characters -= len(text)
+            chosen.append(Piece(one.path, text, first, worth=round(one.worth, 4)))
+            reasons.append([one.why])
+    return [replace(piece, why="; ".join(why)) for piece, why in zip(chosen, reasons, strict=True)]
+
+
+def _free(free: list[bool], first: int) -> Iterator[tuple[int, int]]:
+    """(first, last) of each run of free lines, of which the first is `first`."""
+    for is_free, run in groupby(enumerate(free, first), key=lambda one: one[1]):
+        if is_free:
+            numbers = [number for number, _ in run]
+            yield numbers[0], numbers[-1]

@@ -1,0 +1,1 @@
+"""Options: what there is to choose, how it is read, and how methods are named."""

@@ -1,0 +1,287 @@
+"""An option is one field of a frozen dataclass: its default, range, unit, help and source stand there and only there.
+
+From the fields come what is checked, what flags and files may say, and what is printed.  Knows no option by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from longgraft.config.json_input import parse_json
+
+Group = TypeVar("Group")
+KEY = "option"      # of a field's metadata
+TOLD = 4096         # a range up to there says something to people; one beyond only keeps out what no machine can do
+SIZES = {"": 1, "k": 1024, "m": 1_000_000, "b": 1_000_000_000}
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of a field.  low and high, inclusive, hold for every number in it, choices for every text.
+
+    unit: what its numbers count; none: what None stands for; source: where the default comes from; flag: the command
+    line's, where the name's will not do; many: that flag is repeated, where lists are otherwise comma-separated
+    """
+
+    help: str = ""
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    none: str = ""
+    source: str = ""
+    flag: str = ""
+    metavar: str = ""
+    many: bool = False
+    name: str = ""
+    kind: Any = Any
+    default: Any = None
+
+    @property
+    def switch(self) -> str:
+        """--max-new-tokens of max_new_tokens, where no other flag is given."""
+        return self.flag or "--" + self.name.replace("_", "-")
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        words = _words(self.kind)
+        if self.choices:
+            words += f" of {', '.join(self.choices)}" if words.startswith("a list") else ""
+            return words if words.startswith("a list") else f"one of {', '.join(self.choices)}"
+        return words + self.bounds + (f" ({self.unit})" if self.unit else "")
+
+    def told(self, default: Any) -> str:
+        """For people who choose: help, range and default."""
+        value = self.none if default is None else default
+        if isinstance(value, (tuple, float)):
+            value = f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value))
+        choices = f": {', '.join(self.choices)}" if self.choices and str(self.choices[0]) not in self.help else ""
+        range = f"; {self.low:,} to {self.high:,}" if self.high is not None and self.high <= TOLD else ""
+        said = value not in ("", {}) and not isinstance(value, bool) and "off" not in self.help
+        return f"{self.help}{choices}{range}{f'; default: {value}' if said else ''}."
+
+    @property
+    def bounds(self) -> str:
+        """The range in words; empty where there is none."""
+        if self.low is None and self.high is None:
+            return ""
+        low, high = (None if end is None else f"{end:,}" for end in (self.low, self.high))
+        return f", {low} or more" if high is None else f", at most {high}" if low is None else f" from {low} to {high}"
+
+    def check(self, value: Any) -> None:
+        """ValueError where a value is of another type or out of range."""
+        if not _fits(value, self.kind):
+            self._refuse(value)
+        for part in _leaves(value):
+            if self.choices and isinstance(part, str) and part not in self.choices:
+                raise ValueError(f"{self.name}: {_short(part)} is unknown. Known: {', '.join(self.choices)}.")
+            if isinstance(part, (int, float)) and not isinstance(part, bool) and not (
+                    (self.low is None or part >= self.low) and (self.high is None or part <= self.high)):
+                self._refuse(value)
+
+    def read(self, value: Any) -> Any:
+        """A file's value in the field's type: lists become tuples, tables groups, "a,b" a list, "none" None."""
+        kind = _inner(self.kind)
+        if isinstance(value, str) and (get_origin(kind) is tuple or (value == "none" and self.none)):
+            return self.parse(value)
+        if isinstance(value, dict) and isinstance(kind, type) and is_dataclass(kind):
+            return made(kind, value, self.name)
+        return _tupled(value)
+
+    def parse(self, text: str) -> Any:
+        """A text's value in the field's type: "8k", "a,b", of numbers also "2/4", "name=value,...", "none"."""
+        if text == "none" and self.none:
+            return None
+        try:
+            return _parsed(text, _inner(self.kind))
+        except ValueError:
+            self._refuse(text)
+
+    def text(self, value: Any) -> str:
+        """What `parse` makes this value of; numbers stand between "/", since methods themselves stand in lists."""
+        if isinstance(value, tuple):
+            return ("," if any(isinstance(part, str) for part in value) else "/").join(map(self.text, value))
+        if isinstance(value, dict):
+            return ",".join(f"{name}={self.text(part)}" for name, part in value.items())
+        return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _refuse(self, value: Any) -> Any:
+        raise ValueError(f"{self.name} is {_short(value)}; it must be {self.wanted}.")
+
+
+def option(default: Any, help: str, **about: Any) -> Any:
+    """A dataclass field with what is said of it: the fields of `Option`."""
+    return _field(Option(help=help, default=default, **about))
+
+
+def like(group: type, name: str, **changes: Any) -> Any:
+    """The option of another group once more, but for what is changed of it."""
+    return _field(replace(options(group)[name], **changes))
+
+
+def _field(made: Option) -> Any:
+    if isinstance(made.default, dict):
+        return field(default_factory=lambda: dict(made.default), metadata={KEY: made})
+    return field(default=made.default, metadata={KEY: made})
+
+
+def options(group: type) -> dict[str, Option]:
+    """A group's options by name; a field about which nothing is said has at least a type."""
+    hints = get_type_hints(group)
+    return {f.name: replace(f.metadata.get(KEY, Option()), name=f.name, kind=hints[f.name]) for f in fields(group)}
+
+
+def check(group: Any) -> None:
+    """For `__post_init__`: ValueError names the first field whose value is of another type or out of range."""
+    for name, one in options(type(group)).items():
+        one.check(getattr(group, name))
+
+
+def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
+    """A group of a file's values; `named` says what is refused."""
+    return group(**named(options(group), values, where))
+
+
+def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A file's values by field, read and checked; a name is the field's or its flag's.  where: for the ValueError."""
+    names = {one.switch[2:].replace("-", "_"): name for name, one in known.items()} | {name: name for name in known}
+    found = {}
+    for said, value in values.items():
+        name = names.get(str(said).replace("-", "_"))
+        if name is None:
+            raise ValueError(f"{where} sets {_short(said)}, which is no option here. "
+                             f"Known: {', '.join(sorted(known))}.")
+        one = replace(known[name], name=f"{where}: {said}")
+        found[name] = one.read(value)
+        one.check(found[name])
+    return found
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """What a TOML (by its ending) or JSON file sets; ValueError where it is neither."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}. Give a TOML or "
+                         "JSON file.") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"File {path} holds {_short(table)}; a table of options is needed.")
+    return table
+
+
+def describe(*groups: Any) -> list[str]:
+    """What is set, as lines of TOML that say it again; what is left open is a comment."""
+    lines = []
+    for group in groups:
+        for name, one in options(type(group)).items():
+            value = getattr(group, name)
+            if is_dataclass(value) and value == one.kind():
+                continue
+            unit = f"   # {one.unit}" if one.unit else ""
+            lines.append(f"# {name}: {one.none or 'not set'}" if value is None else f"{name} = {_toml(value)}{unit}")
+    return lines
+
+
+def size(text: str) -> int:
+    """64k is 65,536; 100m is 100 million."""
+    found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([kmb]?)\s*", text, re.IGNORECASE | re.ASCII)
+    if found is None or (not found[2] and "." in found[1]):
+        raise ValueError(f"{_short(text)} is no number such as 65536, 64k or 100m.")
+    return int(found[1]) if "." not in found[1] and not found[2] else round(float(found[1]) * SIZES[found[2].lower()])
+
+
+def _inner(kind: Any) -> Any:
+    """The type without None."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    return reduce(or_, (one for one in get_args(kind) if one is not NoneType))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any or (kind in (int, float) and isinstance(value, bool)):
+        return kind is Any
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if kind is float:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    if origin is tuple and isinstance(value, tuple):
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(inner) == len(value) and all(map(_fits, value, inner))
+    if origin is dict and isinstance(value, dict):
+        return all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
+    return origin is None and isinstance(value, kind)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple) else [value]
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+
+
+def _parsed(text: str, kind: Any) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):        # a word, or else what the last type makes of it
+        words = {word: word for one in inner if get_origin(one) is Literal for word in get_args(one)}
+        return words[text] if text in words else _parsed(text, inner[-1])
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    if origin is tuple:
+        numbers = not {int, float}.isdisjoint(inner)
+        parts = [part.strip() for part in re.split("[,/]" if numbers else ",", text) if part.strip()]
+        return tuple(_parsed(part, inner[min(n, 0 if inner[-1] is Ellipsis else n)]) for n, part in enumerate(parts))
+    if origin is dict:
+        pairs = [part.partition("=") for part in text.split(",")]
+        if not all(name and equals and value for name, equals, value in pairs):
+            raise ValueError(text)
+        return {name.strip(): _parsed(value.strip(), inner[1]) for name, _, value in pairs}
+    return size(text) if kind is int else float(text) if kind is float else text
+
+
+def _words(kind: Any) -> str:
+    kind = _inner(kind)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_words, inner))
+    if origin is Literal:
+        return ", ".join(inner)
+    if origin is tuple:
+        return f"a list, each {_words(inner[0])}"
+    if origin is dict:
+        return "NAME=VALUE"
+    return WORDS.get(kind, getattr(kind, "__name__", "something else"))
+
+
+def _short(value: Any) -> str:
+    value = list(value) if isinstance(value, tuple) else value
+    shown = f"{value:,}" if type(value) is int and abs(value) < 1e18 else repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _toml(value: Any) -> str:
+    if is_dataclass(value):
+        value = {f.name: item for f in fields(value) if (item := getattr(value, f.name)) is not None}
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,158 @@
+"""Every option of decoding, once.  Knows names, units and ranges; knows no tensor, no model and no command.
+
+What a source says of a default stands beside it: EAGLE is SafeAILab's release, Graft arXiv 2605.20104.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from longgraft.config.method_roles import DEFAULT
+from longgraft.config.options import check, like, option
+
+POSITIONS = 2 ** 24     # beyond any model's
+Budget = Literal["paper"] | int | None
+
+
+@dataclass(frozen=True)
+class HeadOverrides:
+    """What a user knows better than a head's config."""
+
+    rope_base: float | None = option(None, "Of the rotary embedding", low=1, none="the config's")
+    yarn: tuple[float, int] | None = option(None, "Factor and original length", low=1, none="the config's")
+    feature_layers: tuple[int, ...] | None = option(None, "Indices into transformers' hidden_states", low=0,
+                                                    none="the config's")
+    max_positions: int | None = option(None, "That the head was made for", unit="tokens", low=1, high=POSITIONS,
+                                       none="the config's")
+    window: int | None = option(None, "Of its own past that the head sees", unit="tokens", low=1, high=POSITIONS,
+                                none="the config's")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What decodes."""
+
+    model: str | None = option(None, "Hub id or folder", none="the embedded model")
+    drafter: str | None = option("auto", "EAGLE-3 head: hub id or folder, auto (the known one) or none",
+                                 none="no drafter")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a session decodes."""
+
+    # In Python also a method, or an object that proposes.
+    method: Any = option(DEFAULT, "A name of `longgraft methods`, or FILE.py:OBJECT")
+    budget: Budget = option(None, "Nodes per verification, root included; paper: the method's own, mostly 60",
+                            unit="nodes", low=1, high=4096, none="what pays, where the method can choose; else its "
+                            "own, on a CPU at most 16", source="K_max: Graft, 4.1")
+    draft_levels: int = option(9, "Draft forwards per step at most", unit="levels", low=1, high=64,
+                               source="EAGLE's depth of 8, and one")
+    draft_top_k: int = option(10, "Beam width and branching of the drafter", unit="candidates", low=1, high=64,
+                              source="EAGLE-3's released setting")
+    draft_window: int | None = option(None, "Of its past that the drafter sees", unit="tokens", low=1, high=POSITIONS,
+                                      none="what the head was made for")
+    retrieved_depth: int | None = option(None, "Retrieved tokens in a row at most", unit="tokens", low=1, high=64,
+                                         none="the template's, up to 9", source="Graft, Table 7")
+    retrieved_width: int | None = option(None, "Retrieved successors of one token at most", unit="tokens", low=1,
+                                         high=8, none="the template's, up to 8", source="Graft, Table 7")
+    device: str | None = option(None, "cpu, cuda, cuda:1 ...", none="a GPU if there is one")
+    dtype: str | None = option(None, "Of weights and caches", choices=("float32", "bfloat16", "float16"),
+                               none="float32 on a CPU, else what the weights were saved in")
+    attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash", "triton"))
+    graphs: str = option("auto", "CUDA graphs: a step's launches recorded once, where the model's can be",
+                         choices=("auto", "none"))
+    kernels: str = option("auto", "Compiled ones for passes of few rows on a CPU in float32, built once where a C++ "
+                          "compiler is at hand", choices=("auto", "none"))
+    chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,
+                               none="by memory")
+    prefixes: float | None = option(None, "Kept of prompts that were read, on the model's device, so that one which "
+                                    "begins alike is read from where it differs", unit="GiB", low=0, high=2 ** 20,
+                                    none="nothing")
+    prefix: tuple[str, ...] = option((), "File of `longgraft prefill`: the text that it was made of is not read again; "
+                                     "repeatable", many=True, metavar="FILE")
+    calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
+                                     none="default thresholds")
+    online: float | None = option(None, "Thresholds follow the last 64 steps, where a drafted level costs this "
+                                        "share of a verification", low=0, high=100, none="thresholds stay",
+                                  source="0.06: embedded pair, 60 nodes, one CPU core")
+    costs: str | None = option(None, "File of `longgraft costs`, by which decoding then decides the same again",
+                               none="measured at load, and followed")
+    given: dict[str, str] = option({}, "What a method needs besides a head, as `longgraft methods` names it: a hub id, "
+                                   "folder or file; repeatable", flag="--with", many=True,
+                                   metavar="NAME=PATH")
+    persist: bool = option(False, "The matrix outlives a request")
+    head: HeadOverrides = HeadOverrides()
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:      # torch.float32 is float32
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        for name in ("calibration", "costs"):
+            object.__setattr__(self, name, _file(getattr(self, name)))
+        given = (self.prefix,) if isinstance(self.prefix, (str, os.PathLike)) else self.prefix
+        object.__setattr__(self, "prefix", tuple(map(_file, given)) if isinstance(given, (list, tuple)) else given)
+        check(self)
+
+
+def _file(value: Any) -> Any:
+    """A path as text."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How tokens are drawn.
+
+    The fields of `Sampling` that can be typed; what they may be is its to say.
+    """
+
+    temperature: float = option(0.0, "0: greedy")
+    top_p: float = option(1.0, "The most probable tokens up to this mass; 1: off")
+    top_k: int = option(0, "That many most probable tokens; 0: off")
+    min_p: float = option(0.0, "Tokens at least this probable, as a share of the most probable; 0: off")
+    seed: int = option(0, "Of sampling")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """When an answer ends, but for the model's end token."""
+
+    max_new_tokens: int = option(256, "Exactly this many, or up to the end token", unit="tokens", low=1, high=2 ** 20)
+    stop: tuple[str, ...] = option((), "Text ends before it; repeatable", many=True)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if "" in self.stop:
+            raise ValueError("A stop string is empty. Give at least one character, or leave --stop out.")
+
+
+@dataclass(frozen=True)
+class OfMethod:
+    """What `method+name=value` sets for one method of a run.
+
+    thresholds and warm are names of calibrations, "none" of the empty one.
+    """
+
+    budget: Budget = like(Settings, "budget")
+    levels: int | None = like(Settings, "draft_levels", default=None, none="the run's")
+    top_k: int | None = like(Settings, "draft_top_k", default=None, none="the run's")
+    window: int | None = like(Settings, "draft_window")
+    depth: int | None = like(Settings, "retrieved_depth")
+    width: int | None = like(Settings, "retrieved_width")
+    thresholds: str = option("", "Of this calibration")
+    online: float | None = like(Settings, "online")
+    warm: str = option("", "The matrix begins with this calibration's rows")
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,162 @@
+"""Thresholds that follow what was observed: the paper's future work (Graft, arXiv 2605.20104), for any gated drafter.
+
+Knows observations and gates; knows no network, no retriever and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask, Memory, Proposer
+from longgraft.trees.padded import Tree
+from longgraft.trees.tree import DRAFT, UNPRUNED, ProposalTree
+
+WINDOW = 64         # steps that are remembered
+EVERY = 4           # steps from one decision to the next
+FEWEST = 8          # steps that a first decision needs
+STEP = 0.8          # a threshold moves by this factor or its inverse
+# What is looked at before a move, the nearest first: up to nine such moves, 0.13 to 7.5 times the threshold.
+FACTORS = np.array([1.0, *(towards ** moves for moves in range(1, 10) for towards in (STEP, 1 / STEP))])
+HYSTERESIS = 1.02   # expected tokens per time that a move must bring, in multiples of what they are
+# What is expected before anything was seen (embedded pair, 635 steps of code and summaries), in a few steps' worth:
+KEPT = 2.0          # accepted drafted tokens, in multiples of the sum of the best paths' probabilities
+PRIOR = 4.0         # of that sum
+FALL = 0.6          # a best path's probability over that of the level before
+LOWEST = 0.01       # of a threshold; the highest is 1, where the gate is closed
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One verified tree.
+
+    best:    probability of the best drafted path of each level that was drafted
+    cut:     whether a gate stopped it
+    drafted, retrieved: accepted tokens: drafted ones from the root on, and those after them
+    """
+
+    best: tuple[float, ...]
+    cut: bool
+    drafted: int
+    retrieved: int
+
+
+class FollowedThresholds(Memory):
+    """tau per gate, moved by small steps to where steps like the last 64 yield more tokens per time.
+
+    A level that is drafted yields tokens in proportion to its best path's probability, as such promises were kept so
+    far; it costs a fixed share of a verification.  A pure function of what was observed.
+    """
+
+    name = "thresholds"
+
+    def __init__(self, start: Mapping[int, float], levels: int, level_cost: float) -> None:
+        """start: what every request begins with; levels: draft forwards of a whole tree; level_cost: of one, in
+        verifications."""
+        self._start = {gate: _bounded(tau) for gate, tau in sorted(start.items())}
+        self._levels = levels
+        # The last level of each outcome: one per gate, and all levels.  The last level stands for deeper gates.
+        self._last = np.array([*(min(gate, levels - 1) for gate in self._start), levels - 1])
+        self._costs = 1 + level_cost * (self._last + 1)
+        self.thresholds: dict[int, float] = dict(self._start)       # read by the gates, changed here alone
+        self._steps: deque[_Step] = deque(maxlen=WINDOW)
+        self._count = 0
+
+    def reset(self, capacity: int) -> None:
+        self.restore(((), self._start, 0))
+
+    def observe(self, seen: Observation) -> None:
+        best = {} if seen.tree.stage is None else _best_by_depth(seen.tree)
+        if not best:
+            return
+        self._steps.append(self._step(seen.tree, best, seen.path.tolist()[1:]))
+        self._count += 1
+        if self._count >= FEWEST and self._count % EVERY == 0:
+            self._move()
+
+    def state(self) -> Any:
+        return tuple(self._steps), dict(self.thresholds), self._count
+
+    def restore(self, state: Any) -> None:
+        steps, thresholds, self._count = state
+        self._steps = deque(steps, maxlen=WINDOW)
+        self.thresholds.update(thresholds)
+
+    def _step(self, tree: ProposalTree, best: Mapping[int, float], path: list[int]) -> _Step:
+        assert tree.stage is not None
+        levels = self._levels if tree.stage == UNPRUNED else tree.stage + 1
+        drafted = next((n for n, node in enumerate(path) if not tree.origin[node] & DRAFT), len(path))
+        # A path that took no slot was no more probable than the last that did.
+        return _Step(tuple(best.get(depth, min(best.values())) for depth in range(1, levels + 1)),
+                     tree.stage != UNPRUNED, drafted, len(path) - drafted)
+
+    def _move(self) -> None:
+        """Each threshold a step towards the best within reach, where that is better than to stay."""
+        paths = self._paths()
+        value, confidence = self._values(paths), paths[:, self._last[:-1]]
+        steps, passed = np.arange(len(paths)), np.ones((len(FACTORS), len(paths), 1), dtype=bool)
+        for index, gate in enumerate(self._start):
+            taus = np.tile(list(self.thresholds.values()), (len(FACTORS), 1))
+            taus[:, index] = np.clip(taus[:, index] * FACTORS, LOWEST, 1.0)
+            outcome = np.concatenate([confidence <= taus[:, None], passed], axis=2).argmax(2)      # [factors, steps]
+            rates = value[steps, outcome].sum(1) / self._costs[outcome].sum(1)
+            best = rates.argmax()       # of equal ones the nearest
+            if rates[best] > HYSTERESIS * rates[0]:
+                towards = STEP if FACTORS[best] < 1 else 1 / STEP
+                self.thresholds[gate] = _bounded(self.thresholds[gate] * towards)
+
+    def _paths(self) -> np.ndarray:
+        """[steps, levels] best paths' probabilities; of levels that were not drafted, as they fell so far."""
+        upper = sum(sum(step.best[:-1]) for step in self._steps)
+        lower = sum(sum(step.best[1:]) for step in self._steps)
+        fall = (lower + FALL) / (upper + 1)
+        return np.array([[*step.best, *(step.best[-1] * fall ** n for n in range(1, self._levels - len(step.best) + 1))]
+                         for step in self._steps])
+
+    def _values(self, paths: np.ndarray) -> np.ndarray:
+        """[steps, gates + 1] tokens to expect of each step, had it ended at that gate, or at none.
+
+        Not what it did yield: that one of several equally sure steps was unlucky is no reason to stop it alone.
+        """
+        drafted = np.array([step.drafted for step in self._steps])
+        levels = np.array([len(step.best) for step in self._steps])
+        cut = [step.retrieved for step in self._steps if step.cut]
+        value, kept, begin = np.ones((len(paths), len(self._last))), KEPT, 0
+        for outcome, end in enumerate(self._last + 1):
+            there = levels >= end
+            promised = paths[:, begin:end].sum(1)
+            accepted = np.clip(drafted - begin, 0, end - begin)
+            kept = (accepted[there].sum() + kept * PRIOR) / (promised[there].sum() + PRIOR)
+            value[:, outcome:] += kept * promised[:, None]
+            begin = end
+        value[:, :-1] += sum(cut) / max(1, len(cut))
+        return value
+
+
+def _bounded(threshold: float) -> float:
+    return float(min(1.0, max(LOWEST, threshold)))
+
+
+def _best_by_depth(tree: ProposalTree) -> dict[int, float]:
+    """Depth -> probability of the best drafted path of that depth in the tree."""
+    best: dict[int, float] = {}
+    nodes = zip(tree.depths.tolist(), tree.scores.exp().tolist(), tree.origin.tolist(), strict=True)
+    for depth, score, bits in nodes:
+        if depth and bits & DRAFT:
+            best[depth] = max(best.get(depth, 0.0), score)
+    return best
+
+
+class Following:
+    """A proposer whose policy reads from a memory of its own."""
+
+    def __init__(self, proposer: Proposer, memory: Memory) -> None:
+        self.proposer, self.memories = proposer, (*proposer.memories, memory)
+
+    def propose(self, ask: Ask) -> Tree:
+        return self.proposer.propose(ask)

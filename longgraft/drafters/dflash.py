@@ -1,0 +1,128 @@
+"""DFlash (arXiv 2602.06036): one forward guesses all tokens of a block; alone, as a tree, and with a retrieved tail.
+
+Knows the drafter's memory and retrievers; knows no target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longgraft.acceptance.rules import DrawThenWalk, Greedy
+from longgraft.drafters.products import products
+from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.protocol.proposer import Ask, Retriever, together
+from longgraft.runtime.clock import Clock
+from longgraft.trees.padded import on_host
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The tokens of a block after the root, on the host.
+
+    tokens [L] int64, each drawn by itself; logs [L] float32, their log-probabilities; surest [L] float32, those of the
+    most probable ones
+    """
+
+    tokens: Tensor
+    logs: Tensor
+    surest: Tensor
+
+
+class BlockDrafter:
+    """The block as a chain.
+
+    coupled: draw by the request's own draws instead of taking each position's most probable token
+    """
+
+    def __init__(self, memory: BlockMemory, coupled: bool = False, clock: Clock | None = None) -> None:
+        self.memories, self.memory = (memory,), memory
+        self.coupled, self.clock = coupled, clock or Clock()
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        return drawn_chain(ask.root, self.drawn(ask))
+
+    @torch.inference_mode()
+    def drawn(self, ask: Ask) -> Drawn:
+        """At most as many tokens as the budget has room for."""
+        if ask.budget < 2:
+            return Drawn(torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.zeros(0))
+        logits = self.memory.guesses(ask.root)[:ask.budget - 1]
+        with self.clock.part("draft"):
+            positions = torch.arange(ask.position + 1, ask.position + 1 + len(logits), device=logits.device)
+            rule: DrawThenWalk = ask.draws if self.coupled else Greedy()
+            tokens, laws = rule.draw(logits, positions), logits.float().log_softmax(-1)
+            # One copy to the host: float64 holds ids and float32 numbers exactly.
+            record = torch.stack([tokens.double(), laws.gather(1, tokens[:, None])[:, 0].double(),
+                                  laws.amax(-1).double()]).cpu()
+        return Drawn(record[0].long(), record[1].float(), record[2].float())
+
+
+class BlockTree:
+    """The most probable paths of the block's positions, as if these were independent (DDTree, arXiv 2604.12989)."""
+
+    def __init__(self, memory: BlockMemory, clock: Clock | None = None) -> None:
+        self.memories, self.memory, self.clock = (memory,), memory, clock or Clock()
+
+    @torch.inference_mode()
+    def propose(self, ask: Ask) -> ProposalTree:
+        if ask.budget < 2:
+            return ProposalTree.root_only(ask.root)
+        logits = self.memory.guesses(ask.root)
+        with self.clock.part("draft"):
+            logs, tokens = logits.float().log_softmax(-1).topk(min(ask.budget - 1, logits.shape[-1]))
+            record = torch.stack([tokens.double(), logs.double()]).cpu()
+        with self.clock.part("merge"):
+            return products(ask.root, record[0].long(), record[1].float(), ask.budget)
+
+
+class GraftedBlock:
+    """The block up to its first unsure token, and behind it what the retriever knows to follow (Graft, arXiv
+    2605.20104, App. F): where that ends, the block's own tokens again.
+
+    threshold: probability of a position's most probable token below which it is unsure
+    both:      the block is kept whole, and what is retrieved branches off where it would have been cut
+    """
+
+    def __init__(self, drafter: BlockDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:
+        self.drafter, self.retriever = drafter, retriever
+        self.threshold, self.both = threshold, both
+        self.memories, self.clock = together([drafter, retriever]), drafter.clock
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        drawn = self.drafter.drawn(ask)
+        chain = drawn_chain(ask.root, drawn)
+        kept = sure(drawn.surest, self.threshold)
+        slots = ask.budget - (len(chain) if self.both else 1 + kept)
+        found = on_host(self.retriever.candidates(int(chain.tokens[kept]), slots))
+        if len(found) == 1:
+            return chain
+        with self.clock.part("merge"):
+            if self.both:
+                return chain.merge(found, at=kept, budget=ask.budget)
+            cut = chain.select(list(range(1 + kept))).merge(found, at=kept, budget=ask.budget)
+            return followed(cut, chain.tokens[len(cut):])
+
+
+def sure(surest: Tensor, threshold: float) -> int:
+    """How many log-probabilities [L] stand before the first below the threshold's."""
+    unsure = (surest.exp() < threshold).nonzero()
+    return int(unsure[0]) if len(unsure) else len(surest)
+
+
+def drawn_chain(root: int, drawn: Drawn) -> ProposalTree:
+    """One after the other; the score of a path is the sum of its tokens' log-probabilities."""
+    n = len(drawn.tokens)
+    return ProposalTree.build([root, *drawn.tokens.tolist()], list(range(-1, n)),
+                              [0.0, *drawn.logs.cumsum(0).tolist()], [ROOT] + [DRAFT] * n)
+
+
+def followed(chain: ProposalTree, tokens: Tensor) -> ProposalTree:
+    """The chain and these drafted tokens behind it, of unknown probability there."""
+    n = len(chain)
+    return ProposalTree.build(
+        [*chain.tokens.tolist(), *tokens.tolist()], list(range(-1, n + len(tokens) - 1)),
+        chain.scores.tolist() + [float("nan")] * len(tokens), chain.origin.tolist() + [DRAFT] * len(tokens))

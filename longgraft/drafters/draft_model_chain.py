@@ -1,0 +1,59 @@
+"""Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318): a smaller model says a chain.
+
+Knows the model's memory and laws; knows no target and no rule of acceptance.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longgraft.acceptance.rejection import DRAFTED
+from longgraft.acceptance.rules import DrawThenWalk, Sampled
+from longgraft.memories.draft_model import SmallModel
+from longgraft.memories.lately import DraftLength
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import ProposalTree
+
+
+class SmallChain:
+    """As many tokens as fit, or as `length` says.
+
+    coupled: drafts are drawn by the noise of the target's own draws, and follow from the past; else, where a request
+    samples, by noise of their own, and the tree says from which law.
+    """
+
+    def __init__(self, small: SmallModel, length: DraftLength | None = None, coupled: bool = False,
+                 clock: Clock | None = None) -> None:
+        self.memories = (small,) if length is None else (small, length)
+        self.small, self.length, self.coupled, self.clock = small, length, coupled, clock or Clock()
+
+    @torch.inference_mode()
+    def propose(self, ask: Ask) -> ProposalTree:
+        # Tokens at positions that the small model does not have are never drafted.
+        count = min(ask.budget - 1, (self.small.positions or ask.position) - ask.position)
+        count = count if self.length is None else min(count, self.length.tokens)
+        if count < 1:
+            return ProposalTree.root_only(ask.root)
+        with self.clock.part("draft"):
+            own = None if self.coupled or not isinstance(ask.draws, Sampled) else ask.draws.apart(DRAFTED)
+            tokens, logits = self._said(ask, own or ask.draws, count)
+            law = None if own is None else own.warp(logits).softmax(-1)
+            gains = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            # One copy to the host: float64 holds ids and float32 scores exactly.
+            ids, scores = torch.stack([tokens.double(), gains.cumsum(0).double()]).cpu()
+        chain = ProposalTree.chain(torch.cat([torch.tensor([ask.root]), ids.long()]))
+        return ProposalTree(chain.tokens, chain.parents, torch.cat([chain.scores[:1], scores.float()]), chain.origin,
+                            law=None if law is None else torch.cat([torch.zeros_like(law[:1]), law]))
+
+    def _said(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
+        """(tokens [count] int64, the logits that each was drawn from [count, V]), on the model's device."""
+        self.small.begin()
+        token, tokens, rows = torch.tensor([ask.root]), list[Tensor](), list[Tensor]()
+        for ahead in range(1, count + 1):
+            logits = self.small.extend(token)[None]
+            token = draws.draw(logits, torch.full((1,), ask.position + ahead, device=logits.device))
+            tokens.append(token)
+            rows.append(logits)
+        return torch.cat(tokens), torch.cat(rows)

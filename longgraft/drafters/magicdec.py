@@ -1,0 +1,49 @@
+"""The target drafts for itself on a part of its cache: MagicDec (arXiv 2408.11049).
+
+Knows target and partial caches; knows no rule by name.  Each drafted token is a pass of the whole target, so that it
+pays only where reading the cache takes longer than reading the weights.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from longgraft.memories.partial_kv import PartialCache
+from longgraft.protocol.observation import Wants
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Segment, Target
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
+
+
+class Itself:
+    """A chain of up to `length` tokens."""
+
+    def __init__(self, target: Target, partial: PartialCache, length: int, clock: Clock | None = None) -> None:
+        self.memories = (partial,)
+        self.target, self.partial, self.length, self.clock = target, partial, length, clock or Clock()
+        partial.room(length)
+
+    @torch.inference_mode()
+    def propose(self, ask: Ask) -> ProposalTree:
+        # Positions beyond the target's last are never emitted, and some models have no row for them.
+        length = min(self.length, ask.budget - 1, self.target.max_positions - ask.position)
+        if length < 1:
+            return ProposalTree.root_only(ask.root)
+        with self.clock.part("draft"):
+            cache = self.partial.fresh()
+            committed, tokens, scores = cache.length, [ask.root], [0.0]
+            while len(tokens) <= length:
+                token, score = self._next(ask, tokens)
+                tokens.append(token)
+                scores.append(scores[-1] + score)
+            cache.crop(committed)
+        return ProposalTree.build(tokens, [*range(-1, length)], scores, [ROOT] + [DRAFT] * length)
+
+    def _next(self, ask: Ask, tokens: list[int]) -> tuple[int, float]:
+        """(the token after these, its log-probability)."""
+        cache = self.partial.cache
+        self.clock.ran("own")
+        report, = self.target.run([Segment(ProposalTree.root_only(tokens[-1]), cache)], Wants())
+        cache.keep(torch.tensor([0]))
+        return ask.drawn(report.logits, len(tokens))

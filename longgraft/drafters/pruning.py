@@ -1,0 +1,124 @@
+"""When to stop drafting.  Knows scores and levels; knows no network and no retriever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from longgraft.protocol.proposer import Level, Verdict
+
+# Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7;
+# docs/choices.md, budget).
+KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
+# Qwen3-8B's, rounded over its five suites (Graft, Table 11); other drafters want `longgraft calibrate`.
+DEFAULT_THRESHOLDS: Mapping[int, float] = {0: 0.14, 1: 0.14, 5: 0.49}
+
+
+def kept_nodes(budget: int, of_60: int) -> int:
+    """`of_60` nodes of a 60-node tree, scaled to `budget`; at least the root and one drafted node."""
+    return min(budget, max(2, round(budget * of_60 / 60)))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """EAGLE-3's own rule: every level is drafted, the best candidates of all fill the tree."""
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict()
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Graft's sparse gates: go on past checkpoint d only if the best path's probability exceeds tau_d.
+
+    c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens gate d.
+    """
+
+    thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
+
+    def __call__(self, level: Level) -> Verdict:
+        gate = self._gate(level)
+        threshold = 0.0 if gate is None else self.thresholds[gate]
+        if gate is None or threshold <= 0.0:
+            return Verdict()
+        confidence = math.exp(level.scores.max().item())     # the gate's sync
+        if confidence > threshold:
+            return Verdict()
+        # A gate that is none of the paper's keeps what its nearest shallower stage keeps.
+        of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= gate), default=0)]
+        return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False)
+
+    def _gate(self, level: Level) -> int | None:
+        """This level's checkpoint; the last level of a shallow tree stands for the deeper ones."""
+        if level.index in self.thresholds:
+            return level.index
+        return min((d for d in self.thresholds if d > level.index), default=None) if level.last else None
+
+
+@dataclass(frozen=True)
+class Filled:
+    """`gates`, but the slots that they free stay with drafted candidates (Figure 5's `w/o retrieval`, filled)."""
+
+    gates: Gates
+
+    def __call__(self, level: Level) -> Verdict:
+        return replace(self.gates(level), slots=None)
+
+
+@dataclass(frozen=True)
+class Split:
+    """No gate: all levels are drafted, and a fixed share of the tree is left to retrieval (`w/o prune`)."""
+
+    kept_of_60: int = 40
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1)
+
+
+def mass(level: Level, beam: int) -> float:
+    """Probability that the beam holds which the next level would feed: the sync of whoever asks."""
+    return float(level.scores.topk(min(beam, level.scores.numel())).values.exp().sum())
+
+
+@dataclass(frozen=True)
+class Mass:
+    """Another level only while the beam that would be fed holds at least `least` of the probability.
+
+    All slots stay with drafted candidates.  0.15 with a beam of 10: docs/choices.md, one ranking.
+    """
+
+    least: float = 0.15
+    beam: int = 10
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict(expand=level.last or mass(level, self.beam) >= self.least)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, go on only while the beam carries enough.
+
+    threshold: of the logarithm of the beam's probability, a log-sum of its paths' scores
+    checks:    expansions after which it is looked at; the paper's 9 is no check where 9 levels are drafted
+    beam:      nodes that a level feeds
+    """
+
+    threshold: float
+    checks: tuple[int, ...] = (5, 7)
+    beam: int = 10
+
+    def __call__(self, level: Level) -> Verdict:
+        stops = level.index in self.checks and not level.last
+        return Verdict(expand=not (stops and mass(level, self.beam) < math.exp(self.threshold)))
+
+
+@dataclass(frozen=True)
+class Certain:
+    """SVIP (arXiv 2411.18462): stop behind a token whose law's square root of entropy is above a threshold; the token
+    is kept.  In a tree it is the best candidate's law."""
+
+    threshold: float = 0.3
+
+    def __call__(self, level: Level) -> Verdict:
+        return Verdict(expand=level.last or math.sqrt(level.entropy.item()) <= self.threshold)

@@ -1,0 +1,85 @@
+"""Verification on a part of the cache, in full only now and then: SpecPV (arXiv 2512.02337).  Lossy: what was accepted
+on a part is kept, whatever the whole would have said.
+
+Knows verifiers and partial caches; knows no method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
+from longgraft.memories.partial_kv import PartialCache
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.runtime.cuda_graphs import EAGER
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import Tree, on_host
+from longgraft.trees.tree import ROOT, ProposalTree
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """A rule for a tree that hangs on `rows` tokens which are kept whatever is drawn there."""
+
+    rule: AcceptanceRule
+    own: ProposalTree
+    rows: int
+
+    @property
+    def guesses(self) -> DrawThenWalk:
+        return self.rule.guesses
+
+    def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
+        path, token = self.rule(self.own, logits[self.rows:], positions[self.rows:])
+        return torch.cat([torch.arange(self.rows), self.rows + path]), token
+
+
+class PartialVerifier(Verifier):
+    """Verifies on `partial`; a tree that comes when more than `most` tokens wait is verified in full behind them.
+
+    The full pass gives the waiting tokens their true rows, and rows are chosen anew by its queries; so does the first
+    one after the prompt.  Where the choice leaves no row out, all passes are full.  cache: the one that comes next.
+    """
+
+    def __init__(self, full: Verifier, partial: PartialCache, most: int) -> None:
+        super().__init__(full.target, full.cache, full.rule, full.clock, full.regions)
+        self._full, self._partial, self._most = full, partial, most
+        self._part = replace(full, cache=partial.cache, regions=EAGER)
+        self._waiting: list[int] = []
+        partial.reset(full.cache.capacity)
+
+    def verify(self, tree: Tree, wants: Wants) -> Observation:
+        """The path that is accepted by the part, or in full, is committed."""
+        if self.cache is self._full.cache or len(self._waiting) > self._most:
+            return self._in_full(on_host(tree), wants)
+        seen = self._part.verify(tree, wants)
+        self._waiting += seen.kept.tolist()
+        return seen
+
+    def _in_full(self, tree: ProposalTree, wants: Wants) -> Observation:
+        rows = len(self._waiting)
+        behind = replace(self._full, rule=_Behind(self.rule, tree, rows)) if rows else self._full
+        seen = behind.verify(_hung(tree, self._waiting), wants | self._partial.wants)
+        self._waiting = []
+        self._partial.observe(seen)
+        self.cache = self._full.cache if self._partial.chosen().whole else self._partial.fresh()
+        return _without(seen, tree, rows) if rows else seen
+
+
+def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
+    """The tree behind a chain of these tokens."""
+    if not tokens:
+        return tree
+    chain = ProposalTree.chain(torch.tensor(tokens), ROOT)
+    return ProposalTree(torch.cat([chain.tokens, tree.tokens]), torch.cat([chain.parents, tree.parents + len(tokens)]),
+                        torch.cat([chain.scores, tree.scores]), torch.cat([chain.origin, tree.origin]))
+
+
+def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
+    """What was seen of the tree, whose first `rows` nodes were seen before."""
+    return replace(seen, tree=tree, path=seen.path[rows:] - rows, topk=None if seen.topk is None else seen.topk[rows:],
+                   hidden={layer: states[rows:] for layer, states in seen.hidden.items()},
+                   final=None if seen.final is None else seen.final[rows:])

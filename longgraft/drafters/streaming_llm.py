@@ -1,0 +1,67 @@
+"""A small model that drafts from a short window of the text: its first tokens and the newest, as TriForce's does.
+
+Knows a small model and the history; knows no target.  StreamingLLM (arXiv 2309.17453) keeps the rows that left-out
+tokens have shaped; here the window is read as a text of its own, anew when it moves on, which is what that paper
+compares with.  So no prompt is too long for the model, none has to be read by it, and what it drafts follows from the
+history alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longgraft.memories.draft_model import SmallModel
+from longgraft.memories.token_history import History
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
+
+MOVES = 4       # of the window's newest tokens this part leaves at once: it is read anew as rarely
+
+
+class Streaming:
+    """A chain of up to `length` tokens.  small: with nothing committed, for this proposer alone."""
+
+    def __init__(self, small: SmallModel, history: History, sizes: tuple[int, int, int],
+                 clock: Clock | None = None) -> None:
+        """sizes: (sinks, tokens of the window, length)."""
+        self.memories = (history,)
+        self.small, self.history, self.clock = small, history, clock or Clock()
+        self.sinks, self.window, self.length = sizes
+        self._held: list[int] = []
+
+    @torch.inference_mode()
+    def propose(self, ask: Ask) -> ProposalTree:
+        length = min(self.length, ask.budget - 1)
+        text, scores = self.text(ask.root), [0.0]
+        begin = len(text) - 1
+        with self.clock.part("draft"):
+            while len(scores) <= length:
+                token, score = ask.drawn(self._after(text)[None], len(scores))
+                text.append(token)
+                scores.append(scores[-1] + score)
+        tokens = text[begin:]
+        return ProposalTree.build(tokens, [*range(-1, length)], scores, [ROOT] + [DRAFT] * length)
+
+    def text(self, root: int) -> list[int]:
+        """The window, the root last."""
+        tokens = self.history.up_to(root)
+        newest = self.window - self.sinks
+        if len(tokens) <= self.window:
+            return tokens.tolist()
+        step = max(1, newest // MOVES)
+        start = -(-(len(tokens) - newest) // step) * step
+        return [*tokens[:self.sinks].tolist(), *tokens[start:].tolist()]
+
+    def _after(self, text: list[int]) -> Tensor:
+        """Logits [V] of what follows; what is read already stays."""
+        if not self._held:
+            self.small.reset(self.window + self.length)
+        held, self._held = self._held, []       # what a pass that is interrupted leaves is not known
+        pairs = enumerate(zip(held, text[:-1], strict=False))
+        known = next((i for i, (one, token) in pairs if one != token), min(len(held), len(text) - 1))
+        self.small.back(known)
+        logits = self.small.extend(torch.tensor(text[known:]))
+        self._held = list(text)
+        return logits

@@ -1,0 +1,1 @@
+"""The decoding loop, and a target with one method that opens requests."""

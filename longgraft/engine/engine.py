@@ -1,0 +1,130 @@
+"""A target with one method, which opens requests.  Knows targets, proposers and limits; knows no text but ids.
+
+One request at a time: a new one ends the one before, unless that one is being answered in another thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from weakref import ref
+
+from torch import Tensor
+
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.request import Decoder, Goal, Request
+from longgraft.engine.text import Detokenizer
+from longgraft.prefill.prefixes import CELL, Prefixes, Reader
+from longgraft.protocol.proposer import Memory, Proposer
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
+from longgraft.runtime.kv_cache import ROUND, KVCache
+from longgraft.target_model.model import Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import SIZES
+
+Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], Reader]
+"""(a prompt's ids, the target's cache, memories; these are empty) -> what learns of it for other prompts"""
+
+ROOMY = 16      # parts of a power of two, in whole ones of which caches are allocated that recordings read
+
+
+class Engine:
+    """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory;
+    verifies: what is made of a request's verifier; prefixes: what is kept of prompts, None: nothing."""
+
+    def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
+                 chunk: int | None = None, regions: Regions = EAGER,
+                 verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier,
+                 prefixes: Prefixes | None = None) -> None:
+        self.target, self.proposer, self.clock, self.budget, self.chunk = target, proposer, clock, budget, chunk
+        self.regions, self.verifies, self.prefixes = regions, verifies, prefixes
+        self.cache: KVCache = target.cache(0)
+        self._lock = threading.Lock()
+        self._current: Callable[[], Request | None] = lambda: None
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Positions that target and memories allow, by who says so."""
+        return limits(self.target, self.proposer.memories)
+
+    def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """ValueError where the request does not fit the target's or a memory's positions."""
+        _whole(max_new_tokens)
+        for name, limit in self.limits.items():
+            if prompt_tokens + max_new_tokens > limit:
+                raise ValueError(
+                    f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to follow, but {name} "
+                    f"allows {limit:,} positions. Shorten the prompt"
+                    f"{'' if name == self.target.name else ', give the drafter a window (draft_window) or use pld'}.")
+
+    @property
+    def cell(self) -> int:
+        """Tokens of a cell of prefixes."""
+        return CELL if self.prefixes is None else self.prefixes.cell
+
+    def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
+             told: Iterable[Tensor] = (), reads: Reads | None = None) -> Request:
+        """A request for these ids, which nothing was read of yet.  Where a recording is replayed, it ends with it.
+
+        told: [n] int64 each, what the answer may repeat; memories that learn from ids alone learn it
+        reads: makes what learns of this prompt for others, where that is not the engine's prefixes
+        """
+        _whole(goal.limit)
+        if sampling.replay is not None:
+            goal = Goal(min(goal.limit, len(sampling.replay)), stop=goal.stop)
+        self.check(len(ids), goal.limit)
+        with self._lock:
+            if (current := self._current()) is not None:
+                current.supersede()
+            capacity = len(ids) + goal.limit + self.budget
+            if self.regions.fixed:
+                capacity = self._roomy(capacity)
+            self.cache.clear()
+            self.cache.reserve(capacity)
+            for memory in self.proposer.memories:
+                memory.reset(capacity)
+            self.clock.lap()
+            with self.clock.part("host"):
+                for tokens in told:
+                    for memory in self.proposer.memories:
+                        memory.told(tokens)
+            reset_peak_memory(self.target.device)
+            verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
+            decoder = Decoder(self.verifies(verifier), self.proposer, self.budget, goal, text)
+            if reads is None and self.prefixes is not None:
+                reads = partial(Reader, self.prefixes)
+            reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
+            request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device), reader)
+            self._current = ref(request)     # one that is dropped without being closed has no say
+        return request
+
+    def _roomy(self, capacity: int) -> int:
+        """Room for padded rows, and for a somewhat longer prompt: recordings read the buffers, so that larger ones cost
+        all of them again."""
+        capacity += SIZES[-1]
+        if capacity <= self.cache.capacity:
+            return self.cache.capacity
+        self.regions.forget()
+        step = max(ROUND, (1 << capacity.bit_length()) // ROOMY)
+        return -(-capacity // step) * step
+
+    def _release(self) -> None:
+        if self.regions.fixed:
+            return      # the next request's recordings are those of this one
+        self.cache.release()
+        for memory in self.proposer.memories:
+            memory.release()
+
+
+def _whole(max_new_tokens: object) -> None:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number, 1 or more.")
+
+
+def limits(target: Target, memories: Iterable[Memory]) -> dict[str, int]:
+    """Positions that a target and what learns from it allow, by who says so."""
+    found = {target.name: target.max_positions}
+    return found | {f"{target.name}'s {memory.name}": memory.positions for memory in memories if memory.positions}

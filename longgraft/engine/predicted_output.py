@@ -1,0 +1,48 @@
+"""Text that an answer may repeat: a draft of it, the file that is edited, other files; and how much of it was repeated.
+
+OpenAI's predicted outputs.  The target never reads it, so that nothing but speed depends on it.  Knows ids; knows no
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+
+import torch
+
+from longgraft.engine.text import Encoder
+
+Prediction = str | Sequence[int] | torch.Tensor | Sequence[str | Sequence[int] | torch.Tensor]
+
+
+def told(encoder: Encoder, prediction: Prediction | None) -> list[list[int]]:
+    """Token ids of each text; an empty one tells nothing.  ValueError for what is neither text nor token ids."""
+    if prediction is None:
+        return []
+    single = isinstance(prediction, (str, bytes)) or hasattr(prediction, "shape") or not isinstance(
+        prediction, Sequence) or all(isinstance(one, Integral) for one in prediction)
+    texts = [prediction] if single else prediction
+    return [ids for text in texts if (ids := encoder.bare(text, "prediction"))]      # type: ignore[union-attr]
+
+
+def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
+    """(tokens of the prediction that the answer has, in its order; the others): OpenAI's accepted_prediction_tokens and
+    rejected_prediction_tokens.
+
+    The longest common subsequence, by the words of a number (Hyyro 2004): of 10,000 tokens and as many some
+    milliseconds.
+    """
+    common = set(prediction).intersection(answer)   # an answer is short: the time and memory of all others are saved
+    places: dict[int, int] = {}
+    shared = [token for token in prediction if token in common]
+    for place, token in enumerate(shared):
+        places[token] = places.get(token, 0) | 1 << place
+    full = (1 << len(shared)) - 1
+    row = full      # a 0 for each token of the prediction that lengthens the subsequence
+    for token in answer:
+        if token in common:
+            found = row & places[token]
+            row = ((row + found) | (row - found)) & full
+    repeated = len(shared) - row.bit_count()
+    return repeated, len(prediction) - repeated

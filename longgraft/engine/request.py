@@ -1,0 +1,260 @@
+"""One prompt being answered, step by step: a step is a prefill chunk or a decoding step.
+
+Knows verifier, proposer and text; knows no method, no model family and no sampling law.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from longgraft.engine.stats import Stats, Tally
+from longgraft.engine.text import Detokenizer
+from longgraft.prefill.chunked import read_prompt
+from longgraft.prefill.prefixes import Reader
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask, Proposer
+from longgraft.runtime.clock import Clock
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ROOT, ProposalTree
+
+FinishReason = Literal["stop", "length", "eos", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step brought.
+
+    read:    prompt tokens that were read; 0 of a decoding step
+    reused:  of these, how many an earlier prompt had brought
+    tokens:  new tokens; origins: who proposed each (bits of `ProposalTree.origin`; ROOT: the target alone)
+    text:    new text that is certain: bytes that are no character yet and the beginning of a stop string are held back
+    tree, path: what a decoding step verified, and the nodes that it kept, the root first; None and () of a prompt's
+    """
+
+    read: int = 0
+    tokens: tuple[int, ...] = ()
+    origins: tuple[int, ...] = ()
+    text: str = ""
+    tree: ProposalTree | None = None
+    path: tuple[int, ...] = ()
+    reused: int = 0
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When an answer ends: after `limit` tokens, with an end token, or before a stop string."""
+
+    limit: int
+    eos: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+
+
+class Decoder:
+    """The loop after the prompt: propose, verify, observe.  Counts what it emits.
+
+    goal.stop is looked for in the text, where there is one; a tree is cut to the depth that can still be emitted, so
+    that no position beyond the last is ever used.
+    """
+
+    def __init__(self, verifier: Verifier, proposer: Proposer, budget: int, goal: Goal,
+                 text: Detokenizer | None = None) -> None:
+        self.verifier, self.proposer, self.budget, self.goal, self.text = verifier, proposer, budget, goal, text
+        self.wants = Wants.union(memory.wants for memory in proposer.memories)
+        self.tally = Tally()
+        self.finish_reason: FinishReason | None = None
+        self._root = -1
+
+    def begin(self, root: int) -> Step:
+        """The token that the prefill drew, which is the first new one."""
+        self._root = root
+        _, text = self._cut([root])
+        self.tally.first()
+        return Step(tokens=(root,), origins=(ROOT,), text=text)
+
+    def step(self) -> Step:
+        """One verification pass."""
+        left = self.goal.limit - self.tally.new_tokens
+        ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses)
+        tree = self.proposer.propose(ask).shallower(left - 1)
+        seen = self.verifier.verify(tree, self.wants)
+        path = seen.path.tolist()
+        new, text = self._cut([*seen.kept[1:].tolist(), seen.next_token])
+        self.tally.count(seen.tree, path, len(new))
+        if self.finish_reason is None:
+            self.observe(seen)
+        self._root = seen.next_token
+        origins = [*seen.tree.origin[seen.path[1:]].tolist(), ROOT]
+        return Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text, tree=seen.tree, path=tuple(path))
+
+    def observe(self, seen: Observation) -> None:
+        """Show it to every memory."""
+        for memory in self.proposer.memories:
+            memory.observe(seen)
+
+    def _cut(self, new: list[int]) -> tuple[list[int], str]:
+        """(new tokens up to the one that ends the answer, if any, and their text); sets the finish reason."""
+        end = next((i for i, token in enumerate(new) if token in self.goal.eos), None)
+        if end is not None:
+            new, self.finish_reason = new[:end + 1], "eos"
+        elif self.tally.new_tokens + len(new) >= self.goal.limit:
+            self.finish_reason = "length"
+        if self.text is None:
+            return new, ""
+        pieces = []
+        for n, token in enumerate(new, 1):
+            if token not in self.goal.eos:      # some tokenizers would spell it
+                pieces.append(self.text.push([token]))
+            if self.text.stopped:
+                new, self.finish_reason = new[:n], "stop"
+                break
+        if self.finish_reason is not None:
+            pieces.append(self.text.finish())
+            if self.text.stopped:       # a stop string that only the last, held back bytes complete
+                self.finish_reason = "stop"
+        return new, "".join(pieces)
+
+
+class Request:
+    """One prompt being answered.  Iterate it, or call `step` until it returns None.
+
+    finish_reason: None while it runs; then stop, length, eos or cancelled.  It gives everything back when it ends, when
+    it is closed, and as a context manager.  One thread at a time; `cancel` may come from any.
+    """
+
+    def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
+                 peak_memory: Callable[[], int], reader: Reader | None = None) -> None:
+        """reader: of what is known of the prompt; None: nothing is, nor will be."""
+        self._decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
+        self._give_back, self._peak_memory = give_back, peak_memory
+        self._clock: Clock = decoder.verifier.clock
+        self._prefill: Iterator[Step] | None = self._reading()
+        self._reused = 0
+        self._seconds: dict[str, float] = {}
+        self._forwards: dict[str, int] = {}
+        self._prefill_seconds = 0.0
+        self._peak = 0
+        self._finish: FinishReason | None = None
+        self._cancelled = self._superseded = False
+        self._stepping = threading.Lock()
+        self._stepper = threading.current_thread()      # who steps it, or opened it
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._ids)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._finish
+
+    @property
+    def stats(self) -> Stats:
+        """What it cost so far."""
+        return self._decoder.tally.stats(
+            prompt_tokens=len(self._ids), reused_tokens=self._reused, prefill_seconds=self._prefill_seconds,
+            decode_seconds=sum(self._seconds.values()), seconds_by_part=dict(self._seconds),
+            forwards=dict(self._forwards), peak_memory_bytes=self._peak)
+
+    def step(self) -> Step | None:
+        """The next chunk or decoding step; None when the answer has ended."""
+        if self._superseded:
+            raise RuntimeError("Another request was started on this session; it serves one at a time. Finish this one "
+                               "before the next, or load another session.")
+        if not self._stepping.acquire(blocking=False):
+            raise RuntimeError("This request is in the middle of a step in another thread; one at a time can step it.")
+        self._stepper = threading.current_thread()
+        try:
+            if self._cancelled and self._finish is None:
+                self._end("cancelled")
+            return self._advance() if self._finish is None else None
+        finally:
+            self._stepping.release()
+
+    def _advance(self) -> Step:
+        try:
+            step = self._read() if self._prefill is not None else self._decode()
+        except BaseException:       # also Ctrl-C: the model and the memory are given back
+            self._end("cancelled")
+            raise
+        if self._decoder.finish_reason is not None:
+            self._end(self._decoder.finish_reason)
+        return step
+
+    def _read(self) -> Step:
+        assert self._prefill is not None
+        with self._clock.part("host"):      # what no part claims: a memory's own time, too
+            step = next(self._prefill)
+        if step.tokens:
+            self._prefill = None
+        self._prefill_seconds += sum(self._clock.lap().values())
+        self._clock.counted()       # a prompt's are no guesses
+        return step
+
+    def _reading(self) -> Iterator[Step]:
+        """What is recalled of the prompt, then chunk by chunk; the last one brings the first token."""
+        decoder, reader = self._decoder, self.reader
+        if reader is not None and (known := reader.recall()):
+            self._reused = known
+            yield Step(read=known, reused=known)
+        rest = torch.tensor(self._ids[self._reused:])
+        for seen in read_prompt(decoder.verifier, rest, decoder.wants, self._chunk,
+                                cell=None if reader is None else reader.cell):
+            decoder.observe(seen)
+            if reader is not None:
+                reader.keep(seen)
+            step = Step(read=len(seen.tree))
+            if decoder.verifier.cache.length == len(self._ids):
+                step = replace(decoder.begin(seen.next_token), read=step.read)
+            yield step
+
+    def _decode(self) -> Step:
+        with self._clock.part("host"):
+            step = self._decoder.step()
+        for part, seconds in self._clock.lap().items():
+            self._seconds[part] = self._seconds.get(part, 0.0) + seconds
+        for whose, times in self._clock.counted().items():
+            self._forwards[whose] = self._forwards.get(whose, 0) + times
+        return step
+
+    def cancel(self) -> None:
+        """End it before its next step."""
+        self._cancelled = True
+
+    def close(self) -> None:
+        """Give everything back; an answer that had not ended is cancelled.  Waits for a step in another thread; in the
+        middle of one's own (a signal's handler), it is cancelled, and closed by its next step."""
+        if self._stepping.locked() and self._stepper is threading.current_thread():
+            return self.cancel()
+        with self._stepping:
+            if self._finish is None:
+                self._end("cancelled")
+
+    def supersede(self) -> None:
+        """Close it because another takes its place: whoever steps it is told so.  RuntimeError where that would take it
+        from another thread."""
+        if self._finish is not None:
+            return
+        if self._stepper is not threading.current_thread() and self._stepper.is_alive():
+            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a time. Wait "
+                               "for it, or load another session.")
+        self.close()
+        self._superseded = True
+
+    def _end(self, reason: FinishReason) -> None:
+        self._finish, self._prefill = reason, None
+        self._peak = self._peak_memory()
+        self._give_back()
+
+    def __iter__(self) -> Iterator[Step]:
+        while (step := self.step()) is not None:
+            yield step
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

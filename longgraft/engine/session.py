@@ -1,0 +1,166 @@
+"""One model, one method, ready to answer: the face of an engine for one request at a time.
+
+Knows prompts and text; knows no method by name and no model family.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.engine import Engine
+from longgraft.engine.predicted_output import Prediction, told
+from longgraft.engine.prefix_files import needed, pin, read
+from longgraft.engine.request import FinishReason, Goal, Request, Step
+from longgraft.engine.stats import Stats
+from longgraft.engine.text import Detokenizer, Encoder, Prompt, stop_strings
+from longgraft.prefill.saved import fresh, save
+from longgraft.target_model.model import Target
+
+BAR_FROM = 8192     # prompt tokens from which a progress bar is worth its lines
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer.  text ends before a stop string; token_ids end with the token that completed it, or with EOS."""
+
+    text: str
+    token_ids: list[int]
+    stats: Stats
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A prefix in a file: of so many tokens, in so many bytes, after so many seconds."""
+
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+class Session:
+    """A target with one method.  Serves one request at a time; nothing of a request is left on the model."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
+                 method: str = "unnamed") -> None:
+        """about: what was chosen, for people; promise, method: the method's, and its name."""
+        self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
+        self.method = method
+        self.eos = end_tokens(engine.target.model, tokenizer)
+        self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
+
+    @property
+    def target(self) -> Target:
+        return self.engine.target
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Text, chat messages or token ids -> token ids."""
+        return self._encoder.encode(prompt)
+
+    def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """ValueError where the request does not fit the target's or the drafter's positions."""
+        self.engine.check(prompt_tokens, max_new_tokens)
+
+    def open(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
+             stop: str | Sequence[str] | None = (), eos: Sequence[int] | None = None, *,
+             prediction: Prediction | None = None) -> Request:
+        """A request to be stepped through, cancelled and closed.
+
+        eos: end tokens; None: the model's own; prediction: as `generate` has it
+        """
+        sampling, stops, ids = sampling or Sampling(), stop_strings(stop), self.encode(prompt)
+        if sampling.replay is not None:
+            self._encoder.known(sampling.replay, "recorded continuation")
+        if stops:
+            self._encoder.need("checked for stop strings")
+        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
+        goal = Goal(max_new_tokens, frozenset(self.eos if eos is None else eos), stops)
+        return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)))
+
+    def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
+        """Read a prompt and write what was learnt of it, for `load(prefix=path)`; ValueError where the file exists."""
+        path = fresh(Path(path))
+        ids = self.encode(prompt)
+        if isinstance(prompt, str) and len(ids) > 1:
+            ids = ids[:-1]      # with the text behind it the last token may become another
+        wanted, since = needed(self.engine, self.tokenizer, self.method), time.perf_counter()
+        with _bar(len(ids), progress) as bar:
+            rows = read(self.engine, ids, bar.update)
+        return Saved(len(ids), save(path, ids, rows, wanted), time.perf_counter() - since)
+
+    def pin_prefix(self, path: str | Path) -> int:
+        """What `save_prefix` wrote is known from now on, and never forgotten; its tokens.  ValueError where it is
+        damaged or another session's."""
+        return pin(self.engine, Path(path), needed(self.engine, self.tokenizer, self.method))
+
+    def predicted(self, prediction: Prediction | None) -> list[list[int]]:
+        """Token ids of each text that the answer may repeat."""
+        return told(self._encoder, prediction)
+
+    def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
+               progress: bool | None = None, *, prediction: Prediction | None = None, **sampling: Any
+               ) -> Iterator[str]:
+        """Pieces of text as they are certain; together they are `generate`'s text.  The rest: as there."""
+        with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction) as request:
+            yield from (step.text for step in _shown(request, progress) if step.text)
+
+    def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
+                 progress: bool | None = None, *, prediction: Prediction | None = None, **sampling: Any
+                 ) -> Generation:
+        """The whole answer, as the method promises (`longgraft.methods.method.Method`).
+
+        exact, as most: what plain decoding of the target would say, in float32 token for token; distribution: that
+        where it is greedy, and the target's law where it samples; lossy: something else.
+        prediction: text that the answer may repeat, or several: the model does not read it, and memories that learn
+        from tokens alone propose from it.
+        sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
+        """
+        request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction)
+        return answer(request, progress)
+
+
+def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
+           ) -> Generation:
+    """Step a request to its end.  progress: of the prefill; None: a bar for long prompts on a terminal.  tell: is given
+    the text as it comes."""
+    text, ids = "", list[int]()
+    with request:
+        for step in _shown(request, progress):
+            text += step.text
+            tell(step.text)
+            ids += step.tokens
+    assert request.finish_reason is not None
+    return Generation(text, ids, request.stats, request.finish_reason)
+
+
+def _shown(request: Request, progress: bool | None) -> Iterator[Step]:
+    """The steps, with a bar over the prompt."""
+    total = request.prompt_tokens
+    with _bar(total, progress) as bar:
+        for step in request:
+            bar.update(step.read)
+            if bar.n == total:
+                bar.close()     # the prompt is read: what follows is the answer's place
+            yield step
+
+
+def _bar(tokens: int, progress: bool | None) -> Any:
+    """Over the tokens of a prompt."""
+    from tqdm import tqdm
+
+    hidden = (None if tokens >= BAR_FROM else True) if progress is None else not progress
+    return tqdm(total=tokens, desc="prefill", unit="tok", unit_scale=True, disable=hidden, leave=False)
+
+
+def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end an answer: the generation config's, else the model's, else the tokenizer's."""
+    places = (getattr(model, "generation_config", None), model.config, tokenizer)
+    found = next((value for place in places if (value := getattr(place, "eos_token_id", None)) is not None), ())
+    return (found,) if isinstance(found, int) else tuple(found)

@@ -1,0 +1,160 @@
+"""What a generation cost and what its proposals were worth.  Knows trees and seconds; knows no model."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from longgraft.trees.tree import DRAFT, RETRIEVED, UNPRUNED, ProposalTree
+
+MATCH_ENDS = (1, 2, 4, 8, 16)                               # tokens of a match, by the last of each bin
+MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Of one request, so far.
+
+    reused_tokens: of the prompt, that were not read: an earlier one began with them
+    prompt_tokens, new_tokens: counts; the prefill, which yields the first new token, is no step
+    accepted_per_step:  proposed tokens that were emitted, per verification step, without the bonus token
+    accepted_by_origin: those by who proposed them: draft, retrieved or both
+    stages:             drafted trees by where drafting was cut: d0, d1, ... (expansions), or none
+    kinds:              steps by what was spent on them: plain (nothing proposed), memory (nothing drafted), draft
+    forwards:           of decoding, beside the verifications: draft, a drafting network's, and own, the target's own
+    by_probability:     proposed nodes by the estimated probability of their path, in tenths by the lower edge, "0.9":
+                        (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out
+    by_match:           retrieved nodes by the tokens of the match that foretold them: as by_probability
+    seconds_by_part:    of decoding; prefill_seconds and decode_seconds are wall-clock seconds
+    peak_memory_bytes:  the device's, during the request
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    accepted_per_step: tuple[int, ...] = ()
+    accepted_by_origin: Mapping[str, int] = field(default_factory=lambda: dict(draft=0, retrieved=0, both=0))
+    stages: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    forwards: Mapping[str, int] = field(default_factory=dict)
+    by_probability: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
+    by_match: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    seconds_by_part: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+    reused_tokens: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Verification passes."""
+        return len(self.accepted_per_step)
+
+    @property
+    def mat(self) -> float:
+        """Mean accepted tokens per step, bonus excluded."""
+        return sum(self.accepted_per_step) / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """mat + 1: with the bonus, but for one that an end inside the last step cut off; 1 for plain decoding."""
+        return (self.new_tokens - 1) / self.steps if self.steps else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first, over decoding time alone."""
+        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "prompt_tokens": self.prompt_tokens, "reused_tokens": self.reused_tokens, "new_tokens": self.new_tokens,
+            "steps": self.steps,
+            "accepted_per_step": list(self.accepted_per_step), "mat": self.mat,
+            "tokens_per_step": self.tokens_per_step, "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds, "decode_tokens_per_second": self.decode_tokens_per_second,
+            "accepted_by_origin": dict(self.accepted_by_origin), "stages": dict(self.stages),
+            "kinds": dict(self.kinds), "forwards": dict(self.forwards), "by_probability": dict(self.by_probability),
+            "by_match": dict(self.by_match), "seconds_by_part": dict(self.seconds_by_part),
+            "peak_memory_bytes": self.peak_memory_bytes}
+
+
+class Tally:
+    """Counts a request's steps as they come."""
+
+    def __init__(self) -> None:
+        self.new_tokens = 0
+        self._accepted: list[int] = []
+        self._origins: Counter[str] = Counter(draft=0, retrieved=0, both=0)
+        self._stages: Counter[str] = Counter()
+        self._kinds: Counter[str] = Counter()
+        self._by_probability, self._by_match = Bins(), Bins()
+
+    def first(self) -> None:
+        """The token that the prefill yields."""
+        self.new_tokens += 1
+
+    def count(self, tree: ProposalTree, path: Sequence[int], emitted: int) -> None:
+        """Credit one step: its path below the root, as far as it was among the `emitted` new tokens.
+
+        What was emitted ends with the bonus token, unless an end token or a stop string cut it inside the path: then
+        the cut token ended the answer, and no bonus followed.
+        """
+        accepted = path[1:1 + emitted]
+        self.new_tokens += emitted
+        self._accepted.append(len(accepted))
+        origins = tree.origin.tolist()
+        self._origins.update(_origin(origins[node]) for node in accepted)
+        if tree.stage is not None:
+            self._stages["none" if tree.stage == UNPRUNED else f"d{tree.stage}"] += 1
+        drafted = tree.stage is not None or any(bits & DRAFT for bits in origins)
+        self._kinds["plain" if len(tree) == 1 else "draft" if drafted else "memory"] += 1
+        self._judge(tree, set(accepted))
+
+    def _judge(self, tree: ProposalTree, accepted: Set[int]) -> None:
+        """Estimates beside what came of them."""
+        match = [0] * len(tree) if tree.match is None else tree.match.tolist()
+        for node, score in enumerate(tree.scores.tolist()):
+            if node and score == score:
+                probability, right = math.exp(score), node in accepted
+                self._by_probability.add(f"0.{min(9, int(10 * probability))}", probability, right)
+                if match[node]:
+                    self._by_match.add(MATCHES[bisect_left(MATCH_ENDS, match[node])], probability, right)
+
+    def stats(self, **figures: Any) -> Stats:
+        """What was counted; figures: the fields of `Stats` that are no counts."""
+        return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
+                     accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
+                     by_probability=self._by_probability.rows(), by_match=self._by_match.rows(), **figures)
+
+
+class Bins:
+    """(nodes, sum of their estimates, accepted nodes) by a name."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, name: str, estimate: float, accepted: bool) -> None:
+        """One more node."""
+        sums = self._sums.setdefault(name, [0, 0.0, 0])
+        sums[0] += 1
+        sums[1] += estimate
+        sums[2] += accepted
+
+    def rows(self) -> dict[str, tuple[int, float, int]]:
+        """By name, in their order."""
+        return {name: (int(n), estimates, int(accepted))
+                for name, (n, estimates, accepted) in sorted(self._sums.items(), key=lambda one: _leading(one[0]))}
+
+
+def _leading(name: str) -> float:
+    return float(name.rstrip("+").partition("-")[0])
+
+
+def _origin(bits: int) -> str:
+    if bits & DRAFT and bits & RETRIEVED:
+        return "both"
+    return "draft" if bits & DRAFT else "retrieved"

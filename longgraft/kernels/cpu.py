@@ -1,0 +1,129 @@
+"""Products, norms and attention of few rows in float32 on a CPU: large weights and long caches are read once.
+
+Knows tensors, layouts and linear modules; knows no model.  What does not fit is torch's to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longgraft.attention.backends import split
+from longgraft.attention.layout import Layout
+from longgraft.kernels.build import NotBuilt, library
+from longgraft.kernels.module_override import Placed
+
+MOST = 16               # rows of a pass; beyond, torch's own kernels are as fast
+LEAST_PRODUCT = 4       # with fewer, torch's products read the weight as fast
+EIGHTS = 8              # head sizes are multiples of it
+
+
+class FewRows:
+    """The compiled functions.  Deterministic: threads share rows of a weight or stretches of a cache in a fixed way."""
+
+    def __init__(self) -> None:
+        """NotBuilt where this machine cannot."""
+        try:
+            compiled = ctypes.CDLL(str(library()))
+        except OSError as error:
+            raise NotBuilt(f"the built library cannot be loaded ({error})") from error
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._product, self._attention = compiled.few_rows_product, compiled.few_rows_attention
+        self._norm = compiled.few_rows_norm
+        self._product.argtypes = [pointer] * 4 + [number] * 3 + [ctypes.c_int]
+        self._attention.argtypes = [pointer] * 7 + [ctypes.c_float, ctypes.c_int]
+        self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_float]
+        self._product.restype = self._attention.restype = self._norm.restype = None
+        self._sizes = ctypes.c_int64 * 12
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """F.linear: x [.., in], weight [out, in], bias [out] -> [.., out]."""
+        size = weight.shape[1]
+        rows = x.numel() // size
+        given = (x, weight) if bias is None else (x, weight, bias)
+        if not (LEAST_PRODUCT <= rows <= MOST and x.shape[-1] == size and fits(*given)):
+            return F.linear(x, weight, bias)
+        y = x.new_empty(*x.shape[:-1], weight.shape[0])
+        self._product(x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+                      rows, size, weight.shape[0], torch.get_num_threads())
+        return y
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """F.rms_norm: x [.., size], weight [size] -> [.., size], in one step instead of six; both must fit."""
+        y = torch.empty_like(x)
+        self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], epsilon)
+        return y
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
+        """A backend of `longgraft.attention`.  One row is torch's: it reads a cache as fast."""
+        size = q.shape[3]
+        if not (1 < layout.rows <= MOST and size % EIGHTS == 0 and v.shape[3] == size and q.stride(3) == 1
+                and q.dtype == torch.float32 and q.is_cpu and fits(k, v)):
+            return split(q, k, v, layout, scale, window)
+        lowest, seen = layout.ranges(window)
+        out = q.new_empty(1, layout.rows, q.shape[1], size)
+        sizes = self._sizes(k.shape[1], q.shape[1] // k.shape[1], layout.rows, size, layout.prefix, seen.shape[1],
+                            q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2))
+        self._attention(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lowest.data_ptr(), seen.data_ptr(),
+                        sizes, scale, torch.get_num_threads())
+        return out.transpose(1, 2)
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether the compiled functions can read them: they know one dtype and one layout, and no gradients."""
+    return not torch.is_grad_enabled() and all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
+                                               for t in tensors)
+
+
+@cache
+def few_rows() -> FewRows | NotBuilt:
+    """One for the process, or why there is none: a build is tried once."""
+    try:
+        return FewRows()
+    except NotBuilt as error:
+        return error
+
+
+class Engaged:
+    """A model's linear modules and norms, which compute by `kernels` where a pass of ours asks for it, and only there.
+
+    Only plain ones: what a quantised or wrapped module does is its own affair.
+    """
+
+    def __init__(self, model: nn.Module, kernels: FewRows) -> None:
+        self.kernels = kernels
+        self._placed = Placed(model, self._way)
+
+    def _way(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+        """What equals the module's own forward, from the parameters that it has when called; None: its own."""
+        own: Any = module._parameters
+        ordinary = type(module).forward
+        if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
+            return lambda x: self.kernels.product(x, own["weight"], own["bias"])
+        if (epsilon := epsilon_of(module)) is not None:
+            return lambda x: (self.kernels.norm(x, own["weight"], epsilon) if fits(x, own["weight"])
+                              else ordinary(module, x))
+        return None
+
+    def __call__(self) -> AbstractContextManager[None]:
+        """Until the block ends; one at a time, and only in this thread."""
+        return self._placed()
+
+
+@torch.no_grad()
+def epsilon_of(module: nn.Module) -> float | None:
+    """Of a root-mean-square norm as most families write it, which it shows on numbers of three sizes; None: another."""
+    epsilon, own = module.__dict__.get("variance_epsilon"), module._parameters
+    weight = own.get("weight")
+    if epsilon is None or own.keys() != {"weight"} or type(weight) is not nn.Parameter or weight.dtype != torch.float32:
+        return None
+    x = torch.linspace(-1.0, 1.5, weight.numel()) * torch.tensor([[0.0], [1e-3], [1.0], [50.0]])
+    said = module.forward(x)
+    return epsilon if torch.allclose(said, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None

@@ -1,0 +1,147 @@
+"""The adjacency matrix as a memory: rows are written from every verified node, and from the prompt; until then those of
+text that was told are its own successors.
+
+Knows matrix and observations; knows no template.  Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.protocol.observation import Observation, Walked, Wants
+from longgraft.protocol.proposer import Memory
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.devices import sent
+
+MOST_WAITING = 64       # observations that may wait
+
+
+class RowsMemory(Memory):
+    """snapshot: warm rows [V + 1, K] that each request starts from; None: empty ones.
+
+    lasting:  rows outlive the request
+    seeded:   whether prompt positions write rows; Token Recycling's do not
+    in_order: write in the tree's row order (Token Recycling) instead of the worst first and the accepted path last
+    regions:  where they are fixed, what passes of fixed shape saw is written at once, on the device
+    """
+
+    name = "matrix"
+
+    def __init__(self, matrix: AdjacencyMatrix, *, snapshot: Tensor | None = None, lasting: bool = False,
+                 seeded: bool = True, in_order: bool = False, clock: Clock | None = None,
+                 regions: Regions = EAGER) -> None:
+        self._matrix, self.snapshot, self.regions = matrix, snapshot, regions
+        self.lasting, self.seeded, self.in_order = lasting, seeded, in_order
+        self.clock = clock or Clock()
+        self.wants = Wants(topk=matrix.width)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._told: tuple[tuple[Tensor, Tensor], ...] = ()      # tokens and rows that were filled in
+        matrix.restore(snapshot)
+
+    @property
+    def device(self) -> torch.device:
+        return self._matrix.rows.device
+
+    @property
+    def matrix(self) -> AdjacencyMatrix:
+        """With all that was observed."""
+        self._write()
+        return self._matrix
+
+    def reset(self, capacity: int) -> None:
+        if self.lasting:
+            for tokens, rows in self._told:
+                self.matrix.take_out(tokens, rows)
+        else:
+            self._waiting = []
+            self._matrix.restore(self.snapshot)
+        self._told = ()
+
+    @torch.inference_mode()
+    def told(self, tokens: Tensor) -> None:
+        """Of tokens without a row the most frequent successors there."""
+        matrix = self.matrix
+        firsts, rows = (sent(part, self.device) for part in _successors(tokens, matrix.width, matrix.unseen))
+        matrix.fill_in(firsts, rows)
+        self._told += ((firsts, rows),)
+
+    def observe(self, seen: Observation) -> None:
+        if seen.prompt and not self.seeded:
+            return
+        if seen.walked is not None:
+            return self._observe_walked(seen.walked)
+        assert seen.topk is not None
+        # The pass reports the widest top-k that any of its listeners wants.
+        tokens, topk = seen.tree.tokens, seen.topk[:, :self._matrix.width]
+        if seen.ranked is not None:
+            tokens = tokens[seen.ranked]
+        elif not (seen.prompt or self.in_order):
+            order = _worst_first(seen)
+            tokens, topk = tokens[order], topk[sent(order, topk.device)]
+        self._waiting.append((tokens, topk))
+        if seen.prompt or len(self._waiting) > MOST_WAITING:
+            self._write()
+
+    @torch.inference_mode()
+    def _observe_walked(self, walked: Walked) -> None:
+        self._write()
+        with self.clock.part("update"):
+            # The walk's tensors are those of its pass, the same at each replay.
+            self.regions((self, walked), lambda: self._update(walked))
+
+    def _update(self, walked: Walked) -> None:
+        tree, topk = walked.tree, walked.topk
+        assert topk is not None
+        order = torch.arange(len(tree.tokens), device=topk.device) if self.in_order else \
+            tree.update_order(walked.path)
+        tokens = torch.where(tree.live, tree.tokens, self._matrix.vocab_size)       # dead nodes write to no row
+        self._matrix.update(tokens[order], topk[:, :self._matrix.width][order])
+
+    def _write(self) -> None:
+        """Rows are written when they are read: decoding steps that read none pay for none."""
+        if not self._waiting:
+            return
+        with self.clock.part("update"):
+            tokens, topk = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            self._waiting = []
+            self._matrix.update(tokens, topk)
+
+    def state(self) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
+        return self.matrix.snapshot(), self._told
+
+    def restore(self, state: tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]) -> None:
+        self._waiting = []
+        self._matrix.restore(state[0])
+        self._told = state[1]
+
+
+def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:
+    """tokens [n] int64 -> (the m distinct ones that something follows, [m, K] int32 their successors, the most frequent
+    first)."""
+    pairs, counts = np.unique(np.stack([tokens[:-1].numpy(), tokens[1:].numpy()]), axis=1, return_counts=True)
+    firsts, seconds = pairs[:, np.lexsort((-counts, pairs[0]))]
+    distinct, starts, places = np.unique(firsts, return_index=True, return_inverse=True)
+    ranks = np.arange(len(firsts)) - starts[places]
+    rows = np.full((len(distinct), width), unseen, dtype=np.int32)
+    kept = ranks < width
+    rows[places[kept], ranks[kept]] = seconds[kept]
+    return torch.from_numpy(distinct), torch.from_numpy(rows)
+
+
+def _worst_first(seen: Observation) -> Tensor:
+    """[n] nodes: rejected retrieved ones from the last, rejected drafted ones by score, then the path.
+
+    Where two nodes carry one token the later write stands, so what the target accepted must come last
+    (docs/choices.md, order of writes).
+    """
+    path = seen.path.tolist()
+    kept = set(path)
+    scores = seen.tree.scores.tolist()
+    rejected = [node for node in range(len(seen.tree)) if node not in kept]
+    # nan is no order: retrieved nodes (score nan) count as -inf, later ones as worse.
+    rejected.sort(key=lambda node: (scores[node] if scores[node] == scores[node] else float("-inf"), -node))
+    return torch.tensor(rejected + path)

@@ -1,0 +1,164 @@
+"""What a block drafter remembers of the committed tokens: the keys and values that it makes of the target's features.
+
+Knows the network and its cache; knows no tree of guesses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
+from longgraft.attention.layout import DeviceLayout, Layout
+from longgraft.kernels.cpu import FewRows
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.weights import drafter_identity
+from longgraft.trees.padded import SIZES, size_of
+from longgraft.yarn_drafters.dflash import BlockNetwork
+
+MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
+
+
+class BlockMemory(Memory):
+    """Row t of the cache is made of feature t at position t; a block's own rows are scratch behind the committed ones.
+
+    Fed lazily, as an EAGLE-3 drafter's; a prompt's chunks at once: their features would be large.
+
+    window: tokens that a block's slot sees, itself included; None: all
+    """
+
+    name = "block drafter"
+
+    def __init__(self, network: BlockNetwork, window: int | None = None, clock: Clock | None = None,
+                 kernels: FewRows | None = None, regions: Regions = EAGER) -> None:
+        self.network, self.window, self.clock, self.regions = network, window, clock or Clock(), regions
+        c, weight = network.config, network.fc.weight
+        self.wants = Wants(layers=tuple(sorted(set(c.feature_layers))))
+        self.positions = None if window else c.max_positions
+        self.device = weight.device
+        self.product = kernels.product if kernels else linear
+        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
+        self._fixed_backend = fixed_backend(weight.device)
+        self.cache = KVCache(c.layers, 0)
+        # Where regions begin: `cache.length`, and the root.
+        self._committed, self._root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
+        self._slots = torch.arange(max(c.block, SIZES[-1]), device=weight.device)
+        self._waiting: tuple[Tensor, ...] = ()
+
+    @property
+    def waiting(self) -> int:
+        """Observed tokens that are not in the cache yet."""
+        return sum(map(len, self._waiting))
+
+    @property
+    def aligned(self) -> KVCache:
+        return self.cache
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return drafter_identity(self.network, self.window)
+
+    def reset(self, capacity: int) -> None:
+        self.cache.clear()
+        self.cache.reserve(capacity + len(self._slots))
+        self._waiting = ()
+
+    def observe(self, seen: Observation) -> None:
+        self._waiting += (seen.features(self.network.config.feature_layers),)
+        if seen.prompt or self.waiting > MOST_WAITING:
+            self._feed()
+
+    @torch.inference_mode()
+    def _feed(self) -> None:
+        if not (n := self.waiting):
+            return
+        with self.clock.part("draft"):
+            features = torch.cat(self._waiting).to(self.device, self.network.fc.weight.dtype)
+            self._waiting = ()
+            # Before there is a cache, there is nothing to record on.
+            if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
+                self._feed_rows(features)
+            else:
+                at = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
+                self._inject(features, at)
+            self.cache.length += n
+
+    def _feed_rows(self, features: Tensor) -> None:
+        """In fixed places: what is written behind the features [n, F] is scratch."""
+        rows = size_of(len(features))
+        key = self, "feed", self.cache.age, rows
+        wide = self.regions.kept(key, lambda: features.new_zeros(rows, features.shape[1]))
+        wide[:len(features)] = features
+        self._committed.fill_(self.cache.length)
+        at = self._slots[:rows]
+
+        def feed() -> None:
+            with self.cache.at(self._committed + at):
+                self._inject(wide, self._committed + at)
+
+        self.regions(key, feed)
+
+    def _inject(self, features: Tensor, positions: Tensor) -> None:
+        fused = self.network.fuse(features[None])
+        for layer, rows in enumerate(self.network.injected(fused, positions[None], self.product)):
+            self.cache.update(*rows, layer)
+
+    @torch.inference_mode()
+    def guesses(self, root: int) -> Tensor:
+        """Logits [block - 1, V] of the tokens after the root, each at its own position; until the next are asked for.
+        """
+        self._feed()
+        self.clock.ran("draft")
+        with self.clock.part("draft"):
+            self._root.fill_(root)
+            if self.regions.fixed:
+                self._committed.fill_(self.cache.length)
+                return self.regions((self, "block", self.cache.age), self._fixed_block)
+            n = self.network.config.block
+            every = torch.ones(n, n, dtype=torch.bool)
+            layout = Layout(self.cache.length, torch.arange(n), every, self.device)
+            return self._block(self.cache.length + self._slots[:n], layout)
+
+    def _fixed_block(self) -> Tensor:
+        depths = self._slots[:self.network.config.block]
+        every = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self.device)
+        layout = DeviceLayout.of(self._committed, depths, depths, every)
+        with self.cache.at(self._committed + depths):
+            return self._block(self._committed + depths, layout)
+
+    def _block(self, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
+        scale = self.network.config.head_dim ** -0.5
+        backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.cache.update(k, v, layer)
+            return backend(q, keys, values, layout, scale, self.window)
+
+        states = self.network(self.network.blocks(self._root), positions[None], attend, self.product)
+        return self.network.logits(states[0, 1:], self.product)
+
+    def mark(self) -> Any:
+        return self.cache.length, self._waiting
+
+    def rewind(self, mark: Any) -> None:
+        length, self._waiting = mark
+        self.cache.crop(length)
+
+    def state(self) -> Any:
+        self._feed()
+        return self.cache.state()
+
+    def restore(self, state: Any) -> None:
+        self._waiting = ()
+        self.cache.restore(state)
+
+    def release(self) -> None:
+        self.cache.release()
+        self._waiting = ()

@@ -1,0 +1,218 @@
+"""What a drafter network remembers of the committed tokens: its own keys and values, and its newest state.
+
+Knows the network and its cache; knows no tree of guesses and no policy.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
+from longgraft.attention.layout import DeviceLayout, Layout
+from longgraft.kernels.cpu import FewRows
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.devices import sent
+from longgraft.runtime.kv_cache import KVCache, index_copy
+from longgraft.target_model.fused_modules import Fused, Kernels
+from longgraft.target_model.weights import drafter_identity
+from longgraft.trees.padded import SIZES, size_of
+from longgraft.yarn_drafters.network import Eagle3Network
+
+JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
+MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
+
+
+class DrafterMemory(Memory):
+    """The pairs of an EAGLE-3 drafter: slot t pairs feature t with token t + 1 at position t, so the root's pair is
+    the last one observed.
+
+    Fed lazily: what decoding steps observe waits until `newest` is asked for, so that a step which proposes nothing
+    costs no draft forward.  A prompt's chunks are fed at once: their features would be large.
+
+    window: tokens of its own past that each slot sees, itself included; None: the network's own choice.  Rotary
+    embeddings only know differences, so a window needs no other positions: none above it is ever met.
+    """
+
+    name = "drafter"
+
+    def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
+                 kernels: FewRows | None = None, regions: Regions = EAGER, fused: Kernels | None = None) -> None:
+        """fused: what regions that are fixed compute in fewer launches, and by."""
+        self.network, self.clock, self.regions = network, clock or Clock(), regions
+        self.window = window or network.config.window
+        self.wants = Wants(layers=tuple(sorted(set(network.config.feature_layers))))
+        self.positions = None if self.window else network.config.max_positions
+        weight = network.fc.weight
+        self.device = weight.device
+        # Both leave to torch what they are not made for: many rows, another device or dtype.
+        self.product = kernels.product if kernels else linear
+        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
+        self._fixed_backend = fixed_backend(weight.device)
+        self._fused = nullcontext if fused is None else Fused(network, fused)
+        self._write = index_copy if fused is None else fused.write
+        self.cache = KVCache(network.config.layers, 0)
+        # Where regions begin, filled in by whoever runs them: `cache.length`, the newest state, and the root.
+        self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
+        self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self._scratch = 0
+        self._newest: Tensor | None = None
+        self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
+        self._fed: tuple[tuple[Tensor, Tensor], ...] = ()      # states [n, H] and tokens [n] of the last feedings
+
+    @property
+    def waiting(self) -> int:
+        """Observed tokens that are not in the cache yet."""
+        return sum(len(tokens) for _, tokens in self._waiting)
+
+    @property
+    def aligned(self) -> KVCache:
+        return self.cache
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return drafter_identity(self.network, self.window)
+
+    def room(self, rows: int) -> None:
+        """A drafter needs this many scratch rows behind the committed ones."""
+        self._scratch = max(self._scratch, rows)
+
+    def reset(self, capacity: int) -> None:
+        self.cache.clear()
+        self.cache.reserve(capacity + self._scratch)
+        self._newest, self._waiting, self._fed = None, (), ()
+
+    def observe(self, seen: Observation) -> None:
+        """The kept tokens' pairs with the target's own features; a drafter's own guesses were never kept."""
+        self._waiting += ((seen.features(self.network.config.feature_layers), seen.following),)
+        if seen.prompt or self.waiting > MOST_WAITING:
+            self._feed()
+
+    def newest(self) -> Tensor:
+        """[1, 1, H]: the state of the newest pair, from which drafting starts."""
+        self._feed()
+        assert self._newest is not None, "the drafter has observed nothing"
+        return self._newest
+
+    @torch.inference_mode()
+    def _feed(self) -> None:
+        if not (n := self.waiting):
+            return
+        self.clock.ran("draft")
+        with self.clock.part("draft"):
+            features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            self._waiting = ()
+            features = features.to(self.device, self.network.fc.weight.dtype)
+            # Before there is a cache, there is nothing to record on.
+            if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
+                states = self._feed_rows(features, tokens)
+            else:
+                hidden = self.network.fuse(features[None])
+                del features        # several times as wide
+                layout = Layout(self.cache.length, torch.arange(n), None, self.device)
+                positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
+                states = self.forward(hidden, sent(tokens, self.device), positions, layout)
+            self.cache.length += n
+            # A copy: a view would hold a prompt chunk's states.
+            self._newest = states[:, n - 1:n].clone()
+            self._fed += ((states[0, max(0, n - JUDGED):n].clone(), tokens[-JUDGED:]),)
+            while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
+                self._fed = self._fed[1:]
+
+    def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """features [n, F], tokens [n] -> states [1, m, H] of m >= n rows; what lies behind n is scratch."""
+        n, rows = len(tokens), size_of(len(tokens))
+        key = self, "feed", self.cache.age, rows
+        wide, following = self.regions.kept(key, lambda: (
+            features.new_zeros(rows, features.shape[1]), torch.zeros(rows, dtype=torch.int64, device=self.device)))
+        wide[:n] = features
+        following[:n] = sent(tokens, self.device)
+        self.committed.fill_(self.cache.length)
+        return self.regions(key, lambda: self.extend(self.network.fuse(wide[None]), following))
+
+    def extend(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """hidden [1, n, H], tokens [n] -> states [1, n, H] of a chain behind the committed rows, in fixed places."""
+        n = len(tokens)
+        depths = torch.arange(n, device=self.device)
+        layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)
+        with self.cache.at(self.committed + depths, self._write), self._fused():
+            return self.forward(hidden, tokens, self.committed + depths, layout)
+
+    def begin(self, root: int) -> None:
+        """A proposal begins: what waits is fed, and regions find the newest state, the root and its place."""
+        self.start.copy_(self.newest())
+        self.root.fill_(root)
+        self.committed.fill_(self.cache.length)
+
+    def laws(self, states: Tensor) -> Tensor:
+        """states [1, b, H] -> [b, V] float32: log-probabilities of what follows, over the draft vocabulary."""
+        return self.network.logits(states[0], self.product).float().log_softmax(-1)
+
+    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
+        """States [1, b, H] of b scratch rows that stand `depth` behind the committed ones, after m - b others.
+
+        hidden [1, b, H]; tokens [b]; seen [b, m] bool: which scratch rows, their own included, they see; depths: [m]
+        int64 of these, on the device where regions are fixed, else on the host; None: b of each
+        """
+        b, m = seen.shape
+        if self.regions.fixed:
+            at = torch.arange(m, device=self.device)
+            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device),
+                                    at // b if depths is None else depths, seen)
+            with self.cache.at(self.committed + at[m - b:], self._write), self._fused():
+                return self.forward(hidden, tokens, (self.committed + depth).expand(b), fixed)
+        committed = self.cache.length
+        layout = Layout(committed, torch.full((b,), depth), seen, self.device,
+                        torch.arange(m) // b if depths is None else depths)
+        self.cache.length += m - b
+        try:
+            return self.forward(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
+        finally:
+            self.cache.length = committed
+
+    @torch.no_grad()
+    def foretold(self) -> tuple[int, int]:
+        """(tokens whose best guess came true, tokens) of the newest fed ones, each guessed from the target's own
+        features: what the network would be worth here, known without a draft."""
+        states, tokens = (torch.cat(column) for column in zip(*self._fed, strict=True))
+        best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
+        return int((best == tokens[1:].to(best.device)).sum()), len(best)
+
+    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
+        """hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H]; keys and values are written behind the
+        cache's length, or at its `rows`."""
+        scale = self.network.config.head_dim ** -0.5
+        backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.cache.update(k, v, layer)
+            return backend(q, keys, values, layout, scale, self.window)
+
+        return self.network(hidden, tokens[None], positions[None], attend, self.product)
+
+    def mark(self) -> Any:
+        return self.cache.length, self._newest, self._waiting, self._fed
+
+    def rewind(self, mark: Any) -> None:
+        length, self._newest, self._waiting, self._fed = mark
+        self.cache.crop(length)
+
+    def state(self) -> Any:
+        self._feed()
+        return self.cache.state(), self._newest, self._fed
+
+    def restore(self, state: Any) -> None:
+        rows, self._newest, self._fed = state
+        self._waiting = ()
+        self.cache.restore(rows)
+
+    def release(self) -> None:
+        self.cache.release()
+        self._newest, self._waiting, self._fed = None, (), ()

@@ -1,0 +1,72 @@
+"""One hidden state of every committed position, on the target's device and in its dtype.  Knows observations only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
+
+
+class HiddenStates(Memory):
+    """layer: whose input is kept, as an index into transformers' hidden_states; None: what left the final norm.
+
+    One block for the whole request, in the target's dtype: of 65,536 tokens 0.5 GB where H is 4,096 and a number has
+    two bytes.
+    """
+
+    name = "hidden states"
+
+    def __init__(self, layer: int | None) -> None:
+        self.layer = layer
+        self.wants = Wants(final=True) if layer is None else Wants(layers=(layer,))
+        self._rows: Tensor | None = None
+        self._size = self._capacity = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def rows(self) -> Tensor:
+        """[t, H], a view: position j's in row j, for all that was observed."""
+        assert self._rows is not None, "nothing was observed"
+        return self._rows[:self._size]
+
+    def reset(self, capacity: int) -> None:
+        self._size, self._capacity = 0, capacity
+
+    @torch.inference_mode()
+    def observe(self, seen: Observation) -> None:
+        states = seen.final if self.layer is None else seen.hidden[self.layer]
+        assert states is not None
+        self._append(states)
+
+    def mark(self) -> int:
+        return self._size
+
+    def rewind(self, mark: int) -> None:
+        self._size = mark
+
+    def state(self) -> Tensor | None:
+        return None if self._rows is None else self.rows.clone()
+
+    @torch.inference_mode()
+    def restore(self, state: Tensor | None) -> None:
+        self._size = 0
+        if state is not None:
+            self._append(state)
+
+    def release(self) -> None:
+        self._rows, self._size = None, 0
+
+    def _append(self, states: Tensor) -> None:
+        """Behind what is there; the block is made when the first ones say its width, device and dtype."""
+        size = self._size + len(states)
+        if self._rows is None or len(self._rows) < size:
+            grown = states.new_empty(max(size, self._capacity), states.shape[1])
+            if self._size:
+                grown[:self._size] = self.rows
+            self._rows = grown
+        self._rows[self._size:size] = states
+        self._size = size

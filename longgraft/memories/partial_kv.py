@@ -1,0 +1,166 @@
+"""A part of the target's own cache: chosen rows of what was read, and all rows since.
+
+Knows the target's cache and selectors; knows no tree of guesses and no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longgraft.attention.selection import Selector
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Memory
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.kv_cache import KVCache, KVState
+from longgraft.target_model.model import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """rows: layer -> [m] or [Hkv, m] of the target's cache; at: how long that was when they were chosen."""
+
+    rows: Mapping[int, Tensor]
+    at: int
+
+    @property
+    def length(self) -> int:
+        """m."""
+        return next(iter(self.rows.values())).shape[-1]
+
+    @property
+    def whole(self) -> bool:
+        """Whether no row was left out."""
+        return self.length == self.at
+
+
+class _Mark(NamedTuple):
+    chosen: Chosen | None
+    length: int
+    asked: int
+    queries: Mapping[int, Tensor]
+    source: KVCache | None
+
+
+class _State(NamedTuple):
+    mark: _Mark
+    rows: KVState | None
+
+
+class PartialCache(Memory):
+    """Rows of the target's cache that `select` chose, and those of all tokens since, at their true positions.
+
+    Chosen when they are first asked for, and again when `every` more tokens were committed (None: never).  Nothing is
+    copied but when it is asked for: until then the target's own cache has it.
+
+    In layers with a sliding window rows count as neighbours that are none, so that what is computed there is a guess.
+    """
+
+    name = "partial cache"
+    _chosen: Chosen | None
+    _length: int
+    _asked: int                 # `_length` when queries came last
+    _queries: Mapping[int, Tensor]
+    _source: KVCache | None
+    _held: Chosen | None        # whose rows `cache` holds, with all from then on to `_upto`
+    _upto: int
+
+    def __init__(self, target: Target, select: Selector, every: int | None = None, clock: Clock | None = None) -> None:
+        self.select, self.every, self.clock = select, every, clock or Clock()
+        asked = select.queries
+        # Of later passes only where rows are chosen anew: those that report queries are not recorded.
+        self.wants = Wants(cache=True, queries=asked) if every else Wants(cache=True, prompt_queries=asked)
+        self.tail = max(1, asked)
+        self.cache = target.cache(0)
+        self._room = self._capacity = 0
+        self._know(_Mark(None, 0, 0, {}, None))
+
+    def room(self, rows: int) -> None:
+        """Whoever drafts here needs this many scratch rows."""
+        self._room = max(self._room, rows)
+
+    def reset(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._know(_Mark(None, 0, 0, {}, None))
+
+    def observe(self, seen: Observation) -> None:
+        assert seen.cache is not None
+        self._source, self._length = seen.cache, seen.cache.length
+        last = self.select.queries
+        if seen.queries or not last:
+            self._asked = self._length
+        if seen.queries and last:       # others may want more
+            before = self._queries or {layer: new[:, :0] for layer, new in seen.queries.items()}
+            self._queries = {layer: torch.cat([before[layer], new], dim=1)[:, -last:].contiguous()
+                             for layer, new in seen.queries.items()}
+
+    @torch.inference_mode()
+    def chosen(self) -> Chosen:
+        """What is to be held now."""
+        chosen = self._chosen
+        due = self.every and chosen is not None and self._asked - chosen.at >= self.every
+        # Of a state that was restored and saw nothing since, the choice is the newest already.
+        if chosen is None or (due and self._source is not None):
+            new = self._choose()
+            if chosen is None or not (chosen.whole and new.whole):      # else it holds all, also of what came since
+                chosen = self._chosen = new
+        return chosen
+
+    @torch.inference_mode()
+    def fresh(self) -> KVCache:
+        """Where a pass stands as if it came next; what it writes is to be cropped."""
+        with self.clock.part("update"):
+            source, chosen = self._source, self.chosen()
+            if self._held is not chosen:
+                assert source is not None
+                self.cache.clear()
+                self.cache.reserve(chosen.length + max(0, self._capacity - chosen.at) + self._room)
+                self.cache.take(source, chosen.rows, chosen.at)
+                self._held, self._upto = chosen, chosen.at
+            if self._upto < self._length:
+                assert source is not None
+                self.cache.append(source, self._upto, self._length)
+                self._upto = self._length
+        return self.cache
+
+    def _choose(self) -> Chosen:
+        source, nothing = self._source, torch.empty(0)
+        assert source is not None, "the target's cache was not shown"
+        rows = {layer: self.select(keys[:, :self._asked], self._queries.get(layer, nothing))
+                for layer, keys in source.keys().items()}
+        return Chosen(rows, self._asked)
+
+    def _know(self, mark: _Mark) -> None:
+        """That and no more, and hold nothing."""
+        self._chosen, self._length, self._asked, self._queries, self._source = mark
+        self._held, self._upto = None, 0
+
+    def mark(self) -> Any:
+        return _Mark(self._chosen, self._length, self._asked, self._queries, self._source)
+
+    def rewind(self, mark: Any) -> None:
+        held, upto = self._held, self._upto
+        self._know(mark)
+        if held is not None and held is self._chosen:
+            # What it holds beyond the mark was another continuation's.
+            self._held, self._upto = held, min(upto, self._length)
+            self.cache.crop(held.length + self._upto - held.at)
+
+    def state(self) -> Any:
+        rows = self.fresh().state() if self._length else None
+        return _State(self.mark(), rows)
+
+    def restore(self, state: Any) -> None:
+        self._know(state.mark._replace(source=None))
+        if state.rows is not None:
+            self.cache.restore(state.rows)
+            self._held, self._upto = self._chosen, self._length
+            self.cache.reserve(self.cache.length + max(0, self._capacity - self._length) + self._room)
+
+    def release(self) -> None:
+        self._know(_Mark(None, 0, 0, {}, None))
+        self.cache.release()

@@ -1,0 +1,50 @@
+"""The answers of earlier requests and of this one, one after the other.  Knows ids only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longgraft.memories.token_history import BETWEEN, History
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Memory
+
+
+class Outputs(Memory):
+    """Lasts over requests; of earlier answers the newest `most` tokens are kept."""
+
+    name = "outputs"
+    lasting = True
+
+    def __init__(self, most: int) -> None:
+        self.most, self._tokens = most, History()
+
+    def whole(self, root: int) -> np.ndarray:
+        """[t + 1] int64, a view: all answers, negative between two, and the root behind them."""
+        return self._tokens.whole(root)
+
+    def reset(self, capacity: int) -> None:
+        self._end()
+        self.restore(self.state())
+
+    def observe(self, seen: Observation) -> None:
+        """A prompt is no answer, and the one before it has ended."""
+        if seen.prompt:
+            self._end()
+        else:
+            self._tokens.extend(seen.kept.numpy())
+
+    def _end(self) -> None:
+        if len(self._tokens) and self._tokens.whole(0)[-2] != BETWEEN:
+            self._tokens.extend(np.array([BETWEEN]))
+
+    def mark(self) -> int:
+        return self._tokens.mark()
+
+    def rewind(self, mark: int) -> None:
+        self._tokens.rewind(mark)
+
+    def state(self) -> np.ndarray:
+        return self._tokens.state()[0][-self.most:]
+
+    def restore(self, state: np.ndarray) -> None:
+        self._tokens.restore((state, 0))

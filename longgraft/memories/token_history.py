@@ -1,0 +1,85 @@
+"""All committed tokens, in order, and before them what the request was told.  Knows ids only."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Memory
+
+BETWEEN = -1    # stands behind a text, and is no token
+
+
+class History(Memory):
+    """The prompt's tokens and all that were emitted, but for the root, which is observed with the next tree.
+
+    Text that was told stands before them in the same block, so that who reads all of it copies nothing.
+    """
+
+    name = "history"
+
+    def __init__(self) -> None:
+        self._tokens, self._begin, self._size = np.empty(0, dtype=np.int64), 0, 0
+
+    def __len__(self) -> int:
+        return self._size - self._begin
+
+    def up_to(self, root: int) -> np.ndarray:
+        """[t + 1] int64, a view: the history and the root behind it; a token's place is its position."""
+        return self.whole(root)[self._begin:]
+
+    def whole(self, root: int) -> np.ndarray:
+        """[s + t + 1] int64, a view: what was told, negative behind each text, then as `up_to`."""
+        self._reserve(self._size + 1)
+        self._tokens[self._size] = root
+        return self._tokens[:self._size + 1]
+
+    def before(self) -> np.ndarray:
+        """[s] int64, a view: what was told, negative behind each text."""
+        return self._tokens[:self._begin]
+
+    def reset(self, capacity: int) -> None:
+        self._begin = self._size = 0
+        self._reserve(capacity + 1)
+
+    def told(self, tokens: Tensor) -> None:
+        assert not len(self), "it is told before it observes"
+        self.extend(np.append(tokens.numpy(), BETWEEN))
+        self._begin = self._size
+
+    def observe(self, seen: Observation) -> None:
+        self.extend(seen.kept.numpy())
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """[n] committed, in order."""
+        self._reserve(self._size + len(tokens) + 1)
+        self._tokens[self._size:self._size + len(tokens)] = tokens
+        self._size += len(tokens)
+
+    def mark(self) -> int:
+        return self._size
+
+    def rewind(self, mark: int) -> None:
+        self._size = mark
+
+    def state(self) -> tuple[np.ndarray, int]:
+        return self._tokens[:self._size].copy(), self._begin
+
+    def restore(self, state: tuple[np.ndarray, int]) -> None:
+        self._size = 0
+        self.extend(state[0])
+        self._begin = state[1]
+
+    def _reserve(self, size: int) -> None:
+        """Room for `size` tokens; doubling keeps the copies linear where the capacity was too small."""
+        if len(self._tokens) < size:
+            grown = np.empty(max(size, 2 * len(self._tokens)), dtype=np.int64)
+            grown[:self._size] = self._tokens[:self._size]
+            self._tokens = grown
+
+
+def unbroken(tokens: np.ndarray) -> np.ndarray:
+    """[n] -> [m], a view: up to where there is no token."""
+    gaps = np.flatnonzero(tokens < 0)
+    return tokens[:gaps[0]] if len(gaps) else tokens

@@ -1,0 +1,130 @@
+"""What a warm-up leaves behind: thresholds, the best fixed split, odds, and warm rows of the matrix, in one file.
+
+Knows files and identities; how the numbers are chosen is `longgraft.eval.checks.calibrate`'s affair.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from longgraft.budget.match_odds import Odds
+from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
+from longgraft.memories.adjacency import WIDTH, load_rows, read_metadata, save_rows
+
+VERSION = "1"
+NODES = 60      # of the tree that `split` divides
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """thresholds: tau per checkpoint; split: nodes kept of 60 when nothing is pruned; snapshot: [V + 1, K] int32; odds:
+    of graft-x."""
+
+    thresholds: Mapping[int, float] = field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
+    split: int = 40
+    snapshot: Tensor | None = None
+    source: str = "default thresholds (Qwen3-8B's, Graft Table 11)"
+    about: Mapping[str, str] = field(default_factory=dict)
+    odds: Odds = field(default_factory=Odds)
+
+    def describe(self) -> str:
+        """One clause for people."""
+        taus = ", ".join(f"d{d} {tau:.2f}" for d, tau in sorted(self.thresholds.items()))
+        at = f" at temperature {self.about['temperature']}" if "temperature" in self.about else ""
+        return f"{self.source}{at}: {taus}"
+
+    def differs(self, settings: Mapping[str, str]) -> list[str]:
+        """How a session's settings differ from those that this was made for; what the file does not say is no word.
+
+        settings: as `made_for` names them; not all need be there.
+        """
+        return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in settings.items()
+                if self.about.get(key, value) != value]
+
+    def save(self, path: Path, identity: Mapping[str, str]) -> None:
+        """One safetensors file, whole or not at all; `identity` names the target and tokenizer that the ids belong
+        to."""
+        assert self.snapshot is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        save_rows(part, self.snapshot, {
+            "version": VERSION, "identity": json.dumps(dict(identity)), "split": str(self.split),
+            "thresholds": json.dumps({str(d): tau for d, tau in self.thresholds.items()}),
+            "about": json.dumps(dict(self.about)), "odds": json.dumps(asdict(self.odds))})
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, identity: Mapping[str, str], device: torch.device) -> Calibration:
+        """ValueError where the file is damaged, or belongs to another target or tokenizer."""
+        try:
+            meta = read_metadata(path)
+            found = json.loads(meta["identity"]) | {"version": meta["version"]}
+        except Exception as error:      # a cut or foreign file raises half a dozen types
+            raise _unreadable(path, error) from error
+        # Compared before the rows are read: another vocabulary is another identity, not a broken file.
+        for key, needed in {**identity, "version": VERSION}.items():
+            if found.get(key) != needed:
+                raise ValueError(f"Calibration file {path} belongs to {key} {found.get(key)!r}, and {needed!r} is "
+                                 "loaded. Calibrate this one, or pass --calibration none.")
+        try:
+            vocab = int(identity["vocab_size"])
+            snapshot, _ = load_rows(path, vocab, device)
+            if snapshot.shape[1] != min(WIDTH, vocab):
+                raise ValueError(f"its rows hold {snapshot.shape[1]} tokens; {min(WIDTH, vocab)} are needed")
+            return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta),
+                       _odds(meta))
+        except Exception as error:      # likewise
+            raise _unreadable(path, error) from error
+
+
+def made_for(budget: int, levels: int, top_k: int, window: int | None) -> dict[str, str]:
+    """The settings that thresholds depend on, beside the temperature, as a calibration's `about` holds them."""
+    return {"budget": str(budget), "draft_levels": str(levels), "draft_top_k": str(top_k),
+            "draft_window": "all" if window is None else str(window)}
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    reason = error.__cause__ or error       # the library's own words, without our own file's name again
+    found = f"it has no {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
+    return ValueError(f"Calibration file {path} cannot be read ({found}). Delete it or make it again with `longgraft "
+                      "calibrate`, or pass --calibration none.")
+
+
+def _thresholds(meta: Mapping[str, str]) -> dict[int, float]:
+    thresholds = {int(depth): float(tau) for depth, tau in json.loads(meta["thresholds"]).items()}
+    if not thresholds or not all(depth >= 0 and 0 <= tau <= 1 for depth, tau in thresholds.items()):
+        raise ValueError(f"thresholds are {thresholds}; probabilities by depth are needed")
+    return thresholds
+
+
+def _split(meta: Mapping[str, str]) -> int:
+    split = int(meta["split"])
+    if not 1 <= split <= NODES:
+        raise ValueError(f"split is {split}; 1 to {NODES} are needed")
+    return split
+
+
+def _odds(meta: Mapping[str, str]) -> Odds:
+    """A file from before graft-x has none."""
+    odds = Odds(**{str(name): float(value) for name, value in json.loads(meta.get("odds", "{}")).items()})
+    if not all(0 <= value < math.inf for value in astuple(odds)):
+        raise ValueError(f"odds are {odds}; numbers of at least 0 are needed")
+    return odds
+
+
+def _about(meta: Mapping[str, str]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in json.loads(meta["about"]).items()}
+
+
+def default_path(identity: Mapping[str, str]) -> Path:
+    """Where `longgraft calibrate` writes and `load` looks, per target, tokenizer and drafter."""
+    name = "-".join(identity[key] for key in ("target", "tokenizer", "weights", "drafter")) + ".safetensors"
+    return Path.home() / ".cache" / "longgraft" / name

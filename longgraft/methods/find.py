@@ -1,0 +1,127 @@
+"""From names to methods: the registry's, those of installed packages, and those of files; what is made of them.
+
+Knows methods as values; asks for none by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from longgraft.config.method_names import split
+from longgraft.methods.combinators import Within
+from longgraft.methods.method import BUDGET, Method
+from longgraft.methods.parts import Parts
+from longgraft.methods.registry import METHODS
+from longgraft.protocol.proposer import Proposer
+from longgraft.target_model.verifier import Verifier
+
+__all__ = ["BUDGET", "METHODS", "Method", "build", "find", "installed", "known", "verifies"]
+
+ENTRY_POINTS = "longgraft.methods"      # the group under which installed packages register a `Method`
+
+
+@cache
+def installed() -> dict[str, Method]:
+    """Methods of installed packages, by name; ValueError where one cannot be loaded or takes a name of ours."""
+    found: dict[str, Method] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            method = as_method(point.load(), point.name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"Method {point.name!r}, registered by an installed package as {point.value!r}, cannot be "
+                             f"loaded: {error}. Mend or uninstall that package.") from error
+        if method.name in METHODS or method.name in found:
+            raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which there is "
+                             "already. Uninstall it, or give its method another name.")
+        found[method.name] = method
+    return found
+
+
+def known() -> dict[str, Method]:
+    """The registry and what installed packages add."""
+    return METHODS | installed()
+
+
+def find(what: str | Method | Proposer) -> Method:
+    """A method by its name, as `FILE.py:OBJECT` or `MODULE:OBJECT`, or the object itself: a `Method`, or whatever
+    proposes.  A name may be followed by its own choices, `+name=value` each.  ValueError where there is none."""
+    if not isinstance(what, str):
+        return _over(as_method(what, type(what).__name__))
+    what, settings = split(what)
+    return _over(_found(what).choosing(settings))
+
+
+def _over(method: Method) -> Method:
+    """With the needs of the method that it is over; ValueError where that is none whose nodes can be ranked."""
+    if not method.source:
+        return method
+    source = find(method.source)
+    if source.promise != "exact":
+        raise ValueError(f"{method.name} cannot be over {source.name!r}, whose tokens are kept by a rule of their own "
+                         f"({source.promise}). Choose a method that is exact.")
+    return replace(method, needs=source.needs, fallback="")
+
+
+def _found(what: str) -> Method:
+    if what in METHODS:
+        return METHODS[what]
+    if ":" in what:
+        return as_method(_named(what), what)
+    methods = known()
+    if what not in methods:
+        near = " or ".join(get_close_matches(what, methods))
+        raise ValueError(f"Method {what!r} is unknown{near and f'; perhaps {near} is meant'}. `longgraft methods` "
+                         "lists them; FILE.py:OBJECT names one of yours.")
+    return methods[what]
+
+
+def as_method(found: object, name: str) -> Method:
+    """A `Method` as it is; an object that proposes as a method of this name."""
+    if isinstance(found, Method):
+        return found
+    if isinstance(found, Proposer) and not isinstance(found, type):
+        return Method(name, f"an object of {type(found).__name__}", "-", lambda _: found)
+    raise ValueError(f"{name!r} is a {type(found).__name__}. A method is a longgraft.methods.Method, or an object with "
+                     "`memories` and `propose`; see docs/adding-a-method.md.")
+
+
+@cache
+def _named(what: str) -> object:
+    place, _, name = what.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(place, Path(place))
+            assert spec is not None and spec.loader is not None
+            module = sys.modules[place] = importlib.util.module_from_spec(spec)     # dataclasses look their module up
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, AttributeError, OSError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"Method {what!r} cannot be loaded: {error}. Give FILE.py:OBJECT or MODULE:OBJECT.") from error
+
+
+def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -> Proposer:
+    """The method's proposer; ValueError where something that it needs is missing.  adaptive: one that chooses its
+    budgets, where the method has one."""
+    method = find(what)
+    if missing := [need.clause for need in method.needs if need.name not in parts.given]:
+        raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
+                         f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
+    source = Within(build(method.source, parts), find(method.source).budget) if method.source else None
+    parts = replace(parts, choices=method.choices, source=source)
+    return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)
+
+
+def verifies(what: str | Method | Proposer, parts: Parts) -> Callable[[Verifier], Verifier]:
+    """What the method makes of a request's verifier; of the parts that its proposer is built of."""
+    method = find(what)
+    return method.verifies(replace(parts, choices=method.choices))

@@ -1,0 +1,146 @@
+"""What methods need besides the target: each need has a name, its own loader and its own error.
+
+Knows drafter files and known heads; knows no method.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from longgraft.config.settings import HeadOverrides
+from longgraft.target_model.model import Target
+from longgraft.target_model.weights import read_config, read_model, read_tokenizer
+from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.yarn_drafters.known_heads import find_head, known_targets
+from longgraft.yarn_drafters.layouts import TargetShape
+from longgraft.yarn_drafters.medusa import FOLDER, MedusaHeads, load_medusa
+from longgraft.yarn_drafters.network import Eagle3Network
+
+EMBEDDED = "embedded"       # the pair that ships with the package
+AUTO = "auto"
+
+T = TypeVar("T")
+
+
+class Missing(ValueError):
+    """What a method needs is not known for this target, or was not given."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a method's needs come from.
+
+    drafter: a hub id or folder of a head; AUTO: the one that is known for the target; None: there is none
+    given:   hub ids, folders or files of other needs, by their names
+    tokenizer: the target's; None: ids are all there is
+    """
+
+    target: Target
+    drafter: str | Path | None = AUTO
+    head: HeadOverrides = HeadOverrides()
+    given: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: Any = None
+
+    def path(self, name: str, part: str = "") -> str | Path:
+        """Where a need of this name was said to be; of the embedded target, its embedded `part`; else `Missing`."""
+        if name in self.given:
+            return self.given[name]
+        if part and self.target.name == EMBEDDED and embedded(part).exists():
+            return embedded(part)
+        raise Missing(f"none is known for {self.target.name}.\nPass --with {name}=PATH.")
+
+
+@dataclass(frozen=True)
+class Need(Generic[T]):
+    """name: its key; clause: what it is, for people; load: from where the user said, else `Missing` says how to give
+    it; flag: by which it is given, where that is no `--with`."""
+
+    name: str
+    clause: str
+    load: Callable[[Sources], T]
+    flag: str = ""
+
+    @property
+    def switch(self) -> str:
+        """How it is given on the command line."""
+        return self.flag or f"--with {self.name}=PATH"
+
+
+def check_given(given: Mapping[str, str], needs: Iterable[Need]) -> None:
+    """ValueError where something is given that none of these is."""
+    known = dict.fromkeys(need.name for need in needs if not need.flag)
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"--with {unknown[0]} was given, and what decodes here needs "
+                         f"{' and '.join(known) or 'nothing of that kind'}. See `longgraft methods`.")
+
+
+def _head(sources: Sources) -> Eagle3Network:
+    target, path = sources.target, head_path(sources.drafter, sources.target.name)
+    if path is None and sources.drafter == AUTO:
+        raise Missing(f"no EAGLE-3 head of {target.name} is known.\nPass --drafter; known targets: "
+                      f"{', '.join(known_targets())}.")
+    if path is None:
+        raise Missing("none was given.\nPass --drafter PATH_OR_REPO, or use a method without one; see `longgraft "
+                      "methods`.")
+    return head_of(path, target, sources.head)
+
+
+def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
+    """Where a target's head is; None where there is none, or none is known."""
+    if drafter != AUTO:
+        return drafter
+    known = find_head(target)
+    return embedded("drafter") if target == EMBEDDED else known.head if known else None
+
+
+def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
+    """A head in the target's precision, on its device; what has no embedding of its own shares the target's."""
+    shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
+    network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
+    if network.embed_tokens is None:
+        network.share_embedding(target.model.get_input_embeddings())
+    return network.eval()
+
+
+def _small(sources: Sources) -> Target:
+    """A smaller model in the target's precision, on its device; ValueError where it speaks of other tokens."""
+    target, path = sources.target, str(sources.path("small-model", "small"))
+    config = read_config(path, path)
+    if sources.tokenizer is not None:
+        _same_words(sources, read_tokenizer(path, path), path)
+    loaded: Any = read_model(path, path, config, target.dtype)
+    small = Target(loaded.to(target.device), path, target.attention, target.kernels)
+    if sources.tokenizer is None and small.vocab_size != target.vocab_size:
+        raise ValueError(f"The small model {path} has {small.vocab_size:,} tokens and {target.name} "
+                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one as large.")
+    return small
+
+
+def _same_words(sources: Sources, theirs: Any, path: str) -> None:
+    """ValueError where an id stands for something else in the small model's tokenizer; added tokens may differ."""
+    ours, added = sources.tokenizer.get_vocab(), sources.tokenizer.get_added_vocab()
+    vocabulary = theirs.get_vocab()
+    if differ := sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i):
+        raise ValueError(f"The small model {path} has another tokenizer than {sources.target.name}: {len(differ):,} of "
+                         f"{len(ours):,} tokens differ, {differ[0]!r} for one. Give one of the target's family.")
+
+
+def _medusa(sources: Sources) -> MedusaHeads:
+    """Heads in the target's precision, on its device."""
+    target = sources.target
+    return load_medusa(sources.path("medusa-heads", FOLDER), target.config.hidden_size, target.vocab_size,
+                       target.dtype, target.device)
+
+
+HEAD: Need[Eagle3Network] = Need("head", "an EAGLE-3 drafter", _head, "--drafter PATH")
+SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer", _small)
+MEDUSA: Need[MedusaHeads] = Need("medusa-heads", "Medusa heads", _medusa)
+
+
+def embedded(part: str) -> Path:
+    """A part of the pair that ships with the package."""
+    return Path(str(importlib.resources.files("longgraft.yarn_drafters"))) / "embedded" / part

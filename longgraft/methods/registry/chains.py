@@ -1,0 +1,79 @@
+"""Drafts of a small model, or of heads that look several tokens ahead.  Names and constructors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from longgraft.acceptance.typical import typical
+from longgraft.config.options import check, option
+from longgraft.drafters.draft_model_chain import SmallChain
+from longgraft.drafters.medusa import Medusa
+from longgraft.memories.draft_model import SmallModel
+from longgraft.memories.lately import DraftLength, LastHidden
+from longgraft.methods.method import Method
+from longgraft.methods.needs import MEDUSA, SMALL
+from longgraft.methods.parts import Parts
+from longgraft.protocol.proposer import Proposer
+from longgraft.target_model.verifier import Verifier
+
+SPS = "Speculative decoding (arXiv 2211.17192, 2302.01318)"
+HEADS = "Medusa (arXiv 2401.10774)"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What may be chosen of a small model's chains."""
+
+    schedule: str = option("constant", "How many tokens are drafted: all that fit, or two more after a step that "
+                           "accepted all and one fewer after others", choices=("constant", "heuristic"),
+                           source="Spec-Bench")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What may be chosen of typical acceptance."""
+
+    epsilon: float = option(0.09, "Probability that is always enough", low=0, high=1, source="Medusa")
+    alpha: float = option(0.3, "Probability that is enough, as a multiple of exp(-entropy)", low=0, high=1,
+                          source="Medusa")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def small_model(p: Parts) -> SmallModel:
+    """The committed tokens as the small model knows them, one for all methods of a session."""
+    model = p.the(SMALL)
+    return p.one(("small-model", id(model)), lambda: SmallModel(model, p.target.vocab_size, p.clock, p.regions))
+
+
+def chain(p: Parts, coupled: bool) -> Proposer:
+    """A small model's."""
+    length = p.one(("draft-length",), DraftLength) if p.choices.schedule == "heuristic" else None
+    return SmallChain(small_model(p), length, coupled, p.clock)
+
+
+def medusa(p: Parts) -> Proposer:
+    """Heads on the newest hidden state."""
+    return Medusa(p.one(("last-hidden",), LastHidden), p.the(MEDUSA), p.target.logits, p.clock)
+
+
+def loosely(p: Parts) -> Callable[[Verifier], Verifier]:
+    """Typical acceptance where a request samples."""
+    return lambda verifier: replace(verifier, rule=typical(verifier.rule, p.choices.epsilon, p.choices.alpha))
+
+
+METHODS: tuple[Method, ...] = (
+    Method("sps", "a chain that a smaller model draws, accepted with min(1, p / q)", SPS, lambda p: chain(p, False),
+           (SMALL,), "distribution", budget=6, choices=Chain()),
+    Method("sps-gumbel", "the same, drawn by the noise of the target's own draws", "arXiv 2408.07978",
+           lambda p: chain(p, True), (SMALL,), budget=6, choices=Chain()),
+    Method("medusa", "heads that guess several tokens ahead, combined in the authors' tree", HEADS, medusa, (MEDUSA,),
+           budget=64),
+    Method("medusa-typical", "the same with typical acceptance where a request samples: lossy", HEADS, medusa,
+           (MEDUSA,), "lossy", budget=64, choices=Threshold(), verifies=loosely),
+)

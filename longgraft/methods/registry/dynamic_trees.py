@@ -1,0 +1,115 @@
+"""EAGLE-3 trees whose shape follows the drafter's confidence.  Names and constructors only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longgraft.budget.node_ranking import Ranked
+from longgraft.config.options import check, option
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.pruning import Carried, Certain, Filled, Gates
+from longgraft.drafters.talon import DEEPEST, SHARE, TalonDrafter
+from longgraft.memories.rollouts import RollOuts
+from longgraft.methods.method import BUDGETED, DRAFTS, Method
+from longgraft.methods.needs import HEAD
+from longgraft.methods.parts import Parts
+
+LONGEST = 40        # tokens of SVIP's chain
+
+
+@dataclass(frozen=True)
+class Carries:
+    """What `ddd` can be given."""
+
+    threshold: float = option(-1.5, "Log-probability that the beam must hold after 5 and after 7 expansions",
+                              low=-100, high=0, source="docs/choices.md, dynamic trees")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """What `svip` can be given."""
+
+    threshold: float = option(0.3, "Square root of the entropy behind which drafting stops", unit="nats^1/2", low=0,
+                              high=10, source="SVIP, tuned over 0.2 to 0.5")
+    chain: bool = option(False, f"One chain of up to {LONGEST} tokens, as published, instead of a tree")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What `echo` can be given."""
+
+    depths: tuple[int, ...] = option((1, 3, 5), "Expansions after which there is a gate", low=0, high=63,
+                                     source="docs/choices.md, dynamic trees")
+    taus: tuple[float, ...] = option((0.09, 0.07, 0.11), "Probability of the best path up to which each gate is closed",
+                                     low=0, high=1, source="docs/choices.md, dynamic trees")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if len(self.depths) != len(set(self.depths)) or len(self.depths) != len(self.taus):
+            raise ValueError(f"echo has gates at {self.depths} and taus {self.taus}: each gate needs one. Give both.")
+
+
+@dataclass(frozen=True)
+class Grows:
+    """What `talon` can be given."""
+
+    share: float = option(SHARE, "Of the layer's most probable path that a path must have; 0.01 for Qwen3", low=1e-9,
+                          high=1, source="TALON, mu")
+    deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What `mtp` can be given."""
+
+    tau: float = option(0.14, "Probability of the chain up to which it ends", low=0, high=1, source="Graft, Table 11")
+    length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
+    answers: int = option(16, "Earlier answers to the prompt that are kept", low=1, high=1024,
+                          source="groups of 8 to 16 roll-outs")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def mtp(parts: Parts) -> Ranked:
+    """A chain, and what is remembered at its root, beside it and behind it, in one ranking."""
+    chosen = parts.choices
+    policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
+    chain = Eagle3Drafter(parts.drafted(), policy, chosen.length, 1, parts.clock)
+    said = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
+    return Ranked(said, chain, odds=parts.odds, clock=parts.clock, pool=1)
+
+
+def svip(parts: Parts) -> Eagle3Drafter:
+    """The tree, or the published chain."""
+    policy = Certain(parts.choices.threshold)
+    if not parts.choices.chain:
+        return parts.drafter(policy)
+    return Eagle3Drafter(parts.drafted(), policy, LONGEST, 1, parts.clock)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("ddd", "stops after 5 or 7 expansions where the beam carries too little probability",
+           "Dynamic Depth Decoding (arXiv 2409.00142)", lambda p: p.drafter(Carried(p.choices.threshold, beam=p.top_k)),
+           (HEAD,), takes=DRAFTS, choices=Carries()),
+    Method("svip", "stops behind a best path whose last token the drafter was unsure of", "SVIP (arXiv 2411.18462)",
+           svip, (HEAD,), takes=DRAFTS, choices=Doubts()),
+    Method("echo", "graft-filled with gates of its own: fewer levels, and their slots go to width", "ECHO (arXiv "
+           "2604.09603), one request", lambda p: p.drafter(Filled(Gates(dict(zip(
+               p.choices.depths, p.choices.taus, strict=True))))), (HEAD,), takes=DRAFTS, choices=Signals()),
+    Method("talon", "layers as wide as their probable paths, until the budget is spent", "TALON (arXiv 2601.07353)",
+           lambda p: TalonDrafter(p.drafted(), p.choices.share, p.choices.deepest, p.top_k, p.clock), (HEAD,),
+           takes=BUDGETED | {"top_k", "window"}, choices=Grows()),
+    Method("mtp", "a drafted chain while it is probable; in the slots that it leaves what this and earlier answers to "
+           "the same prompt said", "Draft Less, Retrieve More (arXiv 2605.20104), future work", mtp, (HEAD,),
+           takes=BUDGETED | {"window"}, choices=Chains()),
+)

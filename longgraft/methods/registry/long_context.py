@@ -1,0 +1,196 @@
+"""Methods that draft from a part of a long context, or from the target's own keys and values.  Constructors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent, Selector
+from longgraft.config.options import check, like, option
+from longgraft.drafters.cascade import Cascade
+from longgraft.drafters.longspec import SHAPE, LongSpecDrafter
+from longgraft.drafters.magicdec import Itself
+from longgraft.drafters.pruning import Dense
+from longgraft.drafters.specpv import PartialVerifier
+from longgraft.drafters.streaming_llm import Streaming
+from longgraft.drafters.token_swift import TokenSwift
+from longgraft.memories.draft_model import SmallModel
+from longgraft.memories.frequent import FrequentNgrams
+from longgraft.memories.partial_kv import PartialCache
+from longgraft.memories.windowed import WindowMemory
+from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.needs import HEAD, MEDUSA, SMALL, Need, Sources
+from longgraft.methods.parts import Parts
+from longgraft.target_model.verifier import Verifier
+from longgraft.yarn_drafters.longspec import LongSpecNetwork
+from longgraft.yarn_drafters.longspec_files import load_longspec
+
+MAGICDEC = "MagicDec (arXiv 2408.11049)"
+SPECPV = "SpecPV (arXiv 2512.02337)"
+TRIFORCE = "TriForce (arXiv 2404.11912)"
+TOKENSWIFT = "TokenSwift (arXiv 2502.18890)"
+LONG = "LongSpec (arXiv 2502.17421)"
+BEAM = "the official code's tree_shape"
+SINKS = 16      # both codes'
+
+
+@dataclass(frozen=True)
+class MagicDec:
+    """What can be chosen of it."""
+
+    rows: int = option(512, "Kept of each head's keys", unit="rows", low=40, high=1_000_000,
+                       source="the paper has 257 to 4,097")
+    drafts: int = option(4, "Drafted tokens a step", unit="tokens", low=1, high=64, source="the paper has 3 to 7")
+    keep: str = option("attended", "What is kept: what the prompt's end attends to, or sinks and the newest",
+                       choices=("attended", "recent"), source="SnapKV, StreamingLLM")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def select(self) -> Selector:
+        """Which rows."""
+        return Attended(self.rows) if self.keep == "attended" else Recent(self.rows)
+
+
+@dataclass(frozen=True)
+class SpecPV:
+    """What can be chosen of it and of its lossless cousin."""
+
+    sinks: int = option(2, "First blocks of 16 rows that stay", unit="blocks", low=0, high=4096, source="its code")
+    retrieved: int = option(64, "Blocks that are chosen by the newest queries", unit="blocks", low=1, high=65536,
+                            source="its code has 256, for contexts of 60,000 tokens")
+    local: int = option(8, "Newest blocks that stay", unit="blocks", low=1, high=4096, source="its code")
+    waiting: int = option(20, "Tokens that were verified in part only, before a full pass", unit="tokens", low=1,
+                          high=4096, source="its code has 20")
+    score: str = option("corners", "Of a block: the larger product with its corners, or Quest's bound",
+                        choices=("corners", "bound"), source="its code; arXiv 2406.10774")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def select(self) -> Quest:
+        """Which rows."""
+        return Quest(self.sinks, self.retrieved, self.local, corners=self.score == "corners")
+
+
+@dataclass(frozen=True)
+class TriForce:
+    """What can be chosen of it."""
+
+    rows: int = option(1024, "Of the target's cache, kept in chunks of 8", unit="rows", low=16, high=1_000_000,
+                       source="its code has 4,096, for contexts of 120,000 tokens")
+    newest: float = option(0.5, "Of them, the newest whatever their keys", low=0.0, high=0.5,
+                           source="its code has 0; docs/methods.md")
+    every: int | None = option(None, "Chunks are chosen anew after so many tokens", unit="tokens", low=1,
+                               high=1_000_000, none="never", source="its code")
+    length: int = option(6, "Tokens said on the part, before a full pass", unit="tokens", low=1, high=64,
+                         source="its code")
+    drafts: int = option(1, "Tokens of the small model at a time", unit="tokens", low=1, high=64, source="its code")
+    window: int = option(256, "Tokens that the small model sees, 16 of them the first", unit="tokens", low=32,
+                         high=65536, source="its code")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Swift:
+    """What can be chosen of TokenSwift."""
+
+    rows: int = option(1024, "Of the target's cache, kept of each head's keys", unit="rows", low=32, high=1_000_000,
+                       source="its code has 4,096, for answers of 100,000 tokens")
+    newest: float = like(TriForce, "newest")
+    every: int | None = option(256, "Rows are chosen anew after so many tokens", unit="tokens", low=1, high=1_000_000,
+                               none="never", source="its code: when generated rows have taken the place of chosen ones")
+    branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
+    ngrams: int = option(20, "4-grams at most", low=0, high=256, source="its code")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def partial(p: Parts, select: Selector, every: int | None = None) -> PartialCache:
+    """One of these rows for all methods of a session."""
+    return p.one(("partial", select, every), lambda: PartialCache(p.target, select, every, p.clock))
+
+
+def magicdec(p: Parts) -> Itself:
+    """Rows chosen once, at the prompt's end."""
+    return Itself(p.target, partial(p, p.choices.select()), p.choices.drafts, p.clock)
+
+
+def specpv_exact(p: Parts) -> Cascade:
+    """Rows chosen anew at each full pass."""
+    return Cascade(p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60),
+                   p.clock)
+
+
+def triforce(p: Parts) -> Cascade:
+    """A small model's window, then chunks of the target's cache."""
+    chosen, model = p.choices, p.the(SMALL)
+    small = SmallModel(model, p.target.vocab_size, p.clock)
+    window = min(chosen.window, model.max_positions - chosen.drafts)
+    inner = Streaming(small, p.history(), (SINKS, window, chosen.drafts), p.clock)
+    select = Chunks(chosen.rows, int(chosen.newest * chosen.rows))
+    return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts), p.clock)
+
+
+def tokenswift(p: Parts) -> TokenSwift:
+    """The keys nearest to the newest query."""
+    chosen = p.choices
+    select = Nearest(chosen.rows, SINKS, int(chosen.newest * chosen.rows))
+    memories = partial(p, select, chosen.every), p.one(("frequent",), FrequentNgrams)
+    return TokenSwift(p.target, p.the(MEDUSA), memories, (chosen.branches, chosen.ngrams), p.clock)
+
+
+def partly(p: Parts) -> Callable[[Verifier], Verifier]:
+    """SpecPV's verification, with a partial cache of its own for each request."""
+    def made(verifier: Verifier) -> Verifier:
+        return PartialVerifier(verifier, PartialCache(p.target, p.choices.select(), 1, p.clock), p.choices.waiting)
+
+    return made
+
+
+@dataclass(frozen=True)
+class LongSpecChoices:
+    """The beam's shape: `first` nodes under the root, then `width` at each further level."""
+
+    first: int = option(SHAPE[0], "nodes under the root", low=1, high=256, source=BEAM)
+    width: int = option(SHAPE[1], "nodes of each further level", low=1, high=256, source=BEAM)
+    levels: int = option(len(SHAPE), "levels, each a draft forward", low=1, high=32, source=BEAM)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Nodes of each level."""
+        return self.first, *[self.width] * (self.levels - 1)
+
+
+def _load(sources: Sources) -> LongSpecNetwork:
+    return load_longspec(sources.path("longspec", "longspec"), sources.target)
+
+
+LONGSPEC: Need[LongSpecNetwork] = Need("longspec", "a LongSpec drafter", _load)
+
+
+def _longspec(p: Parts) -> LongSpecDrafter:
+    memory = p.one(("longspec",), lambda: WindowMemory(p.the(LONGSPEC), p.target))
+    return LongSpecDrafter(memory, p.choices.shape, p.clock)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("magicdec", "the target drafts for itself on a part of its cache", MAGICDEC, magicdec, budget=8,
+           choices=MagicDec()),
+    Method("triforce", "a small model, corrected by the target on a part of its cache, then verified in full", TRIFORCE,
+           triforce, (SMALL,), choices=TriForce()),
+    Method("tokenswift", "one pass on a part of the cache with heads behind it, and frequent 4-grams", TOKENSWIFT,
+           tokenswift, (MEDUSA,), budget=101, choices=Swift()),
+    Method("specpv-exact", "EAGLE-3 trees verified on a part of the cache, what comes of them in full", SPECPV,
+           specpv_exact, (HEAD,), takes=DRAFTS, choices=SpecPV(waiting=6)),
+    Method("specpv", "EAGLE-3 trees verified on a part of the cache, and in full only now and then", SPECPV,
+           lambda p: p.drafter(Dense()), (HEAD,), "lossy", takes=DRAFTS, choices=SpecPV(), verifies=partly),
+    Method("longspec", "a beam drafted from 512 tokens and the target's last keys and values", LONG, _longspec,
+           (LONGSPEC,), budget=1 + sum(SHAPE), choices=LongSpecChoices()),
+)

@@ -1,0 +1,150 @@
+"""What followed the same tokens before, copied.  Names and constructors only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longgraft.config.options import check, like, option
+from longgraft.memories.hidden_states import HiddenStates
+from longgraft.memories.last_topk import LastRow
+from longgraft.memories.trajectories import Trajectories
+from longgraft.methods.method import Method
+from longgraft.methods.parts import Parts
+from longgraft.retrievers.adapld import AdaptiveLookup, Branches, Likeness
+from longgraft.retrievers.anchors import Anchors
+from longgraft.retrievers.logitspec import WIDTH, LogitSpec
+from longgraft.retrievers.lookahead import Lookahead
+from longgraft.retrievers.pld_plus import Reranked
+from longgraft.retrievers.prompt_lookup import PromptLookup
+from longgraft.target_model.model import Target
+
+LOOKUP = "Prompt lookup decoding (Saxena, 2023)"
+RERANKED = "PLD+ (arXiv 2412.01447)"
+ADAPTIVE = "AdaPLD (arXiv 2606.05742)"
+LOGITSPEC = "LogitSpec (arXiv 2507.01449)"
+LOOKAHEAD = "Lookahead decoding (arXiv 2402.02057)"
+
+USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # of the depth, the layer whose states tell contexts apart: Vicuna-7B, Qwen3-8B
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What can be chosen of prompt lookup."""
+
+    latest: bool = option(False, "Copy what followed the latest match, not the earliest", source="the authors' code")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Rerank:
+    """What can be chosen of PLD+."""
+
+    length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
+    layer: int | None = option(None, "Whose hidden states tell contexts apart", low=0, none="29/36 of the depth for "
+                               "Qwen3, 9/32 for others", source="AdaPLD's tables")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """What can be chosen of AdaPLD."""
+
+    length: int = option(30, "Tokens copied at most", low=1, source="AdaPLD")
+    branches: int = option(4, "Most probable tokens of the anchor beside the copy", low=0, high=64,
+                           source="2 to 8 in AdaPLD")
+    successors: bool = option(True, "Each branch followed by one token more", source="AdaPLD")
+    likeness: float | None = option(0.55, "Least cosine of embeddings for a like token to be an anchor", low=-1, high=1,
+                                    none="the token alone", source="docs/methods.md")
+    layer: int | None = like(Rerank, "layer")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What can be chosen of lookahead; a full tree has (ngram - 1) (columns + guesses) nodes."""
+
+    ngram: int = option(5, "Tokens of an n-gram, the one that it is found by included", low=2, source="the authors' 7B")
+    columns: int = option(7, "Of the window; 0: n-grams alone", low=0, source="the authors' 7B")
+    guesses: int = option(7, "N-grams kept and verified of each first token", low=1, source="the authors' 7B")
+    from_prompt: bool = option(False, "N-grams also of the prompt and the answer", source="POOL_FROM_PROMPT")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def anchors(p: Parts, never: frozenset[int] = frozenset()) -> Anchors:
+    """Of the chosen layer, or the usual one; ValueError where the target has no such layer."""
+    depth, layer = p.target.config.num_hidden_layers, p.choices.layer
+    if layer is None:
+        layer = round(depth * (OF_QWEN3 if p.target.config.model_type.startswith("qwen3") else USUAL))
+    if layer >= depth:
+        raise ValueError(f"layer is {layer}, and {p.target.name} has layers 0 to {depth - 1}. Choose one of them.")
+    return Anchors(p.history(), states(p, layer), never)
+
+
+def states(p: Parts, layer: int | None) -> HiddenStates:
+    """All that are seen of a layer; None: of the final norm."""
+    return p.one(("states", layer), lambda: HiddenStates(layer))
+
+
+def reranked(p: Parts) -> Reranked:
+    """Of the root's token alone."""
+    return Reranked(anchors(p), p.choices.length, p.clock)
+
+
+def adaptive(p: Parts) -> AdaptiveLookup:
+    """As its choices have it."""
+    target, chosen = p.target, p.choices
+    likeness = Likeness(target.model.get_input_embeddings().weight, chosen.likeness) \
+        if chosen.likeness is not None else None
+    branches = Branches(chosen.branches, states(p, None), target.logits, chosen.successors) if chosen.branches else None
+    return AdaptiveLookup(anchors(p, special(target)), chosen.length, likeness, branches, p.clock)
+
+
+def special(target: Target) -> frozenset[int]:
+    """Ids that begin, end or fill, as the configurations have them."""
+    ids: set[int] = set()
+    for config in (target.config, getattr(target.model, "generation_config", None)):
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            found = getattr(config, name, None)
+            ids |= {found} if isinstance(found, int) else set(found or ())
+    return frozenset(ids)
+
+
+def logitspec(p: Parts) -> LogitSpec:
+    """Over the history and the last row."""
+    row = p.one(("last row", WIDTH), lambda: LastRow(WIDTH))
+    return LogitSpec(p.history(), row, p.target.vocab_size, clock=p.clock)
+
+
+def lookahead(p: Parts) -> Lookahead:
+    """Over trajectories of this shape."""
+    chosen: Ahead = p.choices
+    shape = chosen.ngram, chosen.columns, chosen.guesses, chosen.from_prompt
+    return Lookahead(p.one(("trajectories", *shape), lambda: Trajectories(*shape)), p.clock)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("pld", "copies what followed the same n-gram before", LOOKUP,
+           lambda p: PromptLookup(p.history(), clock=p.clock, latest=p.choices.latest), budget=11, choices=Copied()),
+    Method("pld+", "copies from where the same token stood in the most similar context", RERANKED, reranked,
+           budget=11, choices=Rerank()),
+    Method("adapld", "the same at greater length, from like tokens too, with what was probable beside it", ADAPTIVE,
+           adaptive, budget=39, choices=Adaptive()),
+    Method("adapld-no-branches", "adapld without what was probable beside it", ADAPTIVE, adaptive, budget=39,
+           choices=Adaptive(branches=0)),
+    Method("adapld-no-successors", "adapld whose branches have one token each", ADAPTIVE, adaptive, budget=39,
+           choices=Adaptive(successors=False)),
+    Method("adapld-lexical", "adapld from the same token only", ADAPTIVE, adaptive, budget=39,
+           choices=Adaptive(likeness=None)),
+    Method("logitspec", "copies what followed the same n-gram, and guesses what was probable one token ago", LOGITSPEC,
+           logitspec, budget=WIDTH),
+    Method("lookahead", "n-grams that guesses of the text ahead left, and more of these", LOOKAHEAD, lookahead,
+           budget=56, choices=Ahead()),
+)

@@ -1,0 +1,137 @@
+"""What was seen before, by matrices, automata, counts and datastores; alone, or before a draft.  Constructors only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from longgraft.config.options import check, like, option
+from longgraft.drafters.pruning import Dense
+from longgraft.engine.text import vocabulary
+from longgraft.memories.automaton import SuffixAutomaton
+from longgraft.memories.past_answers import Outputs
+from longgraft.memories.token_history import History
+from longgraft.methods.combinators import Route, expected, matched
+from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.needs import HEAD, Missing, Need, Sources
+from longgraft.methods.parts import Parts
+from longgraft.protocol.proposer import Proposer
+from longgraft.retrievers.datastore import Datastore
+from longgraft.retrievers.rest import Lookup, Stored
+from longgraft.retrievers.sam_decoding import AutomatonChain
+from longgraft.retrievers.suffix_decoding import Speculation, SuffixTrees
+from longgraft.retrievers.token_recycling import MatrixRetriever
+from longgraft.trees.templates import token_recycling
+
+RECYCLING = "Token Recycling (arXiv 2408.08696)"
+SAM = "SAM-Decoding (arXiv 2411.10666)"
+SUFFIX = "SuffixDecoding (arXiv 2411.04975)"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What an automaton's chain may be."""
+
+    growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """When an automaton's chain is verified, and how long it is."""
+
+    threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree", unit="tokens",
+                            low=1, high=4096, source="the authors' code")
+    length: int = option(40, "Nodes of the chain, root included", low=2, high=4096, source="the authors' code")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is drafted by counts, and what earlier answers may bring."""
+
+    depth: int = like(Speculation, "depth")
+    factor: float = like(Speculation, "factor")
+    offset: float = like(Speculation, "offset")
+    least: float = like(Speculation, "least")
+    outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: none", unit="tokens", low=0,
+                          high=2 ** 26)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class CountedRouted:
+    """The same, and when it is verified instead of a drafted tree."""
+
+    depth: int = like(Speculation, "depth")
+    factor: float = like(Speculation, "factor")
+    offset: float = like(Speculation, "offset")
+    least: float = like(Speculation, "least")
+    outputs: int = like(Counted, "outputs")
+    threshold: float | None = option(None, "Expected tokens from which nothing else is drafted", low=0, high=4096,
+                                     none="as many as the drafter has levels")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def _datastore(sources: Sources) -> Datastore:
+    if DATASTORE.name not in sources.given:
+        raise Missing("none ships with the package.\nBuild one from text or code with `longgraft datastore build FILES "
+                      "--out store.safetensors`, then pass --with datastore=store.safetensors.")
+    return Datastore.load(Path(sources.path(DATASTORE.name)), {"tokenizer": vocabulary(sources.tokenizer)})
+
+
+DATASTORE: Need[Datastore] = Need("datastore", "a datastore", _datastore)
+
+
+def _recycling(p: Parts) -> MatrixRetriever:
+    rows = p.rows(warm=False, unseen=0, seeded=False, in_order=True, lasting=True)
+    return MatrixRetriever(rows, lambda _: token_recycling(), p.clock)
+
+
+def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> AutomatonChain:
+    return AutomatonChain(p.one(("automaton",), SuffixAutomaton), length, growth, p.clock)
+
+
+def _routed(p: Parts, other: Proposer) -> Route:
+    threshold = p.choices.threshold
+    return Route(_automaton(p, p.choices.length), other, matched, lambda _: threshold)
+
+
+def _suffix(p: Parts) -> SuffixTrees:
+    c = p.choices
+    texts: tuple[History | Outputs, ...] = (p.history(),)
+    if c.outputs:
+        texts += (p.one(("outputs", c.outputs), lambda: Outputs(c.outputs)),)
+    return SuffixTrees(texts, Speculation(c.depth, c.factor, c.offset, c.least), p.clock)
+
+
+def _suffix_or_drafts(p: Parts) -> Route:
+    least = p.levels if p.choices.threshold is None else p.choices.threshold
+    return Route(_suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
+
+
+METHODS: tuple[Method, ...] = (
+    Method("token-recycling", "a static tree of the target's last top-8 per token, learnt over all requests", RECYCLING,
+           _recycling, budget=81),
+    Method("samd", "what followed the first occurrence of the longest match", SAM,
+           lambda p: _automaton(p, growth=p.choices.growth), choices=Alone()),
+    Method("samd-recycling", "the same where the match is long, else token-recycling", SAM,
+           lambda p: _routed(p, _recycling(p)), budget=81, choices=Routed()),
+    Method("samd-eagle3", "the same where the match is long, else eagle3's tree", SAM,
+           lambda p: _routed(p, p.drafter(Dense())), (HEAD,), takes=DRAFTS, choices=Routed()),
+    Method("suffix", "what most often followed the longest matches, here and in earlier answers", SUFFIX, _suffix,
+           budget=17, choices=Counted()),
+    Method("suffix-eagle3", "the same where it expects as much as a draft can bring, else eagle3's tree", SUFFIX,
+           _suffix_or_drafts, (HEAD,), takes=DRAFTS, choices=CountedRouted()),
+    Method("rest", "what most often followed the longest match in a datastore", "REST (arXiv 2311.08252)",
+           lambda p: Stored(p.history(), p.the(DATASTORE), p.choices, p.clock), (DATASTORE,), budget=65,
+           choices=Lookup()),
+)

@@ -1,0 +1,1 @@
+"""Who learns and who guesses: the protocols that everything else is written against."""

@@ -1,0 +1,107 @@
+"""AdaPLD (arXiv 2606.05742): one copied chain, and beside it what the target had found probable at the same place.
+
+Knows tokens, hidden states, embeddings and logits; knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longgraft.memories.hidden_states import HiddenStates
+from longgraft.protocol.proposer import Ask
+from longgraft.retrievers.anchors import Anchors
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import ProposalTree
+from longgraft.trees.trie import Trie
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """Which tokens may stand for one that the text does not hold: embedding [V, H], and their least cosine with it."""
+
+    embedding: Tensor
+    least: float
+
+
+@dataclass(frozen=True)
+class Branches:
+    """What the target found most probable at an anchor.
+
+    count:      of its tokens, without the one that was copied
+    final:      what left the final norm at every committed position
+    logits:     [H] -> [V]; of one anchor a step, so that nothing of the vocabulary's size is kept
+    successors: whether each is followed by one token more
+    """
+
+    count: int
+    final: HiddenStates
+    logits: Callable[[Tensor], Tensor]
+    successors: bool = True
+
+    @torch.inference_mode()
+    def at(self, position: int, without: Sequence[int]) -> list[int]:
+        """The `count` most probable tokens after this position, but for those."""
+        best = self.logits(self.final.rows[position]).topk(self.count + len(without)).indices.tolist()
+        return [token for token in best if token not in without][:self.count]
+
+
+class AdaptiveLookup:
+    """length: tokens copied at most.  likeness: None: the root's own token is its only anchor; branches: None: a chain.
+
+    Where slots are few the chain has half of them, and branches the rest.
+    """
+
+    def __init__(self, anchors: Anchors, length: int, likeness: Likeness | None, branches: Branches | None,
+                 clock: Clock | None = None) -> None:
+        self.anchors, self.length, self.likeness, self.branches = anchors, length, likeness, branches
+        self.memories = (anchors.history, anchors.context, *((branches.final,) if branches else ()))
+        self.clock = clock or Clock()
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        with self.clock.part("retrieve"):
+            text, tree = self.anchors.history.up_to(ask.root), Trie(ask.root, ask.budget)
+            if ask.budget > 1:
+                self._grow(tree, text, ask.root)
+            return tree.tree()
+
+    def _grow(self, tree: Trie, text: np.ndarray, root: int) -> None:
+        told, match = self.anchors.told(text, self.length)
+        (found, same), = self._anchors(text, [root])
+        if not len(found):
+            tree.add(told, match=match)
+            return
+        at, = self.anchors.closest([found], len(text) - 2)
+        # What stands after a token that is merely like the root is not copied word for word.
+        main = told or (text[at + 1:at + 1 + self.length].tolist() if same else [])
+        beside = self._beside(text, at, main[:1]) if self.branches else []
+        slots = tree.budget - 1
+        tree.add(main[:max(slots - sum(map(len, beside)), (slots + 1) // 2)], match=match or 1)
+        for branch in beside:
+            tree.add(branch)
+
+    def _beside(self, text: np.ndarray, at: int, copied: Sequence[int]) -> list[list[int]]:
+        """Branches, the most probable first, each with its successor where it has one."""
+        assert self.branches is not None
+        tokens = self.branches.at(at, copied)
+        if not self.branches.successors:
+            return [[token] for token in tokens]
+        found = {token: group for token, (group, _) in zip(tokens, self._anchors(text, tokens), strict=True)
+                 if len(group)}
+        # A branch has no context of its own yet: the anchor's, which it would follow, takes its place.
+        places = dict(zip(found, self.anchors.closest([*found.values()], at), strict=True)) if found else {}
+        return [[token, int(text[places[token] + 1])] if token in places else [token] for token in tokens]
+
+    def _anchors(self, text: np.ndarray, tokens: Sequence[int]) -> list[tuple[np.ndarray, bool]]:
+        """For each token (its anchors, whether it is the token itself that stands there)."""
+        found = {token: (self.anchors.of(text, token), True) for token in tokens}
+        missing = [token for token, (group, _) in found.items() if not len(group)]
+        missing = [token for token in missing if token not in self.anchors.never]
+        if missing and self.likeness is not None:
+            like = self.anchors.like(text, missing, self.likeness.embedding, self.likeness.least)
+            found |= {token: (group, False) for token, group in zip(missing, like, strict=True)}
+        return [found[token] for token in tokens]

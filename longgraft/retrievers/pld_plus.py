@@ -1,0 +1,31 @@
+"""PLD+ (arXiv 2412.01447): of all places where the root's token stands, copy from the one in the most similar context.
+
+Knows tokens and hidden states.
+"""
+
+from __future__ import annotations
+
+from longgraft.protocol.proposer import Ask
+from longgraft.retrievers.anchors import Anchors
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import ProposalTree
+from longgraft.trees.trie import Trie
+
+
+class Reranked:
+    """length: tokens copied at most; a smaller budget copies less."""
+
+    def __init__(self, anchors: Anchors, length: int, clock: Clock | None = None) -> None:
+        self.memories = (anchors.history, anchors.context)
+        self.anchors, self.length, self.clock = anchors, length, clock or Clock()
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        with self.clock.part("retrieve"):
+            text, tree = self.anchors.history.up_to(ask.root), Trie(ask.root, ask.budget)
+            told, match = self.anchors.told(text, self.length)
+            tree.add(told, match=match)
+            found = self.anchors.of(text, ask.root)
+            if not told and len(found) and ask.budget > 1:
+                at, = self.anchors.closest([found], len(text) - 2)
+                tree.add(text[at + 1:at + 1 + self.length].tolist(), match=1)
+            return tree.tree()

@@ -1,0 +1,109 @@
+"""What followed the text's end in a datastore, or in what was told, its most frequent continuations as a tree: REST
+(arXiv 2311.08252).
+
+Knows datastore and history; knows no file.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from longgraft.config.options import check, option
+from longgraft.memories.token_history import History
+from longgraft.protocol.proposer import Ask
+from longgraft.retrievers.datastore import SORTED, Datastore
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
+
+ENDED = -1      # no token: the datastore ends
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What is looked up."""
+
+    longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: int = option(2, "And at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    hits: int = option(5000, "Occurrences that are read; of more, as many evenly spaced", low=1, high=10 ** 6,
+                       source="REST")
+    length: int = option(10, "Tokens that are read of each", unit="tokens", low=1, high=SORTED // 2, source="REST")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.shortest > self.longest:
+            raise ValueError(f"Matches of {self.shortest} tokens at least and {self.longest} at most were asked for, "
+                             "which none is. Lower shortest or raise longest.")
+
+
+class Stored:
+    """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences.
+
+    What was told is a datastore of its own; of equal matches its counts.
+    """
+
+    def __init__(self, history: History, store: Datastore, lookup: Lookup | None = None,
+                 clock: Clock | None = None) -> None:
+        self.memories = (history,)
+        self._history, self.store, self.lookup, self.clock = history, store, lookup or Lookup(), clock or Clock()
+        self._told: Datastore | None = None
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        with self.clock.part("retrieve"):
+            context = self._history.up_to(ask.root)[-self.lookup.longest:].tolist()
+            store, match, part = max(((store, *store.longest(context, self.lookup.longest, self.lookup.shortest))
+                                      for store in self._stores()), key=lambda found: found[1])
+            if not match or ask.budget < 2:
+                return ProposalTree.root_only(ask.root)
+            return self._tree(ask, match, self._continuations(store, match, part))
+
+    def _stores(self) -> list[Datastore]:
+        told = self._history.before()
+        if not len(told):
+            self._told = None
+            return [self.store]
+        if self._told is None or not np.array_equal(self._told.tokens, told):
+            self._told = Datastore.build(told)
+        return [self._told, self.store]
+
+    def _continuations(self, store: Datastore, match: int, part: slice) -> np.ndarray:
+        """[h, length] int32 in the order of the datastore, ENDED behind a text's end."""
+        count = part.stop - part.start
+        chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)
+        at = store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)
+        tokens = store.tokens[np.minimum(at, len(store.tokens) - 1)]
+        inside = np.logical_and.accumulate((at < len(store.tokens)) & (tokens >= 0), axis=1)
+        return np.where(inside, tokens, ENDED)
+
+    def _tree(self, ask: Ask, match: int, rows: np.ndarray) -> ProposalTree:
+        """rows are sorted, so that a prefix is a run of them."""
+        changes = np.ones(rows.shape, dtype=bool)
+        changes[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
+        depths, starts = np.nonzero(changes.T)
+        ends = np.append(starts[1:], len(rows))
+        ends[ends == 0] = len(rows)         # where the next run is a deeper one's first
+        counts = np.where(rows[starts, depths] == ENDED, 0, ends - starts)
+        tokens, parents, scores = [ask.root], [-1], [0.0]
+        nodes = np.zeros(len(rows), dtype=np.int64)     # each row's deepest so far: depths ascend
+        for n in _most_frequent(counts, ask.budget - 1).tolist():
+            depth, start = int(depths[n]), int(starts[n])
+            parents.append(int(nodes[start]))
+            nodes[start:ends[n]] = len(tokens)
+            tokens.append(int(rows[start, depth]))
+            scores.append(math.log(counts[n] / len(rows)))
+        found = len(tokens) - 1
+        return ProposalTree.build(tokens, parents, scores, [ROOT] + [RETRIEVED] * found, match=[0] + [match] * found)
+
+
+def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
+    """Ascending indices of the `most` largest counts above 0; of those that tie, the first: parents, where indices
+    ascend with depth."""
+    if len(counts) > most:
+        least = np.partition(counts, -most)[-most]
+        above, level = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
+        chosen = np.sort(np.concatenate([above, level[:most - len(above)]]))
+    else:
+        chosen = np.arange(len(counts))
+    return chosen[counts[chosen] > 0]

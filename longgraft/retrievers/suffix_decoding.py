@@ -1,0 +1,156 @@
+"""What most often followed the text's end, in this request and in earlier answers: SuffixDecoding (arXiv 2411.04975).
+
+Its suffix trees with counts are searched for in the text itself: a node is the set of places where a string occurs, and
+all nodes on the way to the longest match are found by one comparison with the text and ever fewer gathers.  Counts, and
+so drafts, are those of the authors' trees, except that no draft ends at a deepest level, and that long matches are told
+apart at the newest COMPARED places only.
+
+Knows texts as arrays; knows no model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+import numpy as np
+
+from longgraft.config.options import check, option
+from longgraft.memories.token_history import unbroken
+from longgraft.protocol.proposer import Ask, Memory
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
+
+AUTHORS = "ArcticInference's default"
+SIFTED = 4      # tokens of a match that are compared one after the other; few places are left for the others, at once
+COMPARED = 512  # places, the newest, of which longer matches are known: a text that repeats itself has thousands
+
+
+class Text(Protocol):
+    """A memory of tokens, in order."""
+
+    def whole(self, root: int) -> np.ndarray:
+        """[t + 1] int64, the root last; negative where there is no token."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How much is drafted of what was found."""
+
+    depth: int = option(64, "Tokens that a match is counted to", unit="tokens", low=1, high=4096, source=AUTHORS)
+    factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
+    offset: float = option(0.0, "Drafted tokens beyond those", low=-64, high=64, source=AUTHORS)
+    least: float = option(0.1, "Probability that a drafted path has at least", low=0, high=1, source=AUTHORS)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def tokens(self, match: int) -> int:
+        """Drafted after a match of so many tokens, at most."""
+        return max(0, int(self.factor * match + self.offset + 1e-6))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """match: of its context; tokens, parents, chances: of the nodes below the root, whose own index is 0."""
+
+    match: int
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
+
+    @property
+    def score(self) -> float:
+        """Tokens that are accepted if counts are probabilities."""
+        return sum(self.chances)
+
+
+NOTHING = _Draft(0, [], [], [])
+
+
+class SuffixTrees:
+    """The better draft of several texts' by expected tokens, the first one's where they tie; scores are counts'."""
+
+    def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None, clock: Clock | None = None) -> None:
+        self.memories: tuple[Memory, ...] = texts       # type: ignore[assignment]
+        self._texts, self.rule, self.clock = texts, rule or Speculation(), clock or Clock()
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        with self.clock.part("retrieve"):
+            best, context = NOTHING, self._texts[0].whole(ask.root)[-self.rule.depth:]
+            context = unbroken(context[::-1])[::-1]
+            for text in self._texts:
+                found = drafted(text.whole(ask.root), context, self.rule, ask.budget - 1)
+                best = max(best, found, key=lambda draft: draft.score)
+            n = len(best.tokens)
+            return ProposalTree.build([ask.root, *best.tokens], [-1, *best.parents],
+                                      [0.0, *map(math.log, best.chances)], [ROOT] + [RETRIEVED] * n,
+                                      match=[0] + [best.match] * n)
+
+
+def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int) -> _Draft:
+    """The draft of `most` tokens or fewer, of all matches of the context's end in the text, whose score is highest; of
+    the longest such match."""
+    places, matches = occurrences(text, context)
+    best = NOTHING
+    # Between two of these lengths the places are the same, and the longer match may draft more.
+    for match in np.unique(matches)[::-1].tolist():
+        tokens = min(most, rule.tokens(match))
+        if best.score >= tokens:        # nor can a shorter one do better
+            break
+        best = max(best, _draft(text, places[matches >= match], match, tokens, rule.least), key=lambda d: d.score)
+    return best
+
+
+def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(where in the text what ends the context has ended, ascending, as indices of what followed; the lengths of these
+    matches).  The text's own end is among them: a node of a suffix tree counts it, too."""
+    places = np.flatnonzero(text == context[-1]) + 1
+    matches, alive = np.ones(len(places), dtype=np.int64), np.arange(len(places))
+    for n in range(1, min(SIFTED, len(context))):
+        at = places[alive] - 1 - n
+        alive = alive[(text[np.maximum(at, 0)] == context[-1 - n]) & (at >= 0)]
+        matches[alive] = n + 1
+    alive = alive[-COMPARED:]
+    if len(alive) and len(context) > SIFTED:
+        at = places[alive, None] - 1 - np.arange(SIFTED, len(context))
+        same = (text[np.maximum(at, 0)] == context[-1 - SIFTED::-1]) & (at >= 0)
+        matches[alive] += np.logical_and.accumulate(same, axis=1).sum(axis=1)
+    return places, matches
+
+
+def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: float) -> _Draft:
+    """Best first: a path's probability is the product of the shares of its tokens."""
+    draft, entered = _Draft(match, [], [], []), 0
+    heap: list[tuple[float, int, int, int, np.ndarray]] = []       # -probability, order, parent, token, places after it
+    node, chance = 0, 1.0
+    while len(draft.tokens) < most:
+        for token, share, after in _children(text, places, least / chance):
+            entered += 1
+            heappush(heap, (-chance * share, entered, node, token, after))
+        if not heap:
+            break
+        negative, _, parent, token, places = heappop(heap)
+        draft.tokens.append(token)
+        draft.parents.append(parent)
+        draft.chances.append(-negative)
+        node, chance = len(draft.tokens), -negative
+    return draft
+
+
+def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[int, float, np.ndarray]]:
+    """(token, its share of the places, where it ends) of tokens with at least this share, the most frequent first, and
+    of those that tie the newest."""
+    inside = places[places < len(text)]
+    following = text[inside]
+    if not len(inside):
+        return []
+    if (following == following[0]).all():       # most are, and the shortcut is a tenth of the time
+        shares = [(int(following[0]), len(inside) / len(places), inside + 1)]
+    else:
+        tokens, newest, counts = np.unique(following[::-1], return_index=True, return_counts=True)
+        order = np.lexsort((newest, -counts))[:np.count_nonzero(counts >= least * len(places))]
+        shares = [(int(tokens[n]), counts[n] / len(places), inside[following == tokens[n]] + 1) for n in order]
+    return [child for child in shares if child[0] >= 0 and child[1] >= least]

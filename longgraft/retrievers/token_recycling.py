@@ -1,0 +1,84 @@
+"""Retrieval from the adjacency matrix: a static tree of ranks, filled with the tokens that the rows hold.
+
+Knows rows and templates; knows no drafter.  Graft (arXiv 2605.20104, Eq. 10), Token Recycling (2408.08696).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.padded import SIZES, PaddedTree, Pattern, Tree, filled, on_host, size_of
+from longgraft.trees.templates import Template, envelope
+from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
+
+
+class MatrixRetriever:
+    """shape: free slots -> the nodes to look up, best first.
+
+    Where the rows' regions are fixed, what is found for up to 64 nodes stays on the device.
+    """
+
+    def __init__(self, rows: RowsMemory, shape: Callable[[int], Template] = envelope,
+                 clock: Clock | None = None) -> None:
+        self.memories = (rows,)
+        self._rows, self.shape, self.clock, self.regions = rows, shape, clock or Clock(), rows.regions
+        self._root = torch.zeros(1, dtype=torch.int64, device=rows.device)
+
+    @property
+    def matrix(self) -> AdjacencyMatrix:
+        return self._rows.matrix
+
+    def propose(self, ask: Ask) -> Tree:
+        tree = self.candidates(ask.root, ask.budget - 1)
+        if isinstance(tree, PaddedTree) and ask.budget <= SIZES[-1]:
+            return self._first(tree, ask.budget)
+        tree = on_host(tree)
+        return tree.select(list(range(min(ask.budget, len(tree)))))
+
+    @torch.inference_mode()
+    def _first(self, tree: PaddedTree, budget: int) -> PaddedTree:
+        return self.regions((self, tree, budget), lambda: tree.first(budget, size_of(budget)))
+
+    @torch.inference_mode()
+    def candidates(self, root: int, slots: int) -> Tree:
+        """The live nodes of `shape(slots)`: those of unseen rows, and what hangs below them, are left out."""
+        if slots < 1:
+            return ProposalTree.root_only(root)
+        with self.clock.part("retrieve"):
+            template, matrix = self.shape(slots), self.matrix
+            levels = template.levels(matrix.rows.device)
+            if not self.regions.fixed:
+                return _live(matrix.fill(levels, root).tolist(), template.parents)
+            pattern = _pattern(template, matrix.rows.device)
+            self._root.fill_(root)
+            return self.regions((self, slots), lambda: filled(matrix.fill(levels, self._root), pattern))
+
+
+@cache
+def _pattern(template: Template, device: torch.device) -> Pattern:
+    return Pattern.of(template.parents, device)
+
+
+def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:
+    """Seen nodes with distinct siblings (rows of zeros repeat a token; the first of them stands for all)."""
+    place, known = {0: 0}, {}
+    kept, parents = [tokens[0]], [-1]
+    for node in range(1, len(tokens)):
+        parent = place.get(template_parents[node])
+        if tokens[node] < 0 or parent is None:
+            continue
+        key = (parent, tokens[node])
+        if key not in known:
+            known[key] = len(kept)
+            kept.append(tokens[node])
+            parents.append(parent)
+        place[node] = known[key]
+    n = len(kept) - 1
+    return ProposalTree.build(kept, parents, [0.0] + [float("nan")] * n, [ROOT] + [RETRIEVED] * n)

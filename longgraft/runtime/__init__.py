@@ -1,0 +1,1 @@
+"""Clock, devices, memory, the key-value cache and CUDA graphs."""

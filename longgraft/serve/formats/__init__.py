@@ -1,0 +1,1 @@
+"""Request bodies, answers and errors, as clients write and read them."""

@@ -1,0 +1,112 @@
+"""/metrics in Prometheus' form, by the names that vLLM and llama.cpp share behind their prefixes; ours is `longgraft:`.
+
+Counts in the decoding thread, as a watcher of every job.  Knows jobs and steps; knows no method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fastapi import APIRouter, Header
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from longgraft.engine.request import Step
+from longgraft.serve.state import State
+from longgraft.serve.worker import End, Running
+
+PREFIX = "longgraft:"
+REASONS = {"eos": "stop", "stop": "stop", "cut": "stop", "length": "length", "time": "length", "cancelled": "abort"}
+# Seconds: vLLM's buckets, and finer ones below, where one request at a time has them.
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+
+
+def router(state: State) -> APIRouter:
+    routes, meter = APIRouter(), Meter(state)
+    state.worker.watchers.append(meter)
+
+    @routes.get("/metrics", response_class=Response)
+    def metrics(accept: str = Header("")) -> Response:
+        """Counts since the server began, for Prometheus."""
+        encode, kind = choose_encoder(accept)
+        return Response(encode(meter.registry), media_type=kind)
+
+    return routes
+
+
+class Meter:
+    """Of one server, in a registry of its own."""
+
+    def __init__(self, state: State) -> None:
+        self.registry = CollectorRegistry()
+        self._name, self._prefixes = state.name, state.session.engine.prefixes
+        worker = state.worker
+        self.drafts = self._counter("spec_decode_num_drafts", "Verification steps that had something proposed.")
+        self.drafted = self._counter("spec_decode_num_draft_tokens", "Proposed tokens: drafted, retrieved or both.")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Those that the answer took.")
+        self.at = Counter(PREFIX + "spec_decode_num_accepted_tokens_per_pos", "Those by their depth in the proposal.",
+                          ("model_name", "position"), registry=self.registry)
+        self.prompt = self._counter("prompt_tokens", "Tokens of prompts, read or known from an earlier one.")
+        self.new = self._counter("generation_tokens", "Tokens of answers.")
+        self.queried = self._counter("prefix_cache_queries", "Tokens of prompts that were looked for among earlier "
+                                     "ones'.")
+        self.hits = self._counter("prefix_cache_hits", "Those that were found, and not read again.")
+        self.first = self._histogram("time_to_first_token_seconds", "From taking a request to its first token.", LONG)
+        self.between = self._histogram("inter_token_latency_seconds", "From one token to the next; those of one step "
+                                       "share its time.", SHORT)
+        self.whole = self._histogram("e2e_request_latency_seconds", "From taking a request to its end.", LONG)
+        self.queued = self._histogram("request_queue_time_seconds", "Before a request was begun.", LONG)
+        self.ended_by = Counter(PREFIX + "request_success", "Requests that ended, by why.",
+                                ("model_name", "finished_reason"), registry=self.registry)
+        self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
+                                    "session.")
+        self._gauge("num_requests_running", "Requests that are decoded.", lambda: worker.current is not None)
+        self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting)
+        self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.", lambda: worker.refused)
+        if (kept := self._prefixes) is not None:
+            self._gauge("prefix_cache_bytes", "Kept of prompts that were read.", lambda: kept.bytes)
+        ProcessCollector(registry=self.registry)
+
+    def stepped(self, running: Running, step: Step, seconds: float) -> None:
+        """Of one step."""
+        self.prompt.inc(step.read)
+        self.new.inc(len(step.tokens))
+        if step.read and step.tokens:
+            self.first.observe(time.monotonic() - running.since)
+        elif step.tokens:
+            for _ in step.tokens:
+                self.between.observe(seconds / len(step.tokens))
+        if step.tree is not None and len(step.tree) > 1:
+            self.drafts.inc()
+            self.drafted.inc(len(step.tree) - 1)
+            # What an end cut off was not taken.
+            taken = min(len(step.path) - 1, len(step.tokens))
+            self.accepted.inc(taken)
+            for position in range(taken):
+                self.at.labels(self._name, str(position)).inc()
+
+    def ended(self, running: Running, end: End | None) -> None:
+        """Of one request."""
+        if end is None:
+            self.failed.inc()
+            return
+        self.ended_by.labels(self._name, REASONS[end.reason]).inc()
+        self.queued.observe(running.queued)
+        if end.reason != "cancelled":
+            self.whole.observe(time.monotonic() - running.since)
+        if self._prefixes is not None:
+            self.queried.inc(end.stats.prompt_tokens)
+            self.hits.inc(end.stats.reused_tokens)
+
+    def _counter(self, name: str, about: str) -> Counter:
+        return Counter(PREFIX + name, about, ("model_name",), registry=self.registry).labels(self._name)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        made = Histogram(PREFIX + name, about, ("model_name",), registry=self.registry, buckets=buckets)
+        return made.labels(self._name)
+
+    def _gauge(self, name: str, about: str, now: Callable[[], float]) -> None:
+        Gauge(PREFIX + name, about, ("model_name",), registry=self.registry).labels(self._name).set_function(now)

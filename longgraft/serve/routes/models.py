@@ -1,0 +1,41 @@
+"""/health and /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.state import State
+
+
+def router(state: State) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    @routes.get("/v1/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        """Whether requests are answered."""
+        if not state.worker.alive:
+            raise ApiError(503, "Nothing is decoded here any more. Start the server again.")
+        return {"status": "ok"}
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model."""
+        return {"object": "list", "data": [_card(state)]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The one model, by its name."""
+        if name != state.name:
+            raise ApiError(404, f"There is no model {name!r} here; there is {state.name}.", "model", "model_not_found")
+        return _card(state)
+
+    return routes
+
+
+def _card(state: State) -> dict[str, Any]:
+    return {"id": state.name, "object": "model", "created": state.created, "owned_by": "longgraft",
+            "max_model_len": state.positions}

@@ -1,0 +1,178 @@
+"""The page at / and what it watches: one answer, told step by step with its trees, then plain decoding beside it.
+
+Knows HTTP and sessions; knows no method.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse, StreamingResponse
+from starlette.background import BackgroundTask
+
+from longgraft.comparison.levels import first_divergence, may_differ
+from longgraft.comparison.loops import loops
+from longgraft.engine.request import Step
+from longgraft.eval.checks.losslessness import plain_session
+from longgraft.serve.formats.errors import ApiError, refusing
+from longgraft.serve.formats.request_fields import USUAL_TOKENS, Drawing
+from longgraft.serve.formats.token_origins import Pictures, Spans
+from longgraft.serve.prompts import Read
+from longgraft.serve.routes.openai import begin, job_of
+from longgraft.serve.state import State
+from longgraft.serve.worker import Running
+
+Event = tuple[str, dict[str, Any]]
+
+
+class Watched(Drawing):
+    """What the page asks for.  chat: as a message to a model that chats; compare: decode it plainly afterwards."""
+
+    prompt: str
+    chat: bool = False
+    compare: bool = False
+
+
+def router(state: State) -> APIRouter:
+    routes = APIRouter(include_in_schema=False)
+    page = (files("longgraft.serve") / "page.html").read_text(encoding="utf-8")
+    headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff",
+               "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+
+    @routes.get("/")
+    async def index() -> HTMLResponse:
+        """The same for everyone."""
+        return HTMLResponse(page, headers=headers)
+
+    @routes.get("/watch")
+    async def about() -> dict[str, Any]:
+        """What decodes here.  A folder's place on this machine is nobody's business."""
+        told = [line.replace(state.session.target.name, state.name) for line in state.session.about]
+        return {"about": told, "chat": bool(getattr(state.tokenizer, "chat_template", None))}
+
+    @routes.post("/watch")
+    async def watch(asked: Watched) -> StreamingResponse:
+        """One answer as events."""
+        begin(state, asked)
+        state.need_tokenizer("prompt")
+        if asked.chat:
+            state.need_template("chat")
+        text: Any = [{"role": "user", "content": asked.prompt}] if asked.chat else asked.prompt
+        with refusing("prompt"):
+            ids = await asyncio.to_thread(state.session.encode, text)
+        running = state.worker.submit(job_of(state, asked, Read(ids), asked.wanted_tokens or USUAL_TOKENS))
+        # A client that was gone before the first event ends it, too.
+        return StreamingResponse(_lines(state, running, asked.compare), media_type="text/event-stream",
+                                 headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+                                 background=BackgroundTask(running.cancel))
+
+    return routes
+
+
+async def _lines(state: State, running: Running, compare: bool) -> AsyncIterator[str]:
+    """Server-sent events: start; read, step, done; with `compare` plain, compared; error; end, and comments between."""
+    try:
+        with refusing():
+            async for event in _answer(state, running, compare):
+                yield ": waiting\n\n" if event is None else _line(*event)
+    except Exception as error:
+        yield _line("error", ApiError.of(error).body["error"])
+    yield _line("end", {})
+
+
+def _line(name: str, told: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(told, separators=(',', ':'))}\n\n"
+
+
+async def _answer(state: State, running: Running, compare: bool) -> AsyncIterator[Event | None]:
+    """All there is to tell of one answer; None: a sign of life."""
+    job, beat = running.job, state.options.beat
+    yield "start", {"prompt_tokens": len(job.ids), "max_tokens": job.max_new_tokens}
+    spans, pictures, count = Spans(state.tokenizer), Pictures(state.tokenizer), Count(len(job.ids))
+    async for step in _steps(running, beat):
+        if step is None:
+            yield None
+        elif not count.step(step):
+            yield "read", count.reading()
+        else:
+            yield "step", count.decoding() | {"tokens": spans.push(step), "tree": pictures.of(step)}
+    end = running.end
+    assert end is not None
+    yield "done", {"finish_reason": end.reason, "stats": end.stats.as_dict(),
+                   "loops": await asyncio.to_thread(loops, count.ids)}
+    if not compare or end.reason in ("cancelled", "time"):
+        return
+    ours, again = count.ids, Count(len(job.ids))
+    plainly = state.worker.submit(replace(job, session=plain_session(state.session)))
+    async for step in _steps(plainly, beat):
+        if step is None:
+            yield None
+        else:
+            yield "plain", again.decoding() if again.step(step) else again.reading()
+    assert plainly.end is not None
+    rate, plain = end.stats.decode_tokens_per_second, plainly.end.stats.decode_tokens_per_second
+    at = first_divergence(ours, again.ids)
+    yield "compared", {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain,
+                       "speedup": rate / plain if plain else 0.0,
+                       "may_differ": may_differ(state.session.promise, job.sampling.temperature > 0)}
+
+
+async def _steps(running: Running, beat: float) -> AsyncIterator[Step | None]:
+    """Its steps; who stops listening ends it."""
+    try:
+        async for step in running.steps(beat):
+            yield step
+    finally:
+        running.cancel()
+
+
+class Count:
+    """What is said of an answer while it runs: by the time at which its steps are told."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens, self.read, self.reused, self.passes, self.ids = prompt_tokens, 0, 0, 0, list[int]()
+        self._accepted = 0
+        self._began = self._now = time.monotonic()
+
+    def step(self, step: Step) -> bool:
+        """Count one; whether it brought tokens."""
+        self._now = time.monotonic()
+        self.read += step.read
+        self.reused += step.reused
+        if step.tokens and not self.ids:
+            self._began = self._now
+        self.ids += step.tokens
+        if step.tree is not None:
+            self.passes += 1
+            self._accepted += min(len(step.path) - 1, len(step.tokens))
+        return bool(step.tokens)
+
+    def reading(self) -> dict[str, Any]:
+        return {"read": self.read, "reused": self.reused, "of": self.prompt_tokens}
+
+    def decoding(self) -> dict[str, Any]:
+        """seconds: since the first token."""
+        return {"new_tokens": len(self.ids), "steps": self.passes, "seconds": self._now - self._began,
+                "mat": self._accepted / self.passes if self.passes else 0.0}
+
+
+def policy(page: str) -> str:
+    """Content-Security-Policy: the page's own script and style, by their hashes, and requests to this server alone."""
+    return (f"default-src 'none'; script-src {_hash(page, 'script')}; style-src {_hash(page, 'style')}; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+
+
+def _hash(page: str, tag: str) -> str:
+    """Of the one element of this name."""
+    whole, = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()}'"

@@ -1,0 +1,181 @@
+"""Norms, gated products and rotations of an unmodified transformers model, one launch each for the time of a pass.
+
+Knows modules and their forms; knows no kernel.  What has another form, or is given what does not fit, computes as it
+always does; nothing is left on the model, and nothing is ever placed in the library.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from types import FunctionType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.module_override import Forward, Placed
+from longgraft.target_model.module_forms import (
+    ACTIVATIONS,
+    DTYPES,
+    NORMS,
+    dtype_of,
+    gate_of,
+    norm_of,
+    numbers,
+    tables_of,
+    turned,
+)
+
+ROTARY = "apply_rotary_pos_emb"     # the function of each modelling file
+
+
+class Kernels(Protocol):
+    """What `longgraft.kernels.fused_triton` computes, and says how."""
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor: ...
+    def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor: ...
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
+    def write(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None: ...
+
+
+class Fused:
+    """A model's norms, gated products and rotations, which `kernels` compute where a pass of ours asks for it.
+
+    counts: how many modules of each kind.
+    """
+
+    def __init__(self, model: nn.Module, kernels: Kernels) -> None:
+        self.kernels, self.counts = kernels, Counter[str]()
+        self._device = next(model.parameters()).device
+        self._rotations: dict[Any, FunctionType | None] = {}
+        self._placed = Placed(model, self._way)
+
+    def __call__(self) -> AbstractContextManager[None]:
+        """Until the block ends; one at a time, and only in this thread."""
+        return self._placed()
+
+    def _way(self, module: nn.Module) -> Forward | None:
+        """What equals the module's own forward, from the parameters that it has when called; None: its own."""
+        for kind, find in (("norms", self._norm), ("gated", self._gated), ("rotations", self._rotation)):
+            if (way := find(module)) is not None:
+                self.counts[kind] += 1
+                return way if kind == "rotations" else _of_one(way, module)
+        return None
+
+    def _norm(self, module: nn.Module) -> Forward | None:
+        if (found := norm_of(module)) is None:
+            return None
+        (form, epsilon), own, ordinary = found, module._parameters, type(module).forward
+
+        def way(x: Tensor) -> Tensor:
+            weight: Any = own["weight"]
+            # Gemma 3 norms its heads transposed: their rows are dense, too, in another order.
+            dense = x.is_contiguous() or (x.ndim == 4 and x.transpose(1, 2).is_contiguous())
+            if not (dense and self._fits(x, weight) and x.dtype == weight.dtype):
+                return ordinary(module, x)
+            return self.kernels.norm(x, weight, epsilon, form)
+        return way
+
+    def _gated(self, module: nn.Module) -> Forward | None:
+        if (activation := gate_of(module)) is None:
+            return None
+        parts: Any = module._modules
+
+        def way(x: Tensor) -> Tensor:
+            if "gate_up_proj" in parts:
+                gate, up = parts["gate_up_proj"](x).chunk(2, dim=-1)
+            else:
+                gate, up = parts["gate_proj"](x), parts["up_proj"](x)
+            if self._fits(gate, up) and gate.dtype == up.dtype:
+                return parts["down_proj"](self.kernels.gated(gate, up, activation))
+            return parts["down_proj"](ACTIVATIONS[activation](gate) * up)
+        return way
+
+    def _rotation(self, module: nn.Module) -> Forward | None:
+        """The module's forward, but for the name of the rotation in it: the library's functions stay what they are."""
+        ordinary = type(module).forward
+        if ordinary not in self._rotations:
+            self._rotations[ordinary] = self._rotating(ordinary, dtype_of(module))
+        with_ours = self._rotations[ordinary]
+        return None if with_ours is None else partial(with_ours, module)
+
+    def _rotating(self, ordinary: Any, dtype: torch.dtype) -> FunctionType | None:
+        if not (isinstance(ordinary, FunctionType) and ROTARY in ordinary.__code__.co_names):
+            return None
+        library: Any = ordinary.__globals__.get(ROTARY)
+        if not (tables := tables_of(library, dtype)):
+            return None
+
+        def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            shape = (1, q.shape[2], q.shape[3])
+            if (args or named or not self._fits(q, k, cos, sin) or cos.dtype not in tables or sin.dtype != cos.dtype
+                    or q.dtype != dtype or k.dtype != dtype or len(q) != 1 or k.shape[2:] != q.shape[2:]
+                    or cos.shape != shape or sin.shape != shape):
+                return library(q, k, cos, sin, *args, **named)
+            return self.kernels.rotary(q, k, cos, sin)
+
+        ours = FunctionType(ordinary.__code__, ordinary.__globals__ | {ROTARY: rotary}, ordinary.__name__,
+                            ordinary.__defaults__, ordinary.__closure__)
+        ours.__kwdefaults__ = ordinary.__kwdefaults__
+        return ours
+
+    def _fits(self, *tensors: Tensor) -> bool:
+        return not torch.is_grad_enabled() and all(t.device == self._device and t.dtype in DTYPES and t.stride(-1) == 1
+                                                   for t in tensors)
+
+
+def _of_one(way: Callable[[Tensor], Tensor], module: nn.Module) -> Forward:
+    """`way` of the one argument with which it was shown; with others, the module's own."""
+    ordinary = type(module).forward
+    return lambda *args, **named: (way(*args) if len(args) == 1 and not named else ordinary(module, *args, **named))
+
+
+@cache
+def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
+    """Triton's, compiled and compared with torch on this device once, or why there are none."""
+    if device.type != "cuda":
+        return NotBuilt(f"they are for CUDA, and the model is on {device.type}")
+    try:
+        from triton.errors import TritonError
+
+        from longgraft.kernels import fused_triton
+    except ImportError as error:
+        return NotBuilt(f"triton cannot be imported ({error})")
+    try:
+        wrong = wrong_ones(fused_triton, device, dtype)
+    except (TritonError, RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return NotBuilt(f"triton could not compile them ({reason})")
+    return NotBuilt(f"{', '.join(wrong)} computed something else than torch") if wrong else fused_triton
+
+
+@torch.no_grad()
+def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """The names of those that say something else than torch on this device, by more than rounding."""
+    x, gate, up = numbers(3, 3, 2100, dtype=dtype, seed=0).to(device)
+    weight, (cos, sin) = 1 + up[0], numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)
+    q, k = numbers(1, 3, 6, 24, dtype=dtype, seed=2).to(device).transpose(1, 2).split([4, 2], dim=1)
+    rows, buffers = torch.tensor([5, 0, 2], device=device), [torch.zeros(1, 2, 7, 24, dtype=dtype, device=device)] * 2
+    pairs = {f"{form} norm": (kernels.norm(x, weight, 1e-6, form), norm(x, weight, 1e-6))
+             for form, norm in NORMS.items()}
+    pairs |= {name: (kernels.gated(gate, up, name), act(gate) * up) for name, act in ACTIVATIONS.items()}
+    for name, said, given in zip(("rotated q", "rotated k"), kernels.rotary(q, k, cos, sin), (q, k), strict=True):
+        pairs[name] = said, turned(given, cos, sin)
+    keys, values = (each.clone() for each in buffers)
+    kernels.write(keys, values, k, -k, rows)
+    pairs["written rows"] = torch.cat([keys, values]), torch.cat(
+        [each.index_copy(2, rows, new) for each, new in zip(buffers, (k, -k), strict=True)])
+    near = max(4 * torch.finfo(dtype).eps, 4e-6)
+    return [name for name, (said, expected) in pairs.items() if not torch.allclose(said, expected, near, near)]
+
+
+def fused(model: nn.Module) -> Fused | NotBuilt:
+    """For this model where it is, or why not."""
+    parameter = next(model.parameters())
+    kernels = kernels_for(parameter.device, parameter.dtype)
+    return kernels if isinstance(kernels, NotBuilt) else Fused(model, kernels)

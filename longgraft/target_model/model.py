@@ -1,0 +1,270 @@
+"""An unmodified transformers causal LM that runs on a tree or a prompt chunk and reports.
+
+Knows transformers' attention interface and hooks; knows no method.  Nothing is left on the model: attention,
+hooks and cache belong to one `run`, and are taken back when it ends, also by an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+
+from longgraft.attention.backends import BACKENDS, choose, fixed_backend
+from longgraft.attention.layout import Layout
+from longgraft.engine.text import digest
+from longgraft.kernels.cpu import MOST, Engaged, FewRows
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.devices import sent
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
+from longgraft.target_model.fused_modules import Fused, Kernels
+from longgraft.target_model.supported import refuse
+from longgraft.target_model.weights import sample
+from longgraft.trees.tree import ProposalTree
+
+TOPK_ROWS = 256     # rows of prompt logits that exist at once
+# Of a configuration what no row depends on: where it lies, who wrote it, how it is run, and what ids mean to others.
+UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
+                    r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A tree or a prompt chunk to run on, written behind the committed rows of its cache.
+
+    logits: whose are returned: "all" nodes', the "last" one's or "none".
+    ranked: [r] int64 on the host, the nodes whose top-k is reported, where any is wanted; None: all.
+    """
+
+    tree: ProposalTree
+    cache: KVCache
+    logits: Literal["all", "last", "none"] = "all"
+    ranked: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [r, K] int32 of the r
+    ranked ones, hidden (layer -> [n, H]), final [n, H] and queries (layer -> [Hq, w, D]) of all nodes, or of the last
+    ones where not all logits are returned.  Made in inference mode: to be read, and copied before they are written
+    to."""
+
+    logits: Tensor
+    topk: Tensor | None
+    hidden: Mapping[int, Tensor]
+    final: Tensor | None
+    queries: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Target:
+    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once; kernels: compiled
+    ones, for passes of few rows on a CPU; fused: what passes of fixed shape compute in fewer launches."""
+
+    model: Any
+    name: str = "target"
+    attention: str = "auto"
+    kernels: FewRows | None = None
+    fused: Fused | None = None
+    _configs: list[Any] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        refuse(self.model.config, self.name, type(self.model))
+        if self.model.training:
+            raise ValueError(f"{self.name} is in training mode, where dropout makes it say something else each "
+                             "time. Call model.eval() first.")
+        if any(p.is_meta for p in self.model.parameters()):
+            raise ValueError(f"{self.name} is on the meta device, so it has no weights. Load it onto a real one.")
+        if len(devices := {p.device for p in self.model.parameters()}) > 1:
+            raise ValueError(f"{self.name} is spread over {', '.join(sorted(map(str, devices)))}; longgraft needs it "
+                             "on one device. Load it without device_map, or in a smaller dtype.")
+        self.attention = choose(self.attention, self.device, self.dtype)
+        owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
+        self._configs = list({id(m.config): m.config for m in owners}.values())
+        self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
+        self._few = None if self.kernels is None else Engaged(self.model, self.kernels)
+
+    @cached_property
+    def config(self) -> PretrainedConfig:
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def fused_kernels(self) -> Kernels | None:
+        """What passes of fixed shape, also a drafter's, compute small functions by; None: the model's own."""
+        return None if self.fused is None else self.fused.kernels
+
+    @property
+    def head(self) -> nn.Linear:
+        """The output embedding, [V, H]."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head.weight.shape[0]
+
+    @cached_property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers."""
+        lists = [m for m in self.model.get_decoder().modules()
+                 if isinstance(m, nn.ModuleList) and len(m) == self.config.num_hidden_layers]
+        if not lists:
+            raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was found.")
+        return lists[0]
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What rows of its cache depend on, beside the tokens."""
+        config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
+        return {"dtype": str(self.dtype)[6:], "rope": json.dumps(config.pop("rope_parameters", None), sort_keys=True),
+                "configuration": digest(json.dumps(config, sort_keys=True, default=str)),
+                "weights": digest(sample(self.model))}
+
+    def cache(self, capacity: int) -> KVCache:
+        """An empty cache of this model's layers."""
+        c = self.config
+        shared = getattr(c, "num_kv_shared_layers", None) or 0      # Gemma 3n: the last layers write no rows
+        kinds = list(getattr(c, "layer_types", None) or [""] * c.num_hidden_layers)
+        return KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared)
+
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        c = self.config
+        size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+        return 2 * c.num_hidden_layers * heads * size * self.dtype.itemsize
+
+    def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
+        """One report per segment; today each is a pass of its own, so that a single one costs one pass."""
+        return [self._pass(segment, wants) for segment in segments]
+
+    @torch.inference_mode()
+    def _pass(self, segment: Segment, wants: Wants) -> Report:
+        """A chain needs no mask, whatever is returned of it.
+
+        Where not all logits are, top-k is taken block by block, so that no [n, V] exists; it reads the output
+        embedding's product directly, which orders tokens as the logits do (soft-caps and scales are monotone).
+        """
+        tree, cache = segment.tree, segment.cache
+        n = len(tree)
+        depths = torch.arange(n) if tree.is_chain else tree.depths
+        few = self._few if n <= MOST else None
+        # Another backend than what the kernels fall back to was asked for by name.
+        backend = few.kernels.attention if few and self.attention == "split" else self._backend
+        last_queries = n if wants.queries and segment.logits == "all" else wants.queries
+        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend,
+                  last_queries)
+        record = sent(torch.stack([tree.tokens, cache.position + depths]), self.device)
+        # For transformers 0 is all.  Indices, made on the device: for a number some models leave rows out (Gemma 4).
+        first = {"last": n - 1, "none": n}
+        kept = 0 if segment.logits == "all" else torch.arange(first[segment.logits], n, device=self.device)
+        by_block = wants.topk > 0 and segment.logits != "all"
+        with ExitStack() as stack:
+            stack.enter_context(self.engaged(run))
+            if few:
+                stack.enter_context(few())
+            hidden = stack.enter_context(self.inputs_of(wants.layers))
+            last = stack.enter_context(self.last_hidden()) if by_block or wants.final else {}
+            out = self.model(
+                input_ids=record[:1], position_ids=record[1:],
+                attention_mask=None,        # the model's own, by `interface.mask`: its windows
+                past_key_values=cache, use_cache=True, logits_to_keep=kept)
+        self.check(run)
+        logits, topk = out.logits[0], None
+        if wants.topk:
+            taken = last["hidden"] if by_block else logits
+            if segment.ranked is not None:
+                taken = taken[sent(segment.ranked, self.device)]
+            topk = self._topk(taken, wants.topk) if by_block else best(taken, wants.topk)
+        return Report(logits, topk, {layer: rows[0] for layer, rows in hidden.items()},
+                      last["hidden"] if wants.final else None, run.queries)
+
+    def check(self, run: Run) -> None:
+        """ValueError where a layer went round our attention."""
+        if run.calls != self.config.num_hidden_layers:
+            raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
+                             "attention interface, so its tree mask would be ignored. This model cannot be used.")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final hidden states [.., Ht] -> the model's logits [.., V], soft-capped or scaled as its family does."""
+        logits, c = self.head(hidden), self.config
+        if cap := getattr(c, "final_logit_softcapping", None):      # Gemma
+            logits = cap * torch.tanh(logits / cap)
+        return logits * getattr(c, "logit_scale", 1.0) / getattr(c, "logits_scaling", 1.0)     # Cohere, Granite
+
+    def _topk(self, hidden: Tensor, k: int) -> Tensor:
+        """hidden [n, H] -> [n, K] int32."""
+        return torch.cat([best(self.head(block), k) for block in hidden.split(TOPK_ROWS)])
+
+    @contextmanager
+    def engaged(self, run: Run) -> Iterator[None]:
+        """Our attention in place of the model's, until the block ends; one pass at a time on one model."""
+        AttentionInterface.register(NAME, attention)
+        AttentionMaskInterface.register(NAME, mask)
+        with lock_of(self.model):
+            before = [config._attn_implementation_internal for config in self._configs]
+            token = RUNNING.set(run)
+            try:
+                for config in self._configs:
+                    config._attn_implementation_internal = NAME
+                yield
+            finally:
+                RUNNING.reset(token)
+                for config, name in zip(self._configs, before, strict=True):
+                    config._attn_implementation_internal = name
+
+    @contextmanager
+    def inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+        """Hidden states [B, n, H] that enter these layers: transformers' hidden_states[index]."""
+        taken: dict[int, Tensor] = {}
+        handles = []
+
+        def take(index: int) -> Any:
+            def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
+                taken[index] = args[0] if args else kwargs["hidden_states"]
+            return hook
+
+        try:
+            layers = self.layers if indices else nn.ModuleList()
+            for index in indices:
+                handles.append(layers[index].register_forward_pre_hook(take(index), with_kwargs=True))
+            yield taken
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def last_hidden(self) -> Iterator[dict[str, Tensor]]:
+        """The decoder's output [n, H], after its final norm."""
+        taken: dict[str, Tensor] = {}
+        handle = self.model.get_decoder().register_forward_hook(
+            lambda _, __, out: taken.__setitem__("hidden", out[0][0]))
+        try:
+            yield taken
+        finally:
+            handle.remove()
+
+
+def best(logits: Tensor, k: int) -> Tensor:
+    """[n, V] -> [n, K] int32, best first."""
+    return logits.topk(min(k, logits.shape[-1]), dim=-1).indices.int()

@@ -1,0 +1,120 @@
+"""The target's pass over a fixed number of rows, whose numbers are all on the device: what is launched is the same for
+every prefix and every tree, so that it can be recorded once and replayed.
+
+Knows target, cache, padded trees and what a draw is; knows no rule by name and no method.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from longgraft.acceptance.rules import DrawThenWalk
+from longgraft.attention.backends import available
+from longgraft.attention.layout import DeviceLayout
+from longgraft.protocol.observation import Walked, Wants
+from longgraft.runtime.cuda_graphs import Regions
+from longgraft.runtime.devices import sent
+from longgraft.runtime.kv_cache import KVCache, index_copy
+from longgraft.target_model.attention_interface import Run
+from longgraft.target_model.model import Report, Target, best
+from longgraft.trees.padded import FIELDS, PaddedTree, Tree
+from longgraft.trees.tree import ProposalTree
+
+NUMBERS = 2     # behind the tree's record: rows of the prefix, and position of the root
+
+
+def why_not_fixed(attention: str) -> str:
+    """Why passes cannot be of fixed shape where this attention was asked for; "" where nothing speaks against it."""
+    if attention not in ("auto", "triton"):
+        return f"attention {attention} reads the length on the host"
+    return available()["triton"]
+
+
+class FixedPass:
+    """`rows` nodes on one cache: `load` a tree, `forward`, `settle`.
+
+    Logits and top-k are those of all rows; dead rows see the prefix and themselves, and are never walked to.
+    """
+
+    def __init__(self, target: Target, cache: KVCache, rows: int, wants: Wants, regions: Regions) -> None:
+        self.target, self.cache, self.rows, self.wants, self.regions = target, cache, rows, wants, regions
+        device = target.device
+        self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
+        self.chance, self.draws = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self.places = torch.arange(rows, device=device)
+
+    def load(self, tree: Tree) -> None:
+        """One copy of all that the pass needs to know; of a tree that is on the device already, its numbers alone."""
+        numbers = torch.tensor([self.cache.length, self.cache.position])
+        if isinstance(tree, ProposalTree):
+            record = torch.cat([PaddedTree.pack(tree, self.rows).flatten(), numbers])
+            self.inputs.copy_(sent(record, self.inputs.device))
+        else:
+            self.inputs[:-NUMBERS] = tree.record().flatten()
+            self.inputs[-NUMBERS:] = sent(numbers, self.inputs.device)
+
+    def forward(self) -> tuple[Report, Tensor]:
+        """(report of all rows, absolute positions [n] int64 of the tokens that follow them)."""
+        return self.regions((self, "forward"), self._forward)
+
+    def _forward(self) -> tuple[Report, Tensor]:
+        target, tree = self.target, self._tree()
+        length, position = self.inputs[-NUMBERS:].split(1)
+        layout = DeviceLayout.of(length, tree.depths, tree.depths, tree.ancestors)
+        run = Run(layout, target.fixed_backend)
+        positions = position + tree.depths
+        with ExitStack() as stack:
+            stack.enter_context(target.engaged(run))
+            if target.fused is not None:
+                stack.enter_context(target.fused())
+            write = index_copy if target.fused_kernels is None else target.fused_kernels.write
+            stack.enter_context(self.cache.at(length + self.places, write))
+            hidden = stack.enter_context(target.inputs_of(self.wants.layers))
+            last = stack.enter_context(target.last_hidden()) if self.wants.final else {}
+            out = target.model(input_ids=tree.tokens[None], position_ids=positions[None], attention_mask=None,
+                               past_key_values=self.cache, use_cache=True, logits_to_keep=0)
+        target.check(run)
+        logits = out.logits[0]
+        topk = best(logits, self.wants.topk) if self.wants.topk else None
+        hidden = {layer: rows[0] for layer, rows in hidden.items()}
+        return Report(logits, topk, hidden, last.get("hidden")), positions + 1
+
+    def settle(self, report: Report, positions: Tensor, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
+        """Draw one token per node, walk, and commit the path's rows of the cache, whose length is the host's to raise.
+
+        (the walk, the report's hidden and final rows in the path's order, what the host needs [m] int64: the tree's
+        record, the path, its length and the token that follows)
+        """
+        self.chance.copy_(rule.chance(positions))
+        self.regions.latest((self, "draw"), rule.law,
+                            lambda: self.draws.copy_(rule.choose(report.logits, self.chance)))
+        walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
+        self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.places, moved))
+        return walked, kept, record
+
+    def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
+        tree = self._tree()
+        path, length, following = tree.walk(self.draws)
+        nodes = torch.where(path < 0, self.places, path)        # what is not kept stays where it is
+        moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
+        kept = Report(report.logits, report.topk, {layer: rows[nodes] for layer, rows in report.hidden.items()},
+                      None if report.final is None else report.final[nodes])
+        record = torch.cat([self.inputs[:-NUMBERS], path, length, following])
+        return Walked(tree, path, length, report.topk), kept, record, moved
+
+    def told(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
+        """(the tree that was loaded, the rows of its nodes, its path, the next token), all of them on the host: the
+        step's one wait."""
+        fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
+        fields, path = fields.view(FIELDS, self.rows), path[:int(length)]
+        live = PaddedTree.unpack(fields).live
+        if isinstance(tree, PaddedTree):
+            path = (live.cumsum(0) - 1)[path]
+            tree = PaddedTree.host(fields, tree.stage)
+        return tree, live.nonzero().flatten(), path, int(following)
+
+    def _tree(self) -> PaddedTree:
+        return PaddedTree.unpack(self.inputs[:-NUMBERS].view(FIELDS, self.rows))

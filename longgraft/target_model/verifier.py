@@ -1,0 +1,114 @@
+"""One target pass over a prompt chunk or a proposal: draw, walk, keep the path, report.
+
+Knows target, cache and acceptance; knows no method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from longgraft.acceptance.rejection import Rejection
+from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk, Sampled
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.devices import sent
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.static_pass import FixedPass
+from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
+from longgraft.trees.tree import ROOT, ProposalTree
+
+
+@dataclass
+class Verifier:
+    """Owns the target's cache for one request.
+
+    regions: where they are fixed, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are
+             wanted
+    """
+
+    target: Target
+    cache: KVCache
+    rule: AcceptanceRule
+    clock: Clock
+    regions: Regions = EAGER
+
+    def read(self, chunk: Tensor, wants: Wants, following: int | None = None,
+             ranked: Tensor | None = None) -> Observation:
+        """chunk [n] int64 of a prompt, kept whole.
+
+        following: the prompt's next token; None: it ends, one is drawn.  ranked: as `Segment`'s.
+        """
+        tree, path = ProposalTree.chain(chunk, origin=ROOT), torch.arange(len(chunk))
+        wants = replace(wants, queries=max(wants.queries, wants.prompt_queries))
+        with self.clock.part("verify"):
+            logits: Literal["last", "none"] = "last" if following is None else "none"
+            report, = self.target.run([Segment(tree, self.cache, logits, ranked)], wants)
+        self.cache.keep(path)
+        if following is None:
+            with self.clock.part("accept"):
+                last = ProposalTree.root_only(int(chunk[-1]))
+                _, following = self.rule(last, report.logits, torch.tensor([self.cache.position]))
+        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True,
+                           ranked=ranked, cache=self.cache if wants.cache else None, queries=report.queries)
+
+    def verify(self, tree: Tree, wants: Wants) -> Observation:
+        """The accepted path of `tree` is committed; what the target saw is returned."""
+        since = self.clock.now(wait=False)
+        drawn = isinstance(tree, ProposalTree) and tree.law is not None
+        fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn
+        if self.regions.fixed and fits and isinstance(self.rule, DrawThenWalk):
+            seen = self._fixed(tree, wants, self.rule)
+        else:
+            seen = self._as_it_comes(on_host(tree), wants)
+        # The walk has waited for the device: what was launched before is done.
+        return replace(seen, seconds=self.clock.now(wait=False) - since)
+
+    def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
+        """A draft that was drawn by chances of its own cannot be walked without loss of what they are worth."""
+        return Rejection(self.rule) if tree.law is not None and isinstance(self.rule, Sampled) else self.rule
+
+    def _as_it_comes(self, tree: ProposalTree, wants: Wants) -> Observation:
+        with self.clock.part("verify"):
+            report, = self.target.run([Segment(tree, self.cache)], wants)
+        with self.clock.part("accept"):
+            path, next_token = self._rule_of(tree)(tree, report.logits, self.cache.position + 1 + tree.depths)
+            self.cache.keep(path)
+            hidden, final = dict(report.hidden), report.final
+            if len(path) < len(tree) and (hidden or final is not None):
+                nodes = sent(path, report.logits.device)
+                hidden = {layer: rows[nodes] for layer, rows in hidden.items()}
+                final = None if final is None else final[nodes]
+            last = sent(path[-wants.queries:], report.logits.device) if wants.queries else None
+            queries = {layer: rows[:, last] for layer, rows in report.queries.items()}
+        return Observation(tree, path, next_token, report.topk, hidden, final,
+                           cache=self.cache if wants.cache else None, queries=queries)
+
+    @torch.inference_mode()
+    def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Observation:
+        rows = tree.rows if isinstance(tree, PaddedTree) else size_of(len(tree))
+        key = self.cache, self.cache.age, rows, wants
+        fixed = self.regions.kept(key, lambda: FixedPass(self.target, self.cache, rows, wants, self.regions))
+        with self.clock.part("verify"):
+            fixed.load(tree)
+            report, positions = fixed.forward()
+        with self.clock.part("accept"):
+            walked, kept, record = fixed.settle(report, positions, rule)
+            host, nodes, path, next_token = fixed.told(record, tree)
+            a = len(path)
+            self.cache.length += a
+        # The next pass writes to what this one reported.
+        return Observation(host, path, next_token, None if report.topk is None else _taken(report.topk, nodes),
+                           {layer: rows[:a].clone() for layer, rows in kept.hidden.items()},
+                           None if kept.final is None else kept.final[:a].clone(), walked=walked,
+                           cache=self.cache if wants.cache else None)
+
+
+def _taken(rows: Tensor, nodes: Tensor) -> Tensor:
+    """A copy of these rows, ascending, which on the host are known to be the first ones mostly."""
+    return rows[:len(nodes)].clone() if nodes[-1] == len(nodes) - 1 else rows[sent(nodes, rows.device)]

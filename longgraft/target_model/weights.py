@@ -1,0 +1,154 @@
+"""A target's configuration, tokenizer and weights from a folder or a hub id: whole and finite, or not at all.
+
+Knows transformers' loading and what it forgives; knows no decoding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from torch import nn
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+from longgraft.engine.text import digest
+from longgraft.target_model.supported import refuse
+
+BLOCK = 1 << 24     # numbers that are summed at once: half formats are widened for it
+SAMPLED = 64        # values of a tensor
+NAMED = 3           # tensors that a message names
+_PLACE = "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
+
+
+def read_config(path: str, name: str) -> PretrainedConfig:
+    """The configuration of a model that can be decoded here; ValueError by name and reason for any other."""
+    with _reading(f"Model {name!r}", _PLACE):
+        declared, _ = PretrainedConfig.get_config_dict(path)
+        kind = declared.get("model_type")
+        if "auto_map" in declared and kind not in CONFIG_MAPPING:
+            raise ValueError(f"its type {kind!r} comes with code of its own, which longgraft never runs")
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    refuse(config, name)
+    return config
+
+
+def read_tokenizer(path: str, name: str) -> Any:
+    """The model's tokenizer; transformers makes some up where the files are missing, with special tokens only."""
+    with _reading(f"The tokenizer of {name!r}", "Give a folder or hub id that holds the tokenizer's files too, or "
+                                                 "(model, None) to decode token ids."):
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        if len(tokenizer.get_vocab()) <= len(tokenizer.get_added_vocab()):
+            raise ValueError("its files are missing, or hold no words")
+    return tokenizer
+
+
+def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model on the CPU, in eval mode; ValueError names tensors that lack, do not fit or are not finite."""
+    with _quiet(), _reading(f"Model {name!r}", "Give whole weights of this model, as safetensors."):
+        # Sizes are compared below, where they can be named.
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
+            ignore_mismatched_sizes=True)
+        model, found = read
+    _check_names(model, found, name)
+    check_finite(model, name)
+    return model.eval()
+
+
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """ValueError names the tensors that hold NaN or infinity."""
+    floats = {key: t for key, t in model.state_dict().items() if t.is_floating_point() and t.itemsize > 1}
+    # One read and one sync: a sum shows whatever is not finite.  A sum may also overflow, so the few are looked at.
+    sums = torch.stack([torch.stack([block.sum(dtype=torch.float32) for block in t.flatten().split(BLOCK)]).sum()
+                        for t in floats.values()])
+    suspects = [key for key, finite in zip(floats, sums.isfinite().tolist(), strict=True) if not finite]
+    if broken := [key for key in suspects if not floats[key].isfinite().all()]:
+        dtype = floats[broken[0]].dtype
+        raise ValueError(f"{name} holds NaN or infinite numbers in {_named(broken)}, read as {str(dtype)[6:]}.\n"
+                         "Its answers would mean nothing. Fetch the weights again, or load them as bfloat16 or float32 "
+                         "where float16 is too small for them.")
+
+
+def sample(module: nn.Module) -> list[Any]:
+    """Shapes, and a few values of every tensor: of two modules that were trained apart they differ; a few
+    changed rows of one tensor may not be among them."""
+    shapes = [tuple(t.shape) for t in module.parameters()]
+    values = [t.detach().flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in module.parameters()]
+    return [shapes, torch.cat(values).tolist()]
+
+
+def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
+    """What a drafter's rows depend on, beside the tokens and the target.  window: that its slots see; None: all."""
+    config = network.config
+    return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
+
+
+def _check_names(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:
+    """What transformers fills with random numbers or drops.  Tied weights and known leftovers it has taken out."""
+    advice = "config.json and the weights do not belong together, or a file is missing; fetch both again."
+    if shapes := {key: (saved, made) for key, saved, made in found["mismatched_keys"]}:
+        first = min(shapes)
+        saved, made = (list(shape) for shape in shapes[first])
+        raise ValueError(f"{name}: {first} is {saved} in the weights and {made} by config.json "
+                         f"({len(shapes)} differ).\n{advice}")
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"{name}: the weights lack {_named(missing)}.\n{advice}")
+    stems = {_stem(key) for key in model.state_dict()} - {""}
+    if extra := sorted(key for key in found["unexpected_keys"] if _stem(key) in stems):
+        raise ValueError(f"{name}: the weights hold {_named(extra)}, which its configuration does not have.\n{advice}")
+
+
+def _stem(key: str) -> str:
+    """What comes before the number of a layer: what is unexpected elsewhere (a head for scores) is no contradiction."""
+    numbered = re.match(r"(.*?)\.\d+\.", key)
+    return numbered[1] if numbered else ""
+
+
+def _named(keys: Collection[str]) -> str:
+    first = list(keys)[:NAMED]
+    return ", ".join(first) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")
+
+
+@contextmanager
+def _reading(what: str, advice: str) -> Iterator[None]:
+    """ValueError, one sentence and an advice, for whatever transformers, safetensors or pickle raise over files."""
+    try:
+        yield
+    except ImportError:
+        raise       # names the package that is missing
+    # Broken files end in SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: no type is common.
+    except Exception as error:
+        said = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        raise ValueError(f"{what} could not be loaded: {kind}{said}.\n{advice}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without its bar and its table of random weights, which are an error here; downloads keep theirs."""
+    bars, downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    verbosity = logging.get_verbosity()
+    logging.disable_progress_bar()
+    if downloads:
+        enable_progress_bars()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if not downloads:
+            disable_progress_bars()

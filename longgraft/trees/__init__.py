@@ -1,0 +1,1 @@
+"""Guesses as values: proposal trees, padded trees of the device, templates and tries."""

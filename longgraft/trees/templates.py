@@ -1,0 +1,170 @@
+"""Static shapes of retrieved trees: a path `r1 r2 ..` is the r1-th successor of the root, then its r2-th, ...
+
+Knows ranks; knows no token and no matrix.  Sources: Graft (arXiv 2605.20104), Table 7's counts; Token
+Recycling (arXiv 2408.08696), its published tree.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+from torch import Tensor
+
+Path = tuple[int, ...]
+WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # per rank: docs/choices.md, templates
+WIDEST, DEEPEST = len(WEIGHTS), 9
+STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}
+SMALL: dict[int, tuple[Path, ...]] = {      # serving trees: docs/choices.md, templates
+    3: ((0,), (1,), (0, 0)), 5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
+    6: ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))}
+# Children per path of the authors' tree (2408.08696); paths that are not listed have none.
+RECYCLING = {
+    "": 8, "0": 8, "1": 4, "2": 3, "3": 2, "4": 1, "5": 1, "6": 1, "7": 1,
+    "00": 8, "01": 3, "02": 2, "03": 1, "04": 1, "05": 1, "06": 1, "07": 1, "10": 2, "11": 1, "20": 1,
+    "30": 1, "40": 1, "50": 1,
+    "000": 5, "001": 2, "002": 1, "003": 1, "004": 1, "010": 1, "020": 1, "100": 1, "200": 1, "300": 1,
+    "0000": 3, "0001": 1, "0002": 1, "0010": 1, "0100": 1, "1000": 1, "00000": 2, "00010": 1}
+
+
+@dataclass(frozen=True)
+class Template:
+    """paths: the nodes below the root, in the order of their worth, parents before children."""
+
+    paths: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """[N + 1] tree indices, the root first with -1."""
+        place = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
+        return [-1] + [place[path[:-1]] for path in self.paths]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """[N + 1] each node's rank among its parent's successors, the root first with -1."""
+        return [-1] + [path[-1] for path in self.paths]
+
+    @property
+    def counts(self) -> list[int]:
+        """Nodes per depth, from 1."""
+        return [sum(len(path) == depth for path in self.paths) for depth in range(1, max(map(len, self.paths)) + 1)]
+
+    def levels(self, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Per depth: (nodes, their parents, their ranks), index tensors on `device`."""
+        return _levels(self, device)
+
+
+@cache
+def _levels(template: Template, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+    out = []
+    for depth in range(1, max(map(len, template.paths), default=0) + 1):
+        nodes = [i for i, path in enumerate(template.paths) if len(path) == depth]
+        out.append(tuple(torch.tensor(column, device=device) for column in (
+            [i + 1 for i in nodes], [template.parents[i + 1] for i in nodes],
+            [template.ranks[i + 1] for i in nodes])))
+    return out      # type: ignore[return-value]
+
+
+@cache
+def graft_templates() -> dict[str, Template]:
+    """full, d0, d1 and d5: docs/choices.md, templates."""
+    text = importlib.resources.files("longgraft.trees").joinpath("graft_templates.json").read_text("utf-8")
+    return {name: Template(tuple(tuple(path) for path in json.loads(text)[name])) for name in STAGES}
+
+
+@cache
+def token_recycling() -> Template:
+    """The 80 nodes of Token Recycling's tree, by depth, then lexicographic."""
+    paths = [(*tuple(map(int, parent)), rank) for parent, n in RECYCLING.items() for rank in range(n)]
+    return Template(tuple(sorted(paths, key=lambda path: (len(path), path))))
+
+
+@cache
+def chain(length: int) -> Template:
+    """The most preferred successor, `length` times."""
+    return Template(tuple((0,) * depth for depth in range(1, length + 1)))
+
+
+@cache
+def for_slots(n: int) -> Template:
+    """The template of exactly n nodes: a stage's own, a small serving tree, or the nearest stage scaled."""
+    for name, size in STAGES.items():
+        if n == size:
+            return graft_templates()[name]
+    if n in SMALL:
+        return Template(SMALL[n])
+    return _fill(_scaled(n))
+
+
+@cache
+def envelope(slots: int) -> Template:
+    """`for_slots(slots)`, then the rest of the full template: the order in which slots are filled
+    (docs/choices.md, duplicates)."""
+    return _followed(for_slots(slots), graft_templates()["full"])
+
+
+@cache
+def bounded(slots: int, depth: int, width: int) -> Template:
+    """`envelope` with at most `depth` tokens in a row and `width` successors of a token, of as many nodes where these
+    bounds leave room for them (Figure 6).  Deeper than Table 7's nine, its last layer is repeated."""
+    if (depth, width) == (DEEPEST, WIDEST):
+        return envelope(slots)
+    return _followed(*(_fill(_scaled(n, depth, width), width) for n in (slots, STAGES["full"])))
+
+
+def _followed(first: Template, more: Template) -> Template:
+    known = set(first.paths)
+    return Template(first.paths + tuple(path for path in more.paths if path not in known))
+
+
+def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int]:
+    """Nodes per depth: the nearest stage's counts times n / size, by largest remainder, sum n.
+
+    deepest, width: bounds, None for no bound; under bounds that leave too little room, the sum is less than n.
+    """
+    name = min(STAGES, key=lambda stage: abs(STAGES[stage] - n))
+    counts = graft_templates()[name].counts
+    if deepest is not None:
+        counts = (counts + [counts[-1]] * deepest)[:deepest]
+    exact = [count * n / sum(counts) for count in counts]
+    scaled = [int(x) for x in exact]
+    for depth in sorted(range(len(exact)), key=lambda d: (scaled[d] - exact[d], d))[:n - sum(scaled)]:
+        scaled[depth] += 1
+    # No layer may exceed what its parents can have; what does not fit goes to shallower or deeper layers.
+    rest = 0
+    for depth in range(len(scaled)):
+        most = width * (scaled[depth - 1] if depth else 1)
+        over = max(0, scaled[depth] - most)
+        scaled[depth] -= over
+        if over and depth + 1 < len(scaled):
+            scaled[depth + 1] += over
+        elif over and deepest is None:
+            scaled.append(over)
+        else:
+            rest += over
+    if 0 in scaled:     # an empty layer ends the tree: what lay behind it widens the layers before
+        end = scaled.index(0)
+        scaled, rest = scaled[:end], rest + sum(scaled[end:])
+    for depth in range(len(scaled)):
+        room = min(rest, width * (scaled[depth - 1] if depth else 1) - scaled[depth])
+        scaled[depth] += room
+        rest -= room
+    return scaled if deepest is not None else scaled + [1] * rest
+
+
+def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:
+    """Layer by layer the candidates of largest weight whose parent is in, contiguous ranks."""
+    layer: list[tuple[float, Path]] = [(1.0, ())]
+    paths: list[Path] = []
+    for count in counts:
+        candidates = [(weight * w, (*path, rank)) for weight, path in layer for rank, w in enumerate(WEIGHTS[:width])]
+        layer = sorted(candidates, key=lambda c: (-c[0], c[1]))[:count]
+        paths += sorted(path for _, path in layer)
+    return Template(tuple(paths))

@@ -1,0 +1,47 @@
+"""A tree made of chains, merged where they begin alike.  Knows tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
+
+
+class Trie:
+    """A root, and retrieved nodes below it, as many as `budget` allows, the root included."""
+
+    def __init__(self, root: int, budget: int) -> None:
+        self.budget = budget
+        self._tokens, self._parents, self._match = [root], [-1], [0]
+        self._children: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, chain: Iterable[int], at: int = 0, match: int = 0) -> int:
+        """The node of the chain's last token, below node `at`; of the last that there was room for.
+
+        A node that is there already takes no slot.  match: as a `ProposalTree` has it, of the nodes that are new.
+        """
+        for token in chain:
+            node = self._children.get((at, token))
+            if node is None:
+                if len(self) == self.budget:
+                    break
+                node = self._children[at, token] = len(self)
+                self._tokens.append(token)
+                self._parents.append(at)
+                self._match.append(match)
+            at = node
+        return at
+
+    def tree(self) -> ProposalTree:
+        """What was added, in its order."""
+        n = len(self) - 1
+        scores = torch.full((n + 1,), float("nan"))
+        scores[0] = 0.0
+        origin = torch.tensor([ROOT] + [RETRIEVED] * n, dtype=torch.int8)
+        return ProposalTree(torch.tensor(self._tokens), torch.tensor(self._parents), scores, origin,
+                            match=torch.tensor(self._match))
