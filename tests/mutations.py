@@ -8,11 +8,13 @@ nor anything of the checkout but the tests.  Knows files and pytest; which error
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import sys
 import tempfile
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -30,6 +32,26 @@ from planted import MUTATIONS, Mutation
 ROOT = Path(__file__).parents[1]
 
 
+Span = tuple[Path, slice]       # a file, and lines of it
+
+
+def symbols(source: str) -> Iterator[tuple[str, slice]]:
+    """(qualified name, lines) of each function, class and constant."""
+    def within(node: ast.AST, outer: str) -> Iterator[tuple[str, slice]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                yield outer + child.name, slice(first - 1, child.end_lineno)
+                yield from within(child, f"{outer}{child.name}.")
+            elif isinstance(child, ast.Assign | ast.AnnAssign) and not outer:
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                yield from ((target.id, slice(child.lineno - 1, child.end_lineno)) for target in targets
+                            if isinstance(target, ast.Name))
+            else:
+                yield from within(child, outer)
+    return within(ast.parse(source), "")
+
+
 class Copy:
     """The sources as they are installed, and the tests beside them, in a folder of their own."""
 
@@ -43,16 +65,36 @@ class Copy:
         shutil.copy(ROOT / "pyproject.toml", self.root)
         shutil.copytree(ROOT / "docs", self.root / "docs", ignore=shutil.ignore_patterns("results"))      # are read
 
+        packages = [self.root / package for package in self.place.values()]
+        self.files = {path for package in packages for path in package.rglob("*") if path.is_file()}
+        self.symbols: defaultdict[str, list[Span]] = defaultdict(list)
+        for path in self.files:
+            if path.suffix == ".py":
+                for name, lines in symbols(path.read_text(encoding="utf-8")):
+                    for key in (name, f"{path.stem}:{name}"):
+                        self.symbols[key].append((path, lines))
+
+    def span(self, mutation: Mutation) -> Span:
+        """The lines in which its text must be; ValueError where its symbol is not there exactly once."""
+        file = mutation.symbol.removesuffix(":")
+        found = self.symbols.get(mutation.symbol) or [
+            (path, slice(None)) for path in self.files if path.name in (file, f"{file}.py")]
+        if len(found) != 1:
+            raise ValueError(f"{mutation.name}: {mutation.symbol} is there {len(found)} times, and must be there once.")
+        return found[0]
+
     @contextmanager
     def planted(self, mutation: Mutation) -> Iterator[None]:
         """ValueError where its text is not there exactly once: then the table must follow the code."""
-        source, _, rest = mutation.file.partition("/")
-        path = self.root / self.place[source] / rest
+        path, lines = self.span(mutation)
         text = path.read_text(encoding="utf-8")
-        if text.count(mutation.old) != 1:
-            raise ValueError(f"{mutation.name}: the text is {text.count(mutation.old)} times in {mutation.file}, and "
-                             f"must be there once:\n{mutation.old}")
-        path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+        parts = text.splitlines(keepends=True)
+        within = "".join(parts[lines])
+        if within.count(mutation.old) != 1:
+            raise ValueError(f"{mutation.name}: the text is {within.count(mutation.old)} times in {mutation.symbol}, "
+                             f"and must be there once:\n{mutation.old}")
+        parts[lines] = [within.replace(mutation.old, mutation.new)]
+        path.write_text("".join(parts), encoding="utf-8")
         try:
             yield
         finally:

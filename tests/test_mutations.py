@@ -27,10 +27,11 @@ def test_every_error_can_be_planted_and_names_claims_that_there_are(tmp_path):
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 45
 
 
-@pytest.mark.parametrize("old", ["no such text", "self"])
-def test_a_text_that_is_not_there_once_is_refused(tmp_path, old):
+@pytest.mark.parametrize(("symbol", "old"), [
+    ("ProposalTree", "no such text"), ("ProposalTree", "self"), ("NoSuchTree", "self"), ("METHODS", "Method(")])
+def test_what_is_not_there_once_is_refused(tmp_path, symbol, old):
     with (pytest.raises(ValueError, match="and must be there once"),
-          Copy(tmp_path).planted(Mutation("rotten", "longgraft/trees/tree.py", old, "", ""))):
+          Copy(tmp_path).planted(Mutation("rotten", symbol, old, "", ""))):
         pass
 
 
@@ -43,8 +44,8 @@ def test_a_handful_of_small_errors_is_noticed_one_by_one():
 
 @pytest.mark.slow
 def test_an_error_that_changes_nothing_is_said_to_survive():
-    code = ("from mutations import Mutation, survivors; print(survivors([Mutation('harmless', "
-            "'longgraft/trees/tree.py', 'Knows', 'knows', "
+    code = ("from mutations import Mutation, survivors; print(survivors(["
+            "Mutation('harmless', 'tree:', 'Knows', 'knows', "
             "'test_figures.py::test_the_rate_is_of_the_tokens_that_decoding_yielded')]))")
     done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["SURVIVES  harmless", "['harmless']"], done.stderr
