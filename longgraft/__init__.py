@@ -6,6 +6,7 @@ this package loads nothing heavy.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,16 +14,24 @@ if TYPE_CHECKING:
     from longgraft.completion.completer import Completion, complete
     from longgraft.config.settings import HeadOverrides
     from longgraft.engine.session import Generation, Session
-    from longgraft.loading import custom_generate, generate, load
+    from longgraft.loading import generate, load
+    from longgraft.transformers_generate import custom_generate
 
 __version__ = "0.1.0"
 __all__ = ["Completion", "Generation", "HeadOverrides", "Sampling", "Session", "complete", "custom_generate",
            "generate", "load"]
 
-_HOME = {"generate": "longgraft.loading", "load": "longgraft.loading", "custom_generate": "longgraft.loading",
-         "complete": "longgraft.completion.completer", "Completion": "longgraft.completion.completer",
-         "HeadOverrides": "longgraft.config.settings", "Sampling": "longgraft.acceptance.sampling",
-         "Session": "longgraft.engine.session", "Generation": "longgraft.engine.session"}
+_HOME = {"generate": "loading", "load": "loading", "custom_generate": "transformers_generate",
+         "complete": "completion.completer", "Completion": "completion.completer",
+         "HeadOverrides": "config.settings", "Sampling": "acceptance.sampling",
+         "Session": "engine.session", "Generation": "engine.session"}
+
+# Modules of 0.1.0 that methods from outside were told to import, and where what they held is now.
+_MOVED = {"method": "methods.method", "observation": "protocol.observation",
+          "proposer": "protocol.proposer, protocol.memory and protocol.pruning", "tree": "trees.tree",
+          "padded": "trees.padded", "options": "config.options", "needs": "methods.needs", "parts": "methods.parts",
+          "compose": "methods.combinators", "drafters.policies": "drafters.pruning", "settings": "config.settings",
+          "sampling": "acceptance.sampling", "session": "engine.session"}
 
 
 def __getattr__(name: str) -> Any:
@@ -31,4 +40,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'longgraft' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"longgraft.{_HOME[name]}"), name)
+
+
+class _Moved:
+    """The last of the import system's finders: an old name of ours says where it went."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if (now := _MOVED.get(name.removeprefix("longgraft."))) and name.startswith("longgraft."):
+            raise ModuleNotFoundError(f"{name} is now in longgraft's {now}. Import it from there.", name=name)
+
+
+sys.meta_path.append(_Moved)        # type: ignore[arg-type]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import Memory
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.trees.tree import ROOT, ProposalTree

@@ -22,9 +22,9 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     # draws
-    Mutation("the noise ignores the position", "Sampled.chance", "_mix(positions * _GOLDEN + ", "_mix(0 * positions + ", "test_sampling.py::test_the_noise_is_that_of_plain_integers"),
-    Mutation("top-p drops the token that crosses its border", "_nucleus", "mass.cumsum(-1).add_(below).gt(", "mass.cumsum(-1).add_(below).sub_(mass).gt(", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),
-    Mutation("the border of top-p is a row's last digits alone", "_nucleus", "border += digit", "border = digit", "test_sampling.py::test_what_top_p_leaves_is_what_a_sort_finds"),
+    Mutation("the noise ignores the position", "Sampled.chance", "mix(positions * GOLDEN + ", "mix(0 * positions + ", "test_sampling.py::test_the_noise_is_that_of_plain_integers"),
+    Mutation("top-p drops the token that crosses its border", "nucleus", "mass.cumsum(-1).add_(below).gt(", "mass.cumsum(-1).add_(below).sub_(mass).gt(", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),
+    Mutation("the border of top-p is a row's last digits alone", "nucleus", "border += digit", "border = digit", "test_sampling.py::test_what_top_p_leaves_is_what_a_sort_finds"),
     Mutation("of equal ones too many stay where a float32 rounds", "_too_little", "if bits % 2 else", "if False else", "test_sampling.py::test_a_mass_counts_where_it_does_as_a_float32"),
     Mutation("top-k keeps one more", "Sampled.warp", "scores.topk(self.top_k)", "scores.topk(self.top_k + 1)", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),
     Mutation("min-p is absolute", "Sampled.warp", "self.min_p * probabilities.amax(-1, keepdim=True)", "self.min_p", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),

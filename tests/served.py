@@ -14,7 +14,7 @@ import httpx
 import uvicorn
 from conftest import toy_session
 
-from longgraft.engine.request import Step
+from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
 from longgraft.serve.app import make_app
 from longgraft.serve.http_server import Server, bound, url

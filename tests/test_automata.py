@@ -15,7 +15,6 @@ from conftest import toy_parts, toy_target
 
 from longgraft.cli.app import main
 from longgraft.loading import _needs
-from longgraft.memories.automaton import SuffixAutomaton
 from longgraft.memories.past_answers import Outputs
 from longgraft.memories.token_history import History
 from longgraft.methods.combinators import Route, expected, matched
@@ -25,7 +24,7 @@ from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.datastore import Datastore
 from longgraft.retrievers.rest import Lookup, Stored
-from longgraft.retrievers.sam_decoding import AutomatonChain
+from longgraft.retrievers.sam_decoding import AutomatonChain, SuffixAutomaton
 from longgraft.retrievers.suffix_decoding import Speculation, SuffixTrees
 from longgraft.trees.tree import ProposalTree
 

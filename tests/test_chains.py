@@ -14,12 +14,11 @@ from toy_small import medusa_heads, small_model
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.typical import Typical, typical
-from longgraft.drafters.draft_model_chain import SmallChain
-from longgraft.drafters.medusa import Medusa, official
+from longgraft.drafters.draft_model_chain import DraftLength, SmallChain
+from longgraft.drafters.medusa import LastHidden, Medusa, official
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.lately import DraftLength, LastHidden
 from longgraft.methods.find import METHODS, find
 from longgraft.methods.needs import SMALL
 from longgraft.methods.registry.chains import Chain, chain

@@ -13,7 +13,7 @@ from longgraft.budget.controller import LEAST, PROBED, Controller, Paying, Price
 from longgraft.budget.cost_model import Costs, Live
 from longgraft.engine.stats import Stats
 from longgraft.methods.find import METHODS, build
-from longgraft.protocol.proposer import Level
+from longgraft.protocol.pruning import Level
 
 CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 

@@ -15,12 +15,11 @@ from longspec_toys import toy_longspec
 from longgraft.acceptance.rules import Greedy
 from longgraft.cli.app import main
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.longspec import LongSpecDrafter
+from longgraft.drafters.longspec import LongSpecDrafter, WindowMemory
 from longgraft.drafters.pruning import Dense
 from longgraft.eval.checks.chains import OWN, ROWS, TARGET, Depth, chains, summed
 from longgraft.eval.reports.diagnosis import draw, table
 from longgraft.memories.eagle3_cache import DrafterMemory
-from longgraft.memories.windowed import WindowMemory
 from longgraft.methods.needs import embedded
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.proposer import Ask

@@ -8,8 +8,8 @@ from conftest import TOYS, answered, toy_parts, toy_prompt, toy_session, toy_tar
 from test_memories import Run
 
 from longgraft.drafters.streaming_llm import Streaming
+from longgraft.drafters.token_swift import FrequentNgrams
 from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.frequent import FrequentNgrams
 from longgraft.memories.token_history import History
 from longgraft.methods.find import build
 from longgraft.methods.needs import MEDUSA, SMALL

@@ -14,7 +14,8 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Carried, Certain, Dense
 from longgraft.drafters.talon import TalonDrafter
 from longgraft.methods.find import build, find
-from longgraft.protocol.proposer import Ask, Level, Verdict
+from longgraft.protocol.proposer import Ask
+from longgraft.protocol.pruning import Level, Verdict
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 

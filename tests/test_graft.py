@@ -18,7 +18,8 @@ from longgraft.methods.combinators import Graft, TailGraft
 from longgraft.methods.find import METHODS, build
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
-from longgraft.protocol.proposer import Ask, Level, Verdict
+from longgraft.protocol.proposer import Ask
+from longgraft.protocol.pruning import Level, Verdict
 from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier

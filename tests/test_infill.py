@@ -11,7 +11,7 @@ from served import asking, characters, text_session
 
 from longgraft.completion.prompt.layout import Layout
 from longgraft.completion.snippets import Cursor, Piece
-from longgraft.engine.request import Step
+from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.serve.infill_stops import Cut

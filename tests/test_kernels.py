@@ -168,7 +168,7 @@ def test_without_a_compiler_a_session_decodes_and_says_why(tmp_path, monkeypatch
         few_rows.cache_clear()
     assert session.target.kernels is None
     assert any("no C++ compiler was found" in line for line in session.about)
-    assert session.engine.open(toy_prompt(20), Sampling(), longgraft.engine.request.Goal(4)).step() is not None
+    assert session.engine.open(toy_prompt(20), Sampling(), longgraft.engine.decoder.Goal(4)).step() is not None
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatch):

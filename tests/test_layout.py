@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
+import longgraft
+
 ROOT = Path(__file__).parents[1]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["runtime", "config", "comparison"], ["trees", "attention"], ["acceptance", "kernels"], ["protocol"],
-    ["engine.text"],
-    ["target_model"], ["prefill"], ["engine"], ["yarn_drafters"], ["memories"], ["drafters", "retrievers"], ["budget"],
-    ["methods"], ["loading"],
-    ["eval.scores", "eval.statistics"], ["eval.prompts", "eval.runs.rows"], ["yarn_drafters.training", "eval"],
-    ["completion.repository", "completion.snippets"], ["completion.retrieval", "completion.prompt"], ["completion"],
-    ["serve"], ["cli", "__init__"]]
+    ["runtime", "config"], ["trees", "attention"], ["acceptance", "kernels"], ["protocol"], ["target_model"],
+    ["prefill", "yarn_drafters"], ["memories", "engine"], ["drafters", "retrievers"], ["budget"],
+    ["methods", "yarn_drafters.training"], ["loading"], ["comparison", "transformers_generate"],
+    ["eval.scores", "eval.statistics"], ["eval.prompts", "eval.runs.rows"], ["eval", "completion.repository"],
+    ["completion.snippets"], ["completion.retrieval", "completion.prompt"], ["completion"],
+    ["serve"], ["serve.routes"], ["serve.app"], ["__init__"], ["cli"], ["benchmarks"]]
+NOT_OF_EVAL = ("serve", "completion", "cli.app", "cli.commands", "cli.complete", "cli.datastore", "cli.generate",
+               "cli.prefill", "cli.prompts", "cli.serve")      # what answers needs nothing that measures
 
 
 def room(module: str) -> str:
@@ -33,7 +40,7 @@ def floor(module: str) -> int:
 
 def modules():
     """(dotted name, path) of every file of the package."""
-    for folder, name in [("longgraft", "longgraft"), *MAPPED.items()]:
+    for folder, name in [("longgraft", "longgraft"), *MAPPED.items(), ("benchmarks", "benchmarks")]:
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             yield ".".join([name, *parts]).removesuffix(".__init__"), path
@@ -53,7 +60,7 @@ def test_files_import_only_from_lower_floors():
     for module, path in modules():
         for imported in imports(path):
             assert imported.split(".")[0] not in MAPPED, f"{path} imports {imported} without longgraft."
-            if not imported.startswith("longgraft"):
+            if imported.split(".")[0] not in ("longgraft", "benchmarks"):
                 continue
             seen += 1
             ours, theirs = floor(module), floor(imported)
@@ -78,6 +85,20 @@ def ours_in(path: Path, known: set[str]):
             yield from {alias.name for alias in node.names} & known
 
 
+def test_what_answers_imports_nothing_that_measures():
+    for module, path in modules():
+        if module.removeprefix("longgraft.").startswith(NOT_OF_EVAL):
+            assert not [name for name in imports(path) if name.startswith("longgraft.eval")], module
+
+
+@pytest.mark.parametrize("old", longgraft._MOVED)
+def test_a_module_that_moved_says_where_it_went(old):
+    with pytest.raises(ModuleNotFoundError, match=f"longgraft.{old} is now in") as error:
+        importlib.import_module(f"longgraft.{old}")
+    for name in re.findall(r"[a-z_]+\.[a-z_]+", str(error.value).partition("longgraft's ")[2]):
+        importlib.import_module(f"longgraft.{name}")
+
+
 def test_no_imports_go_in_a_circle():
     paths = dict(modules())
     left = {name: set(ours_in(path, set(paths))) - {name} for name, path in paths.items()}
@@ -89,7 +110,8 @@ def test_no_imports_go_in_a_circle():
 
 def test_every_folder_of_the_package_is_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {module if path.name == "__init__.py" else module.rsplit(".", 1)[0] for module, path in modules()}
+    found = {module if path.name == "__init__.py" else module.rsplit(".", 1)[0] for module, path in modules()
+             if not module.startswith("benchmarks")}
     assert found == set(project["packages"])
 
 

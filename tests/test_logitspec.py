@@ -14,12 +14,11 @@ from test_golden import shape_of
 from test_retrievers import prompt_chunk
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.memories.last_topk import LastRow
 from longgraft.memories.token_history import History
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import WIDTH, LogitSpec, newest
+from longgraft.retrievers.logitspec import WIDTH, LastRow, LogitSpec, newest
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicCache
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.drafters.longspec import LongSpecDrafter
-from longgraft.memories.windowed import WindowMemory
+from longgraft.drafters.longspec import LongSpecDrafter, WindowMemory
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Missing, Sources
 from longgraft.methods.registry.long_context import LONGSPEC

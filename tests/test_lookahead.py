@@ -8,10 +8,9 @@ from conftest import answered, toy_prompt, toy_session
 from test_golden import shape_of
 from test_retrievers import prompt_chunk
 
-from longgraft.memories.trajectories import Trajectories
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.lookahead import Lookahead
+from longgraft.retrievers.lookahead import Lookahead, Trajectories
 from longgraft.trees.tree import ProposalTree
 
 SIZES = [(5, 7, 7), (3, 2, 4), (4, 5, 1)]        # n-gram, width, guesses

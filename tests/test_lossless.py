@@ -22,7 +22,7 @@ from longgraft.engine.session import Session
 from longgraft.eval.checks.losslessness import assert_lossless
 from longgraft.methods.find import METHODS, build
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.protocol.proposer import Memory
+from longgraft.protocol.memory import Memory
 
 CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 LOSSLESS = [name for name, method in METHODS.items() if method.promise != "lossy"]

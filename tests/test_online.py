@@ -15,7 +15,7 @@ from longgraft.drafters.pruning import Gates
 from longgraft.eval.runs.variants import Variant
 from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Level
+from longgraft.protocol.pruning import Level
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 START = {0: 0.14, 1: 0.14, 5: 0.49}

@@ -15,7 +15,8 @@ from longgraft.acceptance.rules import walk
 from longgraft.attention.layout import words
 from longgraft.memories.adjacency_memory import _worst_first
 from longgraft.retrievers.token_recycling import _live
-from longgraft.trees.padded import SIZES, PaddedTree, Pattern, filled, size_of
+from longgraft.trees.padded import SIZES, PaddedTree, size_of
+from longgraft.trees.padded_template import Pattern, filled
 from longgraft.trees.templates import envelope
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 

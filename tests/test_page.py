@@ -12,13 +12,14 @@ from conftest import VOCAB, toy_target
 from served import Gate, asking, characters, listening, until
 from test_text import TEXT, Bytes
 
+from longgraft.engine.decoder import Step
 from longgraft.engine.engine import Engine
-from longgraft.engine.request import Step
 from longgraft.engine.session import Session
 from longgraft.engine.text import Detokenizer
 from longgraft.methods.combinators import Plain
 from longgraft.prefill.prefixes import CELL, Prefixes
-from longgraft.protocol.proposer import Ask, Memory
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.target_model.model import Target

@@ -11,11 +11,10 @@ import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session, toy_target
 
 from longgraft.acceptance.rules import Greedy
+from longgraft.drafters.token_swift import FrequentNgrams
 from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import RowsMemory
-from longgraft.memories.frequent import FrequentNgrams
-from longgraft.memories.last_topk import LastRow
 from longgraft.memories.ngram_index import Successors
 from longgraft.memories.rollouts import RollOuts
 from longgraft.memories.token_history import History
@@ -23,7 +22,7 @@ from longgraft.methods.find import build
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import LogitSpec, continuation
+from longgraft.retrievers.logitspec import LastRow, LogitSpec, continuation
 from longgraft.retrievers.prompt_lookup import lookup
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from longgraft.eval.prompts.recordings import read_recording
+from longgraft.config.recording_file import read_recording
 from longgraft.eval.prompts.suites import load_suite
 
 

@@ -11,7 +11,7 @@ from oracle import plain
 
 from longgraft.acceptance.rules import Replay, walk
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.request import Goal
+from longgraft.engine.decoder import Goal
 from longgraft.engine.session import Session
 from longgraft.loading import Loaded
 from longgraft.methods.calibration import Calibration

@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longgraft.acceptance.rules import Greedy, Replay, Sampled, _too_little, gumbel, walk
+from longgraft.acceptance.gumbel import gumbel
+from longgraft.acceptance.rules import Greedy, Replay, Sampled, walk
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.warping import _too_little
 from longgraft.trees.tree import ProposalTree
 
 SETTINGS = [Sampling(0.7), Sampling(1.0, top_k=1), Sampling(1.3, top_k=5), Sampling(1.0, top_k=99),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import answered, toy_model, toy_prompt, toy_session
 
-from longgraft.loading import custom_generate
+from longgraft.transformers_generate import custom_generate
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window", "gemma3"])

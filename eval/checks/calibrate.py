@@ -29,7 +29,8 @@ from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import as_method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
-from longgraft.protocol.proposer import Ask, Level, Verdict, together
+from longgraft.protocol.proposer import Ask, together
+from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER
 from longgraft.target_model.model import Segment

@@ -13,16 +13,14 @@ import torch
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.comparison.levels import EPSILON, Check, first_divergence, level, may_differ
+from longgraft.comparison.with_plain import plain_session
 from longgraft.config.settings import Settings
-from longgraft.engine.engine import Engine
-from longgraft.engine.session import Generation, Session, answer
+from longgraft.engine.session import Session, answer
 from longgraft.loading import assemble
-from longgraft.methods.combinators import Plain
 from longgraft.methods.find import Method
 from longgraft.methods.needs import AUTO
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
-from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Segment, Target
 from longgraft.trees.tree import ProposalTree
@@ -32,22 +30,8 @@ BUDGETS, CHUNK = (1, 2, 8, 60), 32
 DRAWS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
-def plain_session(session: Session) -> Session:
-    """Plain decoding of the same target, in the same loop, on the same kernels."""
-    engine = Engine(session.target, Plain(), Clock(), budget=1, chunk=session.engine.chunk)
-    return Session(engine, session.tokenizer)
 
 
-def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,
-                       max_new_tokens: int) -> dict[str, Any]:
-    """Plain decoding of the same prompt: speedup of decoding alone, and whether the ids are identical."""
-    theirs = answer(plain_session(session).open(list(ids), max_new_tokens, sampling))
-    # A stop string, which plain decoding does not look for, ends an answer earlier.
-    tokens = theirs.token_ids[:len(ours.token_ids)] if ours.finish_reason == "stop" else theirs.token_ids
-    at = first_divergence(ours.token_ids, tokens)
-    rate, plain = ours.stats.decode_tokens_per_second, theirs.stats.decode_tokens_per_second
-    return {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain,
-            "speedup": rate / plain if plain else 0.0}
 
 
 def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling,

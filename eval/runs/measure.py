@@ -15,7 +15,7 @@ import torch
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.settings import Budget
-from longgraft.engine.request import Decoder, Goal
+from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.stats import Stats
 from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.variants import COLD, Variant
@@ -23,8 +23,9 @@ from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, verifies
 from longgraft.methods.parts import Parts
 from longgraft.prefill.chunked import read_prompt
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Wants
-from longgraft.protocol.proposer import Memory, Proposer, together
+from longgraft.protocol.proposer import Proposer, together
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory

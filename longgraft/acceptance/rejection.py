@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longgraft.acceptance.rules import DrawThenWalk, Sampled, gumbel, uniform
+from longgraft.acceptance.gumbel import gumbel, uniform
+from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 

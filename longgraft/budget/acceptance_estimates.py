@@ -13,8 +13,8 @@ from longgraft.budget.cost_model import Live
 from longgraft.budget.match_odds import Odds
 from longgraft.memories.eagle3_cache import JUDGED, MOST_WAITING, DrafterMemory
 from longgraft.memories.ngram_index import Successors
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Memory
 
 # Numbers chosen by hand, on prompts that no table reports (docs/choices.md, spending).
 LOOKED_BACK = 1024      # tokens of a prompt's chunk from which it is learnt how often a match foretells

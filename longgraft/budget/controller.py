@@ -17,7 +17,8 @@ from longgraft.budget.cost_model import Live
 from longgraft.budget.node_ranking import Ranked
 from longgraft.drafters.pruning import mass
 from longgraft.memories.eagle3_cache import JUDGED
-from longgraft.protocol.proposer import Ask, Level, Verdict
+from longgraft.protocol.proposer import Ask
+from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 

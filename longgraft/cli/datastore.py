@@ -31,9 +31,9 @@ def build(
     from tqdm import tqdm
 
     from longgraft.cli.prompts import new_file
-    from longgraft.engine.text import vocabulary
     from longgraft.methods.needs import EMBEDDED, embedded
     from longgraft.retrievers.datastore import Datastore
+    from longgraft.runtime.fingerprint import vocabulary
     from longgraft.target_model.weights import read_tokenizer
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents

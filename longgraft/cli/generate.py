@@ -64,8 +64,8 @@ class Asking:
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
         """For JSON and for people."""
+        from longgraft.comparison.with_plain import compare_with_plain
         from longgraft.engine.predicted_output import accepted
-        from longgraft.eval.checks.losslessness import compare_with_plain
 
         target = self.session.target
         resolved = replace(self.settings, device=str(target.device), dtype=str(target.dtype)[6:],
@@ -102,7 +102,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
              source: Source = None) -> None:
     """Answer a long prompt."""
     from longgraft.acceptance.sampling import Sampling
-    from longgraft.eval.prompts.recordings import read_recording
+    from longgraft.config.recording_file import read_recording
 
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "

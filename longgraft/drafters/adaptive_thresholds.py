@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Ask, Memory, Proposer
+from longgraft.protocol.proposer import Ask, Proposer
 from longgraft.trees.padded import Tree
 from longgraft.trees.tree import DRAFT, UNPRUNED, ProposalTree
 

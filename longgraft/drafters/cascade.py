@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from longgraft.memories.partial_kv import PartialCache
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Wants
-from longgraft.protocol.proposer import Ask, Memory, Proposer
+from longgraft.protocol.proposer import Ask, Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier

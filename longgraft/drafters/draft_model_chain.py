@@ -11,10 +11,34 @@ from torch import Tensor
 from longgraft.acceptance.rejection import DRAFTED
 from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.lately import DraftLength
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
+
+
+class DraftLength(Memory):
+    """How many tokens to draft: two more after a step that accepted all, one fewer after any other, at least one:
+    transformers' heuristic schedule (Spec-Bench's)."""
+
+    name = "draft length"
+
+    def __init__(self, first: int = 5) -> None:
+        self.first = self.tokens = first
+
+    def reset(self, capacity: int) -> None:
+        self.tokens = self.first
+
+    def observe(self, seen: Observation) -> None:
+        if not seen.prompt and (drafted := len(seen.tree) - 1):     # fewer than was said, where no more fitted
+            self.tokens = drafted + 2 if len(seen.path) == len(seen.tree) else max(1, drafted - 1)
+
+    def state(self) -> int:
+        return self.tokens
+
+    def restore(self, state: int) -> None:
+        self.tokens = state
 
 
 class SmallChain:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from longgraft.memories.eagle3_cache import DrafterMemory
-from longgraft.protocol.proposer import Ask, Level, PruningPolicy, Verdict
+from longgraft.protocol.proposer import Ask
+from longgraft.protocol.pruning import Level, PruningPolicy, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, size_of
 from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree

@@ -7,14 +7,135 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from longgraft.memories.windowed import WindowMemory
+from longgraft.attention.backends import BACKENDS, Backend, choose, everywhere
+from longgraft.attention.layout import Layout
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
+from longgraft.runtime.devices import sent
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Target
 from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
+from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
+
+
+class WindowMemory(Memory):
+    """Rows of the newest tokens, at most twice the network's window: constant memory at any length.
+
+    Fed when a tree is asked for: what was observed until then are token ids, of which the window's are kept, and a
+    layer's keys and values follow from ids alone.  What lies farther back is read where it is, in the target's own
+    cache: committed rows of its last layer, `rows` of them; those behind are scratch of the next pass.
+    """
+
+    name = "LongSpec drafter"
+    wants = Wants(cache=True)
+
+    def __init__(self, network: LongSpecNetwork, target: Target) -> None:
+        self.network, self.target, self.lent = network, target, Lent(target)
+        self.window, weight = network.config.window, network.mlp.up_proj.weight
+        self.device, self._like = weight.device, weight
+        # Both leave to torch what they are not made for: many rows, another device or dtype.
+        kernels = target.kernels
+        self.product = kernels.product if kernels else linear
+        self._backend: Backend = kernels.attention if kernels else BACKENDS[choose("auto", self.device, weight.dtype)]
+        self.cache, self._scratch = KVCache(1, 0), 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.cache.clear()
+        self._waiting = torch.empty(0, dtype=torch.int64)
+        self._theirs: KVCache | None = None
+        self._rows = 0
+
+    def room(self, rows: int) -> None:
+        """A drafter needs this many scratch rows behind the committed ones."""
+        self._scratch = max(self._scratch, rows)
+
+    def reset(self, capacity: int) -> None:
+        self._forget()
+        self.cache.reserve(min(capacity, 2 * self.window) + self._scratch)
+
+    def observe(self, seen: Observation) -> None:
+        assert seen.cache is not None, "the target's cache was not reported"
+        self._theirs, self._rows = seen.cache, seen.cache.length
+        self._waiting = torch.cat([self._waiting, seen.kept])
+        if (more := len(self._waiting) - self.window) >= 0:     # no token to come sees what was before these
+            self._waiting, position = self._waiting[more:], self.cache.position + more
+            self.cache.clear()
+            self.cache.skipped = position
+
+    @torch.inference_mode()
+    def feed(self) -> None:
+        """Keys and values of what waits."""
+        cache, n = self.cache, len(self._waiting)
+        if n:
+            if cache.length + n > 2 * self.window:
+                self._slide()
+            angles = self._angles(torch.arange(cache.position, cache.position + n, device=self.device))
+            keys, values = self.network.rows(self._embedded(self._waiting), angles)
+            cache.update(keys, values, 0)
+            cache.length += n
+            self._waiting = self._waiting[:0]
+
+    def _slide(self) -> None:
+        """The newest window to the front."""
+        cache, first = self.cache, self.cache.length - self.window
+        copies = cache.gathered(torch.arange(first, cache.length, device=self.device))
+        cache.put(torch.arange(self.window, device=self.device), copies)
+        cache.crop(self.window)
+        cache.skipped += first
+
+    def expand(self, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor) -> Tensor:
+        """[b, H], what the target's output layer reads, of b scratch rows that stand `depth` behind the committed ones.
+
+        tokens: [b] int64; seen: [b, m] bool, which of the m scratch rows so far, their own included, they see;
+        depths: [m] int64 of these
+        """
+        b, m = seen.shape
+        cache, theirs, committed = self.cache, self._theirs, self.cache.length
+        assert theirs is not None, "the drafter has observed nothing"
+        layout = Layout(committed, torch.full((b,), depth), seen, self.device, depths)
+        scale = self.network.config.head_dim ** -0.5
+        last_keys, last_values = (rows[:, :, :self._rows] for rows in theirs.last)
+
+        def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.update(k, v, 0)
+            return self._backend(q, keys, values, layout, scale, self.window + 1)
+
+        def far(q: Tensor) -> Tensor:
+            return everywhere(q, last_keys, last_values, scale)
+
+        angles = self._angles(torch.full((b,), cache.position + depth, device=self.device))
+        cache.length += m - b
+        try:
+            return self.network(self._embedded(tokens), angles, own, far, self.product)[0]
+        finally:
+            cache.length = committed
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.lent.embed(sent(tokens, self.device)[None], self._like)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.lent.angles(positions[None], self.network.config.head_dim)
+
+    def state(self) -> Any:
+        return self.cache.state(), self._waiting, self._theirs, self._rows
+
+    def restore(self, state: Any) -> None:
+        rows, self._waiting, self._theirs, self._rows = state
+        self.cache.reserve(len(self._waiting) + rows.length + self._scratch)
+        self.cache.restore(rows)
+
+    def release(self) -> None:
+        self._forget()
+        self.cache.release()
 
 SHAPE = (4, 16, 16, 16, 16)     # nodes of each level; the official code's
 

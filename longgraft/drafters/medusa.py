@@ -11,12 +11,36 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from longgraft.memories.lately import LastHidden
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.templates import Template
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.medusa import MedusaHeads
+
+
+class LastHidden(Memory):
+    """The target's hidden state, after its final norm, at the token before the root: the root was drawn from it."""
+
+    name = "last hidden state"
+    wants = Wants(final=True)
+
+    def __init__(self) -> None:
+        self.newest: Tensor | None = None       # [1, H]
+
+    def reset(self, capacity: int) -> None:
+        self.newest = None
+
+    def observe(self, seen: Observation) -> None:
+        assert seen.final is not None, "final hidden states were wanted"
+        self.newest = seen.final[-1:].clone()       # a view would hold a whole chunk's
+
+    def state(self) -> Tensor | None:
+        return self.newest      # never written to
+
+    def restore(self, state: Tensor | None) -> None:
+        self.newest = state
 
 # The authors' tree of 63 nodes, ranks as digits, in their order: by what each adds on their calibration text.
 OFFICIAL = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from longgraft.protocol.proposer import Level, Verdict
+from longgraft.protocol.pruning import Level, Verdict
 
 # Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7;
 # docs/choices.md, budget).

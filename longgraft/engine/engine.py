@@ -13,10 +13,12 @@ from weakref import ref
 from torch import Tensor
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.request import Decoder, Goal, Request
+from longgraft.engine.decoder import Decoder, Goal
+from longgraft.engine.request import Request
 from longgraft.engine.text import Detokenizer
 from longgraft.prefill.prefixes import CELL, Prefixes, Reader
-from longgraft.protocol.proposer import Memory, Proposer
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.decoder import Goal
 from longgraft.engine.engine import Engine
-from longgraft.engine.request import Goal
-from longgraft.engine.text import vocabulary
 from longgraft.prefill.prefixes import TARGET, Cell, Prefixes, Reader, Rows, caches, joined, reported, rows_of
 from longgraft.prefill.saved import Needed, load
 from longgraft.protocol.observation import Observation
+from longgraft.runtime.fingerprint import vocabulary
 
 HOST = torch.device("cpu")
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.decoder import FinishReason, Goal, Step
 from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction, told
 from longgraft.engine.prefix_files import needed, pin, read
-from longgraft.engine.request import FinishReason, Goal, Request, Step
+from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
 from longgraft.engine.text import Detokenizer, Encoder, Prompt, stop_strings
 from longgraft.prefill.saved import fresh, save

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -69,16 +68,6 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     except (TemplateError, TypeError) as error:     # roles that it does not know, turns that do not alternate
         raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the model's card "
                          "shows.") from error
-
-
-def vocabulary(tokenizer: Any) -> str:
-    """Tells tokenizers apart: ids mean nothing under another."""
-    return digest("none" if tokenizer is None else sorted(tokenizer.get_vocab().items()))
-
-
-def digest(value: Any) -> str:
-    """Tells values apart that are written differently."""
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Walked, Wants
-from longgraft.protocol.proposer import Memory
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent

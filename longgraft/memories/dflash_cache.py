@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
 from longgraft.attention.layout import DeviceLayout, Layout
 from longgraft.kernels.cpu import FewRows
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import Memory
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.kv_cache import KVCache

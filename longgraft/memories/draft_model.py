@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import Memory
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent

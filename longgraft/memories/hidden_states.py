@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import Memory
 
 
 class HiddenStates(Memory):

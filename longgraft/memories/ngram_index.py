@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from longgraft.memories.token_history import BETWEEN
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Memory
 
 ORDER = 6       # tokens of the longest n-gram that is looked up; longer ones moved acceptance by less than 1 %
 FAR = 32        # tokens that a match is counted to

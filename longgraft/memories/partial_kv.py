@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from longgraft.attention.selection import Selector
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import Memory
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache, KVState
 from longgraft.target_model.model import Target

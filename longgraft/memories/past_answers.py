@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from longgraft.memories.token_history import BETWEEN, History
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Memory
 
 
 class Outputs(Memory):

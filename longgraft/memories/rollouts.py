@@ -9,8 +9,8 @@ from torch import Tensor
 
 from longgraft.memories.ngram_index import FAR, ORDER, Successors
 from longgraft.memories.token_history import BETWEEN
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Memory
 
 MOST = 16           # answers that are kept: a group's, as policies are trained
 

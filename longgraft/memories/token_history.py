@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Memory
 
 BETWEEN = -1    # stands behind a text, and is no token
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from longgraft.protocol.proposer import Ask, Memory, Proposer, Retriever, together
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.proposer import Ask, Proposer, Retriever, together
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of

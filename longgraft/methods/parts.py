@@ -27,7 +27,9 @@ from longgraft.memories.ngram_index import ORDER, Successors
 from longgraft.memories.token_history import History
 from longgraft.methods.combinators import Graft
 from longgraft.methods.needs import HEAD, Need
-from longgraft.protocol.proposer import Memory, Proposer, PruningPolicy, Retriever
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.proposer import Proposer, Retriever
+from longgraft.protocol.pruning import PruningPolicy
 from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions

@@ -6,88 +6,16 @@ memories hold into a tree.  Nothing else changes while decoding.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from longgraft.acceptance.rules import DrawThenWalk, Greedy
-from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.memory import Memory
 from longgraft.trees.padded import Tree
-
-if TYPE_CHECKING:
-    from longgraft.runtime.kv_cache import KVCache
-
-
-class Memory(ABC):
-    """What is learnt from observations: a drafter's keys and values, matrix rows, the token history.
-
-    name:      as messages call it
-    wants:     what the target must report for it
-    positions: tokens it can be shown; None: any number
-    lasting:   whether what it learnt outlives the request: then `reset` forgets nothing
-    tail:      of a prompt's last tokens so many must be observed, where the others are recalled
-    """
-
-    name: str = "memory"
-    wants: Wants = Wants()
-    positions: int | None = None
-    lasting: bool = False
-    tail: int = 1
-
-    @property
-    def aligned(self) -> KVCache | None:
-        """All that it learns of a prompt, if that is a row for each token, made of the tokens up to the next: rows that
-        may be copied into it where a prompt begins as another did."""
-        return None
-
-    @property
-    def identity(self) -> Mapping[str, str]:
-        """What the rows that are `aligned` depend on, beside the tokens and the target, by name: those in a file may be
-        another's."""
-        return {}
-
-    @abstractmethod
-    def reset(self, capacity: int) -> None:
-        """Forget the last request; at most `capacity` tokens will be observed and proposed in the next."""
-
-    def told(self, tokens: Tensor) -> None:     # noqa: B027 - most memories learn from observations alone
-        """Learn from text that the answer may repeat and the target does not read: [n] int64 on the host.
-
-        Called after a `reset`, before anything is observed, once for each text.  Forgotten with the request.
-        """
-
-    @abstractmethod
-    def observe(self, seen: Observation) -> None:
-        """Learn from a prompt chunk or a verified tree."""
-
-    def recall(self, seen: Observation) -> None:
-        """Learn from the beginning of a prompt that was read for an earlier request, all in one chunk; what is
-        `aligned` has its rows already."""
-        if self.aligned is None:
-            self.observe(seen)
-
-    @abstractmethod
-    def state(self) -> Any:
-        """A copy of all that it knows, for `restore`, also of another memory of its kind."""
-
-    @abstractmethod
-    def restore(self, state: Any) -> None:
-        """Know what a `state` knew, and nothing else."""
-
-    def mark(self) -> Any:
-        """Where it stands now, for `rewind`: cheaper than a state where it can be."""
-        return self.state()
-
-    def rewind(self, mark: Any) -> None:
-        """Forget what was observed since `mark`, as often as one likes; not across a `reset`."""
-        self.restore(mark)
-
-    def release(self) -> None:      # noqa: B027 - most memories hold nothing large
-        """Give back what is large; a `reset` follows before anything else."""
 
 
 @dataclass(frozen=True)
@@ -138,43 +66,3 @@ def together(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:
     return tuple({id(memory): memory for proposer in proposers for memory in proposer.memories}.values())
 
 
-@dataclass(frozen=True)
-class Level:
-    """One drafted level, as a policy sees it.
-
-    index:  expansion forwards done so far: 0 after the root's own draft step
-    scores: [c] float32 path log-probabilities of this level's candidates, on the device
-    last:   whether no further level will be drafted anyway
-    budget: nodes of the verified tree, root included
-    laws:   [r, V] float32 log-probabilities over the draft vocabulary after each of the r nodes that the candidates
-            follow, c / r each, on the device
-    """
-
-    index: int
-    scores: Tensor
-    last: bool
-    budget: int
-    laws: Tensor | None = None
-
-    @property
-    def entropy(self) -> Tensor:
-        """[1] float32, in nats: of the law that the best candidate was drawn from; only who asks pays for it."""
-        assert self.laws is not None, "this level's laws were not kept"
-        best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.laws))
-        return torch.special.entr(self.laws.index_select(0, best).exp()).sum(-1)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """slots: drafted candidates that may take a slot, of all levels, best first (None: all that fit);
-    expand: whether another level is drafted."""
-
-    slots: int | None = None
-    expand: bool = True
-
-
-class PruningPolicy(Protocol):
-    """When to stop drafting, and how many of the drafted candidates to keep.  Called once per level."""
-
-    def __call__(self, level: Level) -> Verdict:
-        """Reading a number of the level's on the host is a device sync: do it at few levels."""

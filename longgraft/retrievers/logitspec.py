@@ -8,13 +8,48 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from torch import Tensor
 
-from longgraft.memories.last_topk import LastRow
 from longgraft.memories.token_history import History, unbroken
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
+
+
+class LastRow(Memory):
+    """The top `width` of the newest committed position: past, so that guesses made of it cost no exactness."""
+
+    name = "last row"
+
+    def __init__(self, width: int) -> None:
+        self.width, self.wants = width, Wants(topk=width)
+        self._row: Tensor | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """[K], best first; none before the first observation."""
+        return [] if self._row is None else self._row[:self.width].tolist()
+
+    def reset(self, capacity: int) -> None:
+        self._row = None
+
+    def observe(self, seen: Observation) -> None:
+        last, row = int(seen.path[-1]), None
+        assert seen.topk is not None
+        if seen.ranked is None:
+            row = seen.topk[last]
+        elif len(seen.ranked) and int(seen.ranked[-1]) == last:
+            row = seen.topk[-1]         # else the prompt goes on, and has this token once more
+        self._row = row
+
+    def state(self) -> Tensor | None:
+        return self._row
+
+    def restore(self, state: Tensor | None) -> None:
+        self._row = state
 
 WIDTH = 64                          # of the last row, and nodes of the tree, root included: the official capacity
 KEPT = ((8, 4), (32, 3))            # tokens of a guess with what follows it, by its rank at most; else the guess alone

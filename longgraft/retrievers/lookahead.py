@@ -6,11 +6,140 @@ chains from the root.  Knows trajectories only.
 
 from __future__ import annotations
 
-from longgraft.memories.trajectories import Trajectories
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
+
+Row = tuple[int, ...]
+
+
+class Trajectories(Memory):
+    """ngram: tokens of an n-gram; width: columns of the full window, 0 for none; most: n-grams kept of each first
+    token; from_prompt: whether the text gives n-grams, too
+
+    The first row, whose column 0 is the root, begins as tokens of the prompt drawn with a fixed seed.  Each step gives
+    one more row, until there are `ngram` - 1; from then on each column gives an n-gram, the first row leaves, and the
+    window moves on by one token, however many were accepted (the authors' ALWAYS_FWD_ONE).
+    """
+
+    name = "trajectories"
+    wants = Wants(topk=1)
+
+    def __init__(self, ngram: int, width: int, most: int, from_prompt: bool = False) -> None:
+        self.ngram, self.width, self.most, self.from_prompt = ngram, width, most, from_prompt
+        self.reset(0)
+
+    def reset(self, capacity: int) -> None:
+        self._text: list[int] = []
+        self._prompt = 0
+        self._rows: tuple[Row, ...] | None = None
+        self._pool: dict[int, tuple[Row, ...]] = {}
+        self._before: list[tuple[int, tuple[Row, ...]]] = []        # what an n-gram's entry had been, for `rewind`
+
+    def told(self, tokens: Tensor) -> None:
+        text = tokens.tolist()
+        for end in range(self.ngram, len(text) + 1):
+            self._learn(tuple(text[end - self.ngram:end]))
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The window below the root: the first row has a token less than the others, for the root is its column 0."""
+        if self._rows is None:
+            self._rows = (self._begin(),) if self.width else ()
+        return self._rows
+
+    def after(self, token: int) -> tuple[Row, ...]:
+        """What followed it in n-grams, the newest last."""
+        return self._pool.get(token, ())
+
+    def observe(self, seen: Observation) -> None:
+        kept = seen.kept.tolist()
+        new = [*(kept[1:] if self._text else kept), seen.next_token]
+        if seen.prompt:
+            self._prompt += len(kept)
+        elif self.rows:
+            assert seen.topk is not None
+            self._advance(seen.tree, seen.topk[:, 0].tolist())
+        for token in new:
+            self._text.append(token)
+            if self.from_prompt and len(self._text) >= self.ngram:
+                self._learn(tuple(self._text[-self.ngram:]))
+
+    def _begin(self) -> Row:
+        """A token more for every row that is still missing: each step that adds one leaves a column behind."""
+        places = torch.randint(max(1, self._prompt), (self.width + self.ngram - 3,),
+                               generator=torch.Generator().manual_seed(0))
+        return tuple(self._text[place] for place in places.tolist())
+
+    def _advance(self, tree: ProposalTree, draws: list[int]) -> None:
+        """draws: the target's most probable token after each node.
+
+        A cell that was not verified, for want of slots or of tokens that are left, says what it said before.
+        """
+        rows, root = self.rows, int(tree.tokens[0])
+        nodes = cells(rows, tree.children)
+        # One row: the root's own draw is no guess.
+        last = (root, *rows[0]) if len(rows) == 1 else rows[-1]
+        said = tuple(token if node is None else draws[node] for token, node in zip(last, nodes, strict=True))
+        if len(rows) < self.ngram - 1:
+            self._rows = (*(row[1:] for row in rows), said[1:])
+            return
+        for column, first in enumerate((root, *rows[0])):
+            if nodes[column] is not None:
+                self._learn((first, *(row[column] for row in rows[1:]), said[column]))
+        below = (*rows[1:], said)
+        self._rows = (below[0][1:], *below[1:])
+
+    def _learn(self, gram: Row) -> None:
+        """The newest of its first token; the oldest leaves where there are too many."""
+        first, rest = gram[0], gram[1:]
+        had = self.after(first)
+        self._before.append((first, had))
+        self._pool[first] = (*(one for one in had if one != rest), rest)[-self.most:]
+
+    def mark(self) -> Any:
+        return len(self._before), len(self._text), self._prompt, self._rows
+
+    def rewind(self, mark: Any) -> None:
+        learnt, length, self._prompt, self._rows = mark
+        while len(self._before) > learnt:
+            first, had = self._before.pop()
+            self._pool[first] = had
+        del self._text[length:]
+
+    def state(self) -> Any:
+        return self._text.copy(), self._prompt, self._rows, dict(self._pool)
+
+    def restore(self, state: Any) -> None:
+        text, self._prompt, self._rows, pool = state
+        self._text, self._pool, self._before = text.copy(), dict(pool), []
+
+    def release(self) -> None:
+        self.reset(0)
+
+
+def cells(rows: tuple[Row, ...], children: Mapping[tuple[int, int], int]) -> list[int | None]:
+    """For each column of the window's last row, the root's among them: its node in a tree with these children, by the
+    way down to it; None where the tree does not have it."""
+    nodes: list[int | None] = [0]
+    for token in rows[0]:
+        nodes.append(_child(children, nodes[-1], token))
+    for row in rows[1:]:
+        nodes = [_child(children, node, token) for node, token in zip(nodes, row, strict=True)]
+    return nodes
+
+
+def _child(children: Mapping[tuple[int, int], int], node: int | None, token: int) -> int | None:
+    return None if node is None else children.get((node, token))
 
 
 class Lookahead:

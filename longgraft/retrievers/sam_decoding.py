@@ -5,14 +5,147 @@ Knows the automaton; knows no drafter.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from longgraft.memories.automaton import SuffixAutomaton
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ProposalTree
+
+LINK = -1       # no token: a suffix link was changed
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """tokens, states, undone: how many of each there were; last: the state of the whole text."""
+
+    tokens: int
+    states: int
+    undone: int
+    last: int
+
+
+class SuffixAutomaton(Memory):
+    """The textbook's, online: a state stands for all strings that end at the same places of the text.
+
+    Of a state: its transitions, its suffix link, the length of its longest string, and where that had first ended.  The
+    longest end of the text that occurred before is the suffix link of the whole text's state, so no match is carried
+    along.  From the first mark on, what a token changes in older states is written down, to be taken back.
+    """
+
+    name = "automaton"
+
+    def __init__(self) -> None:
+        self.reset(0)
+
+    def reset(self, capacity: int) -> None:
+        self.text: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link, self._length, self._end = [-1], [0], [0]
+        self._last = 0
+        self._undo: list[tuple[int, int, int]] | None = None      # (state, token, where it led: -1 nowhere); LINK
+
+    def told(self, tokens: Tensor) -> None:
+        self.extend(tokens.tolist())
+        # One of its kind: no string with it comes again.
+        self.extend([LINK - 1 - len(self.text)])
+
+    def observe(self, seen: Observation) -> None:
+        self.extend(seen.kept.tolist())
+
+    def following(self, at: int, most: int) -> list[int]:
+        """Up to `most` tokens from there on, to the end of what was told, or of the text."""
+        found = self.text[at:at + max(0, most)]
+        return found[:next((n for n, token in enumerate(found) if token < 0), len(found))]
+
+    def after(self, root: int, least: int = 0) -> tuple[int, int]:
+        """(tokens of the longest earlier occurrence of what the text and `root` end with, index of the token that
+        followed where it was first); (0, length of the text) without one.
+
+        least: where fewer than so many tokens follow, the place is that of a shorter match, if there is one
+        """
+        state = max(self._link[self._last], 0)
+        while state and root not in self._next[state]:
+            state = self._link[state]
+        match = self._length[state] + 1
+        if (found := self._next[state].get(root)) is None:
+            return 0, len(self.text)
+        while self._link[found] and len(self.text) - self._end[found] < least:
+            found = self._link[found]
+        return match, self._end[found]
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Committed, in order."""
+        follow, link, length, undo = self._next, self._link, self._length, self._undo
+        for token in tokens:
+            self.text.append(token)
+            state, whole = self._last, self._state({}, len(self.text), len(self.text))
+            while state >= 0 and token not in follow[state]:
+                follow[state][token] = whole
+                if undo is not None:
+                    undo.append((state, token, -1))
+                state = link[state]
+            if state >= 0:
+                known = follow[state][token]
+                if length[known] > length[state] + 1:
+                    known = self._split(known, state, token)
+                link[whole] = known
+            self._last = whole
+
+    def _split(self, known: int, state: int, token: int) -> int:
+        """A state of its own for those strings of `known` that end here, too."""
+        follow, link = self._next, self._link
+        part = self._state(follow[known].copy(), self._length[state] + 1, self._end[known], link[known])
+        undo = [] if self._undo is None else self._undo
+        while state >= 0 and follow[state].get(token) == known:
+            follow[state][token] = part
+            undo.append((state, token, known))
+            state = link[state]
+        undo.append((known, LINK, link[known]))
+        link[known] = part
+        return part
+
+    def _state(self, follow: dict[int, int], length: int, end: int, link: int = 0) -> int:
+        self._next.append(follow)
+        self._length.append(length)
+        self._end.append(end)
+        self._link.append(link)
+        return len(self._next) - 1
+
+    def mark(self) -> _Mark:
+        if self._undo is None:
+            self._undo = []
+        return _Mark(len(self.text), len(self._next), len(self._undo), self._last)
+
+    def rewind(self, mark: _Mark) -> None:
+        assert self._undo is not None
+        while len(self._undo) > mark.undone:
+            state, token, before = self._undo.pop()
+            if token == LINK:
+                self._link[state] = before
+            elif before < 0:
+                del self._next[state][token]
+            else:
+                self._next[state][token] = before
+        for column in (self._next, self._link, self._length, self._end):
+            del column[mark.states:]
+        del self.text[mark.tokens:]
+        self._last = mark.last
+
+    def state(self) -> list[int]:
+        return self.text.copy()
+
+    def restore(self, state: list[int]) -> None:
+        self.reset(0)
+        self.extend(state)
+
+    def release(self) -> None:
+        self.reset(0)
 
 
 class AutomatonChain:

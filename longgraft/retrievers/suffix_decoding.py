@@ -19,7 +19,8 @@ import numpy as np
 
 from longgraft.config.options import check, option
 from longgraft.memories.token_history import unbroken
-from longgraft.protocol.proposer import Ask, Memory
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 

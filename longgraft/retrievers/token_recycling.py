@@ -14,7 +14,8 @@ from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import RowsMemory
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
-from longgraft.trees.padded import SIZES, PaddedTree, Pattern, Tree, filled, on_host, size_of
+from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
+from longgraft.trees.padded_template import Pattern, filled
 from longgraft.trees.templates import Template, envelope
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 

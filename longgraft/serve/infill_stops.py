@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
-from longgraft.engine.request import Step
+from longgraft.engine.decoder import Step
 from longgraft.serve.worker import End, Job, Running
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longgraft.engine.request import Step
+from longgraft.engine.decoder import Step
 from longgraft.serve.formats.errors import ApiError, refusing
 from longgraft.serve.worker import End, Job
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.predicted_output import Prediction
-from longgraft.engine.request import FinishReason, Request, Step
+from longgraft.engine.request import Request
 from longgraft.engine.session import Session
 from longgraft.engine.stats import Stats
 

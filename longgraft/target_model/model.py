@@ -20,10 +20,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
 from longgraft.attention.layout import Layout
-from longgraft.engine.text import digest
 from longgraft.kernels.cpu import MOST, Engaged, FewRows
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
+from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
 from longgraft.target_model.fused_modules import Fused, Kernels

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from longgraft.engine.text import digest
+from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.supported import refuse
 
 BLOCK = 1 << 24     # numbers that are summed at once: half formats are widened for it

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from longgraft.runtime.devices import sent
-from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 SIZES = (1, 8, 16, 32, 64)      # rows of verified trees, each a set of recorded launches
 FIELDS = 6                      # int64 columns of a record: tokens, parents, depths, scores' bits, origin, live
@@ -129,7 +129,7 @@ class PaddedTree:
         """[n, n] bool: row i sees column j when j is i or one of its ancestors; a dead row sees itself."""
         index = self.index
         seen = index[:, None] == index
-        for jump in _jumps(self.above, self.deepest):
+        for jump in jumps_of(self.above, self.deepest):
             seen = seen | seen[jump]
         return seen
 
@@ -142,7 +142,7 @@ class PaddedTree:
         order = shallow[(0 - self.scores)[shallow].argsort(stable=True)]
         rank, above = torch.empty_like(order).scatter_(0, order, self.index), self.above
         # Reached before it: each ancestor must rank above the node below it.
-        fit = _all_above(self.live & (rank[above] <= rank), _jumps(above, self.deepest))[order]
+        fit = all_above(self.live & (rank[above] <= rank), jumps_of(above, self.deepest))[order]
         best = (fit & (fit.cumsum(0) <= budget))[rank]
         return self._only(best | (self.live & (self.live.sum() <= budget)), min(self.deepest, budget - 1))
 
@@ -183,7 +183,7 @@ class PaddedTree:
         # Ways end at `at` and at other's root, dead rows' where they begin: all that do not get to both at once meet a
         # pair that differs.
         pairs = below[:, None] * self.rows + torch.where(here, index, self.above)
-        known, match = _all_above(same, _jumps(pairs, other.deepest)).max(1)
+        known, match = all_above(same, jumps_of(pairs, other.deepest)).max(1)
         new = other.live & ~known
         slot = new.cumsum(0) + (self.live.sum() - 1)
         new = new & (slot < budget)
@@ -232,51 +232,7 @@ def on_host(tree: Tree) -> ProposalTree:
     return tree if isinstance(tree, ProposalTree) else PaddedTree.host(tree.record().cpu(), tree.stage)
 
 
-@dataclass(frozen=True, eq=False)
-class Pattern:
-    """What hangs on what in a template of n nodes, on a device; made once, outside recorded regions.
-
-    bare:  its tree, all live, with tokens of 0
-    above: [n] int64: each node's parent; the root stands above itself
-    level: [n, n] bool: which nodes are of one depth
-    jumps: [n, n] int64 each: the pair of ancestors 1, 2, 4, .. steps above each pair of nodes
-    """
-
-    bare: PaddedTree
-    above: Tensor
-    level: Tensor
-    jumps: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, parents: Sequence[int], device: torch.device) -> Pattern:
-        """parents [n], before their children, the root first with -1."""
-        n = len(parents)
-        tree = ProposalTree.build([0] * n, list(parents), [0.0] + [float("nan")] * (n - 1),
-                                  [ROOT] + [RETRIEVED] * (n - 1))
-        bare = PaddedTree.of(tree, n, device)
-        above = bare.parents.clamp(min=0)
-        return cls(bare, above, bare.depths[:, None] == bare.depths,
-                   tuple(_jumps(above[:, None] * n + above, bare.deepest)))
-
-
-def filled(tokens: Tensor, pattern: Pattern) -> PaddedTree:
-    """tokens [n] of a template's nodes, negative where unseen -> the tree of the seen ones.
-
-    What hangs below an unseen node is dead.  Of siblings with one token the first stands for all, and what hangs
-    below the others hangs below it, by the same rule.
-    """
-    # Nodes of one depth are the same where the tokens on the ways to them are; the first of them is their row.
-    alike = (tokens[:, None] == tokens) & (tokens >= 0) & pattern.level
-    first = _all_above(alike, pattern.jumps).max(1).indices
-    bare = pattern.bare
-    live = first == torch.arange(len(tokens), device=tokens.device)
-    # No node's first is behind it, so that the minimum only restores the root's -1.
-    parents = torch.minimum(first[pattern.above], bare.parents)
-    return replace(bare, tokens=tokens * live, parents=parents * live, depths=bare.depths * live,
-                   origin=bare.origin * live, live=live)
-
-
-def _jumps(above: Tensor, deepest: int) -> list[Tensor]:
+def jumps_of(above: Tensor, deepest: int) -> list[Tensor]:
     """1, 2, 4, .. steps up, as many as reach every ancestor; above: places in itself, flattened."""
     jumps = [above] if deepest else []
     while 1 << len(jumps) <= deepest:
@@ -284,7 +240,7 @@ def _jumps(above: Tensor, deepest: int) -> list[Tensor]:
     return jumps
 
 
-def _all_above(flags: Tensor, jumps: Sequence[Tensor]) -> Tensor:
+def all_above(flags: Tensor, jumps: Sequence[Tensor]) -> Tensor:
     """Whether a flag is set, and those of all ancestors: pointer doubling."""
     for jump in jumps:
         flags = flags & flags.take(jump)

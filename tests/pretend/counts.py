@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Pretr
 
 import longgraft.attention.triton as kernel
 from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.decoder import Goal
 from longgraft.engine.engine import Engine
-from longgraft.engine.request import Goal
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts

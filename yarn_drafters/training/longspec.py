@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from longgraft.drafters.longspec import LongSpecDrafter
-from longgraft.memories.windowed import WindowMemory
+from longgraft.drafters.longspec import LongSpecDrafter, WindowMemory
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.kinds import Count, Range
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads

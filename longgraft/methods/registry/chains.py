@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from longgraft.acceptance.typical import typical
 from longgraft.config.options import check, option
-from longgraft.drafters.draft_model_chain import SmallChain
-from longgraft.drafters.medusa import Medusa
+from longgraft.drafters.draft_model_chain import DraftLength, SmallChain
+from longgraft.drafters.medusa import LastHidden, Medusa
 from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.lately import DraftLength, LastHidden
 from longgraft.methods.method import Method
 from longgraft.methods.needs import MEDUSA, SMALL
 from longgraft.methods.parts import Parts

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent, Selector
 from longgraft.config.options import check, like, option
 from longgraft.drafters.cascade import Cascade
-from longgraft.drafters.longspec import SHAPE, LongSpecDrafter
+from longgraft.drafters.longspec import SHAPE, LongSpecDrafter, WindowMemory
 from longgraft.drafters.magicdec import Itself
 from longgraft.drafters.pruning import Dense
 from longgraft.drafters.specpv import PartialVerifier
 from longgraft.drafters.streaming_llm import Streaming
-from longgraft.drafters.token_swift import TokenSwift
+from longgraft.drafters.token_swift import FrequentNgrams, TokenSwift
 from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.frequent import FrequentNgrams
 from longgraft.memories.partial_kv import PartialCache
-from longgraft.memories.windowed import WindowMemory
 from longgraft.methods.method import DRAFTS, Method
 from longgraft.methods.needs import HEAD, MEDUSA, SMALL, Need, Sources
 from longgraft.methods.parts import Parts

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from longgraft.config.options import check, like, option
 from longgraft.memories.hidden_states import HiddenStates
-from longgraft.memories.last_topk import LastRow
-from longgraft.memories.trajectories import Trajectories
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.retrievers.adapld import AdaptiveLookup, Branches, Likeness
 from longgraft.retrievers.anchors import Anchors
-from longgraft.retrievers.logitspec import WIDTH, LogitSpec
-from longgraft.retrievers.lookahead import Lookahead
+from longgraft.retrievers.logitspec import WIDTH, LastRow, LogitSpec
+from longgraft.retrievers.lookahead import Lookahead, Trajectories
 from longgraft.retrievers.pld_plus import Reranked
 from longgraft.retrievers.prompt_lookup import PromptLookup
 from longgraft.target_model.model import Target

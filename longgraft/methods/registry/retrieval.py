@@ -7,8 +7,6 @@ from pathlib import Path
 
 from longgraft.config.options import check, like, option
 from longgraft.drafters.pruning import Dense
-from longgraft.engine.text import vocabulary
-from longgraft.memories.automaton import SuffixAutomaton
 from longgraft.memories.past_answers import Outputs
 from longgraft.memories.token_history import History
 from longgraft.methods.combinators import Route, expected, matched
@@ -18,9 +16,10 @@ from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Proposer
 from longgraft.retrievers.datastore import Datastore
 from longgraft.retrievers.rest import Lookup, Stored
-from longgraft.retrievers.sam_decoding import AutomatonChain
+from longgraft.retrievers.sam_decoding import AutomatonChain, SuffixAutomaton
 from longgraft.retrievers.suffix_decoding import Speculation, SuffixTrees
 from longgraft.retrievers.token_recycling import MatrixRetriever
+from longgraft.runtime.fingerprint import vocabulary
 from longgraft.trees.templates import token_recycling
 
 RECYCLING = "Token Recycling (arXiv 2408.08696)"

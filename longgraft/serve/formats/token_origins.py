@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from longgraft.engine.request import Step
+from longgraft.engine.decoder import Step
 from longgraft.engine.text import Detokenizer
 from longgraft.trees.tree import DRAFT, RETRIEVED
 

@@ -22,8 +22,8 @@ from starlette.background import BackgroundTask
 
 from longgraft.comparison.levels import first_divergence, may_differ
 from longgraft.comparison.loops import loops
-from longgraft.engine.request import Step
-from longgraft.eval.checks.losslessness import plain_session
+from longgraft.comparison.with_plain import plain_session
+from longgraft.engine.decoder import Step
 from longgraft.serve.formats.errors import ApiError, refusing
 from longgraft.serve.formats.request_fields import USUAL_TOKENS, Drawing
 from longgraft.serve.formats.token_origins import Pictures, Spans

@@ -1,0 +1,46 @@
+"""Noise keyed by (seed, position, token): integers first, so that it is the same on every device."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # int64 arithmetic wraps at 2^64
+
+
+def uniform(chance: Tensor, tokens: Tensor) -> Tensor:
+    """Uniform noise of these tokens by a `Sampled`'s chance, float64, strictly inside (0, 1): both int64 on one device,
+    broadcast.
+
+    Seed, position and token are taken in by one step of SplitMix64 each (Steele et al., OOPSLA 2014): integers, the
+    same on every device and for every part of the vocabulary.
+    """
+    bits = mix(tokens * GOLDEN + chance).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
+    # 52 bits and a half: never 0 or 1 in float64.
+    return bits.double().add_(0.5).mul_(2.0 ** -52)
+
+
+def gumbel(chance: Tensor, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise of the same, float64."""
+    return uniform(chance, tokens).log_().neg_().log_().neg_()
+
+
+@lru_cache
+def of_seed(seed: int) -> int:
+    """The first of a noise's three steps, once per seed and on the host."""
+    return int(mix(torch.tensor(seed) * GOLDEN))
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's output for these states, int64."""
+    x = x + GOLDEN
+    x.bitwise_xor_(_right(x, 30)).mul_(0xBF58476D1CE4E5B9 - (1 << 64))
+    x.bitwise_xor_(_right(x, 27)).mul_(0x94D049BB133111EB - (1 << 64))
+    return x.bitwise_xor_(_right(x, 31))
+
+
+def _right(x: Tensor, bits: int) -> Tensor:
+    """x shifted as if it had no sign."""
+    return (x >> bits).bitwise_and_((1 << 64 - bits) - 1)

@@ -1,0 +1,51 @@
+"""When to stop drafting: what a pruning policy is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Level:
+    """One drafted level, as a policy sees it.
+
+    index:  expansion forwards done so far: 0 after the root's own draft step
+    scores: [c] float32 path log-probabilities of this level's candidates, on the device
+    last:   whether no further level will be drafted anyway
+    budget: nodes of the verified tree, root included
+    laws:   [r, V] float32 log-probabilities over the draft vocabulary after each of the r nodes that the candidates
+            follow, c / r each, on the device
+    """
+
+    index: int
+    scores: Tensor
+    last: bool
+    budget: int
+    laws: Tensor | None = None
+
+    @property
+    def entropy(self) -> Tensor:
+        """[1] float32, in nats: of the law that the best candidate was drawn from; only who asks pays for it."""
+        assert self.laws is not None, "this level's laws were not kept"
+        best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.laws))
+        return torch.special.entr(self.laws.index_select(0, best).exp()).sum(-1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """slots: drafted candidates that may take a slot, of all levels, best first (None: all that fit);
+    expand: whether another level is drafted."""
+
+    slots: int | None = None
+    expand: bool = True
+
+
+class PruningPolicy(Protocol):
+    """When to stop drafting, and how many of the drafted candidates to keep.  Called once per level."""
+
+    def __call__(self, level: Level) -> Verdict:
+        """Reading a number of the level's on the host is a device sync: do it at few levels."""
