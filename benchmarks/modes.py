@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.texts import ROOT
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import FewRows, few_rows
+from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.runtime.cuda_graphs import EAGER, Recorder, Regions, cuda_graphs
 from longgraft.target_model.fused_modules import fused
 from longgraft.target_model.model import Target
@@ -29,9 +29,9 @@ def prepared(target: Target, mode: str) -> tuple[Target, Regions]:
         raise ValueError(f"Mode {mode!r} is unknown. Known: {', '.join(MODES)}.")
     if mode == "eager":
         fits = (target.device.type, target.dtype) == ("cpu", torch.float32)
-        kernels = few_rows() if fits else None
+        kernels = cpu_kernels() if fits else None
         return Target(target.model, target.name, target.attention,
-                      kernels if isinstance(kernels, FewRows) else None), EAGER
+                      kernels if isinstance(kernels, CpuKernels) else None), EAGER
     if (why := why_not_fixed("auto")) and target.device.type == "cuda":
         raise ValueError(f"{target.name} cannot be recorded: {why}.")
     small = fused(target.model) if mode == "fused" else None

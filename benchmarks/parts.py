@@ -193,9 +193,9 @@ def _walked(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits: Tensor
     regions, n, device, rows = bench.rig.regions, len(tree), logits.device, len(logits)
     padded = regions.kept(("tree", n), lambda: PaddedTree.of(tree, rows, device))
     positions = regions.kept(("positions", n), lambda: 4096 + padded.depths)
-    chance = regions.kept(("chance", n), lambda: torch.zeros_like(positions))
-    chance.copy_(rule.chance(positions))
-    return regions(("walk", n, rule.law), lambda: replace(padded).walk(rule.choose(logits, chance)))
+    keys = regions.kept(("keys", n), lambda: torch.zeros_like(positions))
+    keys.copy_(rule.keys(positions))
+    return regions(("walk", n, rule.law), lambda: replace(padded).walk(rule.choose(logits, keys)))
 
 
 def peer(bench: Bench) -> Iterator[Row]:

@@ -18,8 +18,8 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import WIDTH, AdjacencyMatrix
-from longgraft.memories.adjacency_memory import RowsMemory
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.token_recycling import MatrixRetriever
@@ -104,7 +104,7 @@ class Rig:
 
     def __init__(self, target: Target, network: Eagle3Network, longest: int, regions: Regions = EAGER) -> None:
         self.target, self.network, self.regions = target, network, regions
-        self.memory = DrafterMemory(network, kernels=target.kernels, regions=regions)
+        self.memory = Eagle3Cache(network, kernels=target.kernels, regions=regions)
         self.wants = Wants(topk=WIDTH) | self.memory.wants
         self.verifier = Verifier(target, target.cache(longest + BEHIND), Greedy(), Clock(), regions)
         seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)     # buffers exist when they are written
@@ -137,10 +137,10 @@ class Rig:
                            hidden={layer: row.expand(fed, -1) for layer, row in self._features.items()})
 
     @cached_property
-    def rows(self) -> RowsMemory:
+    def rows(self) -> AdjacencyMemory:
         """The adjacency matrix, with every row seen."""
         vocab, device = self.target.vocab_size, self.target.device
-        memory = RowsMemory(AdjacencyMatrix(vocab, device=device), seeded=True, regions=self.regions)
+        memory = AdjacencyMemory(AdjacencyMatrix(vocab, device=device), seeded=True, regions=self.regions)
         memory.matrix.update(torch.arange(vocab, device=device), self._successors(vocab, device))
         return memory
 

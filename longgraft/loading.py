@@ -23,17 +23,17 @@ from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.engine.text import Prompt
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import FewRows, few_rows
+from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, check_given, embedded
-from longgraft.methods.parts import Parts
+from longgraft.methods.parts import Parts, Shape
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
 from longgraft.runtime.devices import device_of, dtype_of
 from longgraft.runtime.fingerprint import digest, vocabulary
-from longgraft.target_model.fused_modules import Fused, fused
+from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.static_pass import why_not_fixed
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
@@ -58,7 +58,6 @@ class Loaded:
     tokenizer: Any
     method: Method
     parts: Parts
-    calibration: Calibration
     notes: tuple[str, ...] = ()
     costs: str | None = None
 
@@ -94,10 +93,10 @@ class Loaded:
 
     def _gates(self, nodes: int) -> str:
         """The thresholds, and how this session differs from what they were made for, for people."""
-        parts = self.parts
-        differs = self.calibration.differs(made_for(nodes, parts.levels, parts.top_k, parts.window))
-        follow = "" if parts.online is None else ", then following the last steps"
-        return self.calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "") + follow
+        shape, calibration = self.parts.shape, self.parts.calibration
+        differs = calibration.differs(made_for(nodes, shape.levels, shape.top_k, shape.window))
+        follow = "" if shape.online is None else ", then following the last steps"
+        return calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "") + follow
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
@@ -132,10 +131,10 @@ def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
-    parts = Parts(target, given, calibration.snapshot, calibration.thresholds, calibration.split, opts.draft_levels,
-                  opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width, opts.persist,
-                  opts.online, calibration.odds, regions=regions)
-    return Loaded(target, tokenizer, method, parts, calibration, notes, opts.costs)
+    shape = Shape(opts.draft_levels, opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width,
+                  opts.online, opts.persist)
+    parts = Parts(target, given, shape, calibration, regions=regions)
+    return Loaded(target, tokenizer, method, parts, notes, opts.costs)
 
 
 def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
@@ -184,13 +183,13 @@ def _made(model: PreTrainedModel, name: str, opts: Settings) -> Target:
     parameter = next(model.parameters())
     kernels = _kernels(opts, parameter.device, parameter.dtype)
     small = fused(model) if opts.graphs == "auto" and parameter.device.type == "cuda" else None
-    return Target(model, name, opts.attention, kernels if isinstance(kernels, FewRows) else None,
-                  small if isinstance(small, Fused) else None)
+    return Target(model, name, opts.attention, kernels if isinstance(kernels, CpuKernels) else None,
+                  small if isinstance(small, FusedModules) else None)
 
 
-def _kernels(opts: Settings, device: torch.device, dtype: torch.dtype) -> FewRows | NotBuilt | None:
+def _kernels(opts: Settings, device: torch.device, dtype: torch.dtype) -> CpuKernels | NotBuilt | None:
     """None where they were not asked for, or have nothing to do."""
-    return few_rows() if (opts.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
+    return cpu_kernels() if (opts.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
 
 
 def _regions(opts: Settings, target: Target) -> tuple[Regions, str]:

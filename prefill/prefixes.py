@@ -132,7 +132,7 @@ class Prefixes:
 
 
 @dataclass
-class Reader:
+class PrefixReader:
     """One prompt's: what is known of its beginning, and what is to be known of it.
 
     cache: the target's; memories: of the method, in order; they are empty

@@ -154,10 +154,10 @@ def _cell(tensors: Mapping[str, Tensor]) -> Cell:
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """Of names, types, shapes and, by their CRC-32, of all rows."""
-    def told(name: str, rows: Tensor) -> tuple[str, str, tuple[int, ...], int]:
+    def described(name: str, rows: Tensor) -> tuple[str, str, tuple[int, ...], int]:
         return name, str(rows.dtype), tuple(rows.shape), zlib.crc32(rows.contiguous().view(torch.uint8).numpy().data)
 
-    return hashlib.sha256(repr(sorted(map(told, tensors, tensors.values()))).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(sorted(map(described, tensors, tensors.values()))).encode()).hexdigest()[:16]
 
 
 def _unfit(path: Path, why: str, method: str = "", other: str = "") -> ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,16 +23,18 @@ from toy_dflash import shared_blocks
 from toy_small import medusa_heads, small_model
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.cost_model import Costs, Live
+from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session, answer
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import FewRows, few_rows
-from longgraft.methods.find import build, find, verifies
+from longgraft.kernels.cpu import CpuKernels, cpu_kernels
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import METHODS, build, find, verifies
 from longgraft.methods.needs import HEAD, MEDUSA
 from longgraft.methods.needs import SMALL as SMALL_MODEL
-from longgraft.methods.parts import Parts
+from longgraft.methods.parts import Parts, Shape
+from longgraft.methods.registry import RENAMED
 from longgraft.methods.registry.blocks import DFLASH
 from longgraft.methods.registry.long_context import LONGSPEC
 from longgraft.methods.registry.retrieval import DATASTORE
@@ -145,9 +148,9 @@ def golden() -> Golden:
 
 
 @pytest.fixture(scope="session")
-def kernels() -> FewRows:
+def kernels() -> CpuKernels:
     """The compiled ones; where no compiler is, there is nothing to test."""
-    if isinstance(built := few_rows(), NotBuilt):
+    if isinstance(built := cpu_kernels(), NotBuilt):
         pytest.skip(f"no compiled kernels: {built}")
     return built
 
@@ -156,7 +159,14 @@ def kernels() -> FewRows:
 TOY_COSTS = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.02, 10: 0.03}}, {0: {1: 0.02, 64: 0.1}})
 
 
-def toy_target(family: str = "llama", attention: str = "auto", kernels: FewRows | None = None) -> Target:
+# Methods by what `build` takes: the registry's, and the choices that are ablations.
+EVERY = METHODS | {name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in RENAMED.values())
+                   if "window" not in name}
+# Those that choose what a step spends where no budget is given.
+CHOOSING = [name for name, method in EVERY.items() if method.adaptive and "pruning=none" not in name]
+
+
+def toy_target(family: str = "llama", attention: str = "auto", kernels: CpuKernels | None = None) -> Target:
     return Target(toy_model(family), family, attention, kernels)
 
 
@@ -177,9 +187,13 @@ def toys(family: str, seed: int) -> dict[str, object]:
     return {name: toy(toy_target(family), seed) for name, toy in TOYS.items()}
 
 
-def toy_parts(family: str = "llama", seed: int = 0, kernels: FewRows | None = None, **more) -> Parts:
-    more.setdefault("costs", Live(TOY_COSTS, frozen=True))
-    return Parts(toy_target(family, kernels=kernels), toys(family, seed), **more)
+def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None = None, **more) -> Parts:
+    """more: fields of `Parts`, of its shape, and of its calibration."""
+    shape, calibration = ({name: more.pop(name) for name in kind.__dataclass_fields__ if name in more}
+                          for kind in (Shape, Calibration))
+    more.setdefault("costs", LiveCosts(TOY_COSTS, frozen=True))
+    return Parts(toy_target(family, kernels=kernels), toys(family, seed), Shape(**shape), Calibration(**calibration),
+                 **more)
 
 
 def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,

@@ -9,14 +9,14 @@ from test_golden import shape_of
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.hidden_states import HiddenStates
-from longgraft.memories.token_history import History
+from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build, find
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.adapld import AdaptiveLookup, Branches, Likeness
+from longgraft.retrievers.adapld import AdaPld, Branches, Likeness
 from longgraft.retrievers.anchors import Anchors
-from longgraft.retrievers.pld_plus import Reranked
+from longgraft.retrievers.pld_plus import PldPlus
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
@@ -28,7 +28,7 @@ X, END = 9, 11
 
 def anchors(text: list[int], kinds: list[int], final: torch.Tensor | None = None) -> tuple[Anchors, HiddenStates]:
     """Of a text whose positions' states are of these kinds; final [t, V]."""
-    history, context, last = History(), HiddenStates(1), HiddenStates(None)
+    history, context, last = TokenHistory(), HiddenStates(1), HiddenStates(None)
     chunk = ProposalTree.chain(torch.tensor(text), ROOT)
     final = torch.zeros(len(text), V) if final is None else final
     seen = Observation(chunk, torch.arange(len(text)), 0, hidden={1: CONTEXTS[kinds]}, final=final, prompt=True)
@@ -47,18 +47,18 @@ KINDS = [0, 3, 3, 1, 3, 3, 2, 3]
 def test_the_anchor_is_the_one_before_which_the_text_is_most_like_the_root_s(kind, copied):
     """Its own state says what follows it; the root has none yet."""
     places, _ = anchors(TEXT, [*KINDS, kind])
-    tree = Reranked(places, length=5).propose(Ask(X, 11, 9))
+    tree = PldPlus(places, length=5).propose(Ask(X, 11, 9))
     assert tree.tokens.tolist() == [X, *copied] and tree.is_chain
     assert tree.match.tolist() == [0, *[1] * len(copied)]
-    assert Reranked(places, length=5).propose(Ask(X, 3, 9)).tokens.tolist() == [X, *copied[:2]]
-    assert Reranked(places, length=5).propose(Ask(X, 1, 9)).tokens.tolist() == [X]
+    assert PldPlus(places, length=5).propose(Ask(X, 3, 9)).tokens.tolist() == [X, *copied[:2]]
+    assert PldPlus(places, length=5).propose(Ask(X, 1, 9)).tokens.tolist() == [X]
 
 
 def test_neither_the_first_token_nor_the_root_itself_is_an_anchor():
     places, _ = anchors([X, 1, 2], [0, 1, 2])
-    assert Reranked(places, 5).propose(Ask(X, 11, 3)).tokens.tolist() == [X]
-    assert Reranked(places, 5).propose(Ask(2, 11, 3)).tokens.tolist() == [2, 2]     # at 2: its copy is the root
-    assert Reranked(places, 5).propose(Ask(7, 11, 3)).tokens.tolist() == [7]
+    assert PldPlus(places, 5).propose(Ask(X, 11, 3)).tokens.tolist() == [X]
+    assert PldPlus(places, 5).propose(Ask(2, 11, 3)).tokens.tolist() == [2, 2]     # at 2: its copy is the root
+    assert PldPlus(places, 5).propose(Ask(7, 11, 3)).tokens.tolist() == [7]
 
 
 def probable(**tokens: list[int]) -> torch.Tensor:
@@ -70,14 +70,14 @@ def probable(**tokens: list[int]) -> torch.Tensor:
 
 
 def adaptive(kind: int = 1, likeness: float | None = 0.9, count: int = 2, successors: bool = True, length: int = 3,
-             **tokens: list[int]) -> AdaptiveLookup:
+             **tokens: list[int]) -> AdaPld:
     """Where 8 is embedded as 9 = X is, and every other token as nothing else."""
     places, last = anchors(TEXT, [*KINDS, kind], probable(**tokens))
     embedding = torch.eye(V)
     embedding[8] = embedding[X]
     like = None if likeness is None else Likeness(embedding, likeness)
     branches = Branches(count, last, lambda final: final, successors) if count else None
-    return AdaptiveLookup(places, length, like, branches)
+    return AdaPld(places, length, like, branches)
 
 
 def paths(*chains: list[int]) -> set[tuple[int, ...]]:
@@ -100,7 +100,7 @@ def test_a_successor_is_taken_where_the_text_is_most_like_the_anchor():
     # The state at anchor 1 is of kind 3, as none before an X is: the first of equal ones.
     assert shape_of(tree) == paths([X, 2, 3, X], [X, X, 2], [X, 5, X])
     places, last = anchors(TEXT, [0, 2, 3, 1, 3, 3, 2, 3, 0], probable(p1=[X, 5]))      # as before the X at 7
-    tree = AdaptiveLookup(places, 3, None, Branches(2, last, lambda final: final)).propose(Ask(X, 39, 9))
+    tree = AdaPld(places, 3, None, Branches(2, last, lambda final: final)).propose(Ask(X, 39, 9))
     assert (X, X, 6) in shape_of(tree)
 
 
@@ -116,7 +116,7 @@ def test_end_tokens_are_no_anchors():
     places, last = anchors(text, [0] * 6, torch.zeros(6, V))
     flat = Likeness(torch.ones(V, 2), 0.5)      # every token is like every other
     branches = Branches(1, last, lambda final: torch.arange(V).float())
-    proposer = AdaptiveLookup(places, 3, flat, branches)
+    proposer = AdaPld(places, 3, flat, branches)
     assert len(proposer.propose(Ask(END, 20, 6))) == 1
     # They are copied, and a branch may be one; 10 is new, and follows what the first like token does.
     assert shape_of(proposer.propose(Ask(2, 20, 6))) == paths([2, END, 3, 1], [2, 10, END])
@@ -133,7 +133,7 @@ def test_where_slots_are_few_the_copy_has_half_of_them(budget, shape):
 
 def test_without_branches_and_with_one_length_it_is_pld_plus():
     parts = toy_parts()
-    ours, theirs = build("adapld-no-branches+length=10", parts), build("pld+", parts)
+    ours, theirs = build("adapld+branches=0+length=10", parts), build("pld+", parts)
     assert ours.memories == theirs.memories
     verifier, copied = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock()), 0
     for memory in ours.memories:

@@ -15,17 +15,17 @@ from conftest import toy_parts, toy_target
 
 from longgraft.cli.app import main
 from longgraft.loading import _needs
-from longgraft.memories.past_answers import Outputs
-from longgraft.memories.token_history import History
-from longgraft.methods.combinators import Route, expected, matched
+from longgraft.memories.past_answers import PastAnswers
+from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.combinators import Either, expected, matched
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Sources
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.datastore import Datastore
-from longgraft.retrievers.rest import Lookup, Stored
-from longgraft.retrievers.sam_decoding import AutomatonChain, SuffixAutomaton
-from longgraft.retrievers.suffix_decoding import Speculation, SuffixTrees
+from longgraft.retrievers.rest import RestChoices, RestRetriever
+from longgraft.retrievers.sam_decoding import SamChain, SuffixAutomaton
+from longgraft.retrievers.suffix_decoding import Speculation, SuffixDecoding
 from longgraft.trees.tree import ProposalTree
 
 IDENTITY = {"tokenizer": "mine"}
@@ -37,8 +37,8 @@ def automaton(tokens) -> SuffixAutomaton:
     return made
 
 
-def history(tokens) -> History:
-    made = History()
+def history(tokens) -> TokenHistory:
+    made = TokenHistory()
     made.extend(np.array(tokens, dtype=np.int64))
     return made
 
@@ -71,12 +71,12 @@ def test_an_automatons_drafts_are_the_official_ones(golden):
         known, root = automaton(case["history"]), case["start_token"]
         match, at = known.after(root)
         assert match == case["dyn_match_length"] and (not match or at == case["dyn_first_endpos"]), case["name"]
-        tree = AutomatonChain(known).propose(ask(root))
+        tree = SamChain(known).propose(ask(root))
         assert tree.tokens.tolist() == case["sam_only_dyn_draft"], case["name"]
         assert tree.match.tolist() == [0] + [match] * (len(tree) - 1)
         for length, theirs in ((15, case["samd_dyn_draft_n15"]), (40, case["samd_dyn_draft_n40"])):
             if match:       # without one theirs copies the beginning of the text
-                assert same(AutomatonChain(known, length, None).propose(ask(root)), theirs), case["name"]
+                assert same(SamChain(known, length, None).propose(ask(root)), theirs), case["name"]
                 climbed += known.after(root, length) != (match, at)
     assert climbed >= 2
 
@@ -86,9 +86,9 @@ def test_a_growing_automaton_is_the_official_one_before_every_token(golden):
         known = SuffixAutomaton()
         for root, step in zip(case["sequence"], case["steps"], strict=True):
             assert known.after(root)[0] == step["match"]
-            assert AutomatonChain(known).propose(ask(root)).tokens.tolist() == step["sam_only"]
+            assert SamChain(known).propose(ask(root)).tokens.tolist() == step["sam_only"]
             if step["match"]:
-                assert same(AutomatonChain(known, 15, None).propose(ask(root)), step["samd15"])
+                assert same(SamChain(known, 15, None).propose(ask(root)), step["samd15"])
             known.observe(seen([root]))
         assert len(known._next) == case["n_states"]
 
@@ -124,11 +124,11 @@ class Asked:
 
 
 def test_what_is_not_verified_is_not_drafted():
-    second, chain = Asked(), AutomatonChain(automaton([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]), 40, None)
-    route = Route(chain, second, matched, lambda _: 4)
+    second, chain = Asked(), SamChain(automaton([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]), 40, None)
+    route = Either(chain, second, matched, lambda _: 4)
     assert route.propose(ask(4)).tokens.tolist() == [4, 5, 6, 7, 8, 1, 2, 3] and second.times == 0
     assert len(route.propose(ask(7))) == 2 and second.times == 1        # a match of one token
-    assert len(Route(chain, second, matched, lambda _: 5).propose(ask(4))) == 2 and second.times == 2
+    assert len(Either(chain, second, matched, lambda _: 5).propose(ask(4))) == 2 and second.times == 2
     assert route.memories == chain.memories
 
 
@@ -171,7 +171,7 @@ def test_suffix_trees_count_as_a_plain_search_does(budget, rule):
     drafts = 0
     for seed in range(12):
         text = np.random.default_rng(seed).integers(0, 1 + seed % 4, 40 if seed % 4 else 12).tolist()
-        tree = SuffixTrees((history(text[:-1]),), rule).propose(ask(text[-1], budget))
+        tree = SuffixDecoding((history(text[:-1]),), rule).propose(ask(text[-1], budget))
         assert expected(tree) == pytest.approx(counted(text, text[-rule.depth:], rule, budget - 1), abs=1e-4)
         assert len(tree) <= budget and (tree.scores[1:].exp() >= rule.least - 1e-6).all()
         drafts += not tree.is_chain
@@ -183,20 +183,20 @@ def test_on_repeated_text_as_many_tokens_are_expected_as_matched(match):
     """Ten times the same, with other tokens between."""
     unit = list(range(100, 130))
     text = [token for n in range(10) for token in (*unit, n)] + [50, *unit[:match]]
-    tree = SuffixTrees((history(text[:-1]),)).propose(ask(text[-1], 17))
+    tree = SuffixDecoding((history(text[:-1]),)).propose(ask(text[-1], 17))
     assert tree.tokens.tolist() == unit[match - 1:2 * match]
     assert expected(tree) == pytest.approx(match * 10 / 11, abs=1e-4) and tree.match.tolist()[1:] == [match] * match
 
 
 def test_newer_successors_come_first_where_counts_tie():
-    tree = SuffixTrees((history([1, 2, 8, 1, 3, 9]),)).propose(ask(1, 17))
+    tree = SuffixDecoding((history([1, 2, 8, 1, 3, 9]),)).propose(ask(1, 17))
     assert tree.tokens.tolist() == [1, 3]      # one token after a match of one
     assert np.exp(tree.scores[1].item()) == pytest.approx(1 / 3)
 
 
 def test_earlier_answers_are_drafted_from_and_prompts_are_not():
-    outputs = Outputs(100)
-    trees = SuffixTrees((history([1, 2]), outputs))
+    outputs = PastAnswers(100)
+    trees = SuffixDecoding((history([1, 2]), outputs))
     outputs.reset(10)
     for one in (seen([30, 31, 32, 33, 34], prompt=True), seen([40, 41, 42]), seen([43])):
         outputs.observe(one)
@@ -213,14 +213,14 @@ def test_earlier_answers_are_drafted_from_and_prompts_are_not():
 
 
 def test_the_oldest_answers_are_forgotten_first():
-    outputs = Outputs(4)
+    outputs = PastAnswers(4)
     for answer in ([1, 2, 3], [4, 5, 6]):
         outputs.reset(10)
         outputs.observe(seen(answer))
     assert outputs.whole(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]       # a request under way loses nothing
     outputs.reset(10)
     assert outputs.whole(0).tolist() == [4, 5, 6, -1, 0]
-    other = Outputs(4)
+    other = PastAnswers(4)
     other.restore(outputs.state())
     other.observe(seen([9], prompt=True))
     assert other.whole(0).tolist() == [4, 5, 6, -1, 0]          # one separator between two
@@ -228,16 +228,16 @@ def test_the_oldest_answers_are_forgotten_first():
 
 def test_suffix_drafts_are_verified_instead_of_a_tree_where_they_expect_enough():
     second, unit = Asked(), list(range(100, 130))
-    trees = SuffixTrees((history([*unit, 1, *unit, 2, *unit[:7]]),))
+    trees = SuffixDecoding((history([*unit, 1, *unit, 2, *unit[:7]]),))
     assert 5 < expected(trees.propose(ask(unit[7]))) < 6       # 8 times two thirds
-    assert len(Route(trees, second, expected, lambda _: 5).propose(ask(unit[7]))) == 9 and second.times == 0
-    assert len(Route(trees, second, expected, lambda _: 6).propose(ask(unit[7]))) == 2
+    assert len(Either(trees, second, expected, lambda _: 5).propose(ask(unit[7]))) == 9 and second.times == 0
+    assert len(Either(trees, second, expected, lambda _: 6).propose(ask(unit[7]))) == 2
     ours = build("suffix-eagle3", toy_parts(levels=4))
     assert [ours.least(Ask(1, budget, 0)) for budget in (60, 5, 3)] == [4, 4, 2]     # no draft could bring more
     assert build("suffix-eagle3+threshold=2.5+outputs=0", toy_parts()).least(Ask(1, 60, 0)) == 2.5
 
 
-def continuations(text: list[int], context: list[int], lookup: Lookup) -> tuple[int, Counter, int]:
+def continuations(text: list[int], context: list[int], lookup: RestChoices) -> tuple[int, Counter, int]:
     """(longest match, how often each prefix followed it, occurrences), by a plain search."""
     for n in range(min(lookup.longest, len(context)), lookup.shortest - 1, -1):
         hits = [at + n for at in range(len(text) - n + 1) if text[at:at + n] == context[-n:]]
@@ -248,7 +248,7 @@ def continuations(text: list[int], context: list[int], lookup: Lookup) -> tuple[
 
 
 @pytest.mark.parametrize("budget, lookup", [
-    (65, Lookup()), (8, Lookup()), (65, Lookup(longest=3, length=2)), (30, Lookup(shortest=4))])
+    (65, RestChoices()), (8, RestChoices()), (65, RestChoices(longest=3, length=2)), (30, RestChoices(shortest=4))])
 def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
     rng = np.random.default_rng(0)
     text, found = rng.integers(0, 4, 300).tolist(), Counter()
@@ -256,7 +256,7 @@ def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
     for seed in range(20):
         known = np.random.default_rng(seed).integers(0, 4 + seed % 2, 20).tolist()
         match, prefixes, hits = continuations(text, known, lookup)
-        tree = Stored(history(known[:-1]), store, lookup).propose(ask(known[-1], budget))
+        tree = RestRetriever(history(known[:-1]), store, lookup).propose(ask(known[-1], budget))
         ours = paths(tree)
         assert len(ours) == min(budget - 1, len(prefixes))
         assert all(score == pytest.approx(np.log(prefixes[path] / hits), abs=1e-5) for path, score in ours.items())
@@ -269,15 +269,15 @@ def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
 
 def test_nothing_is_proposed_after_tokens_that_the_datastore_lacks():
     store = Datastore.build(np.array([1, 2, 3, 4]))
-    assert len(Stored(history([7, 1]), store).propose(ask(9))) == 1
-    assert len(Stored(history([7]), store).propose(ask(1))) == 1           # a match of one token is none
-    assert len(Stored(history([3]), store).propose(ask(4))) == 1           # nothing follows the end
-    assert Stored(history([1]), store).propose(ask(2)).tokens.tolist() == [2, 3, 4]
+    assert len(RestRetriever(history([7, 1]), store).propose(ask(9))) == 1
+    assert len(RestRetriever(history([7]), store).propose(ask(1))) == 1           # a match of one token is none
+    assert len(RestRetriever(history([3]), store).propose(ask(4))) == 1           # nothing follows the end
+    assert RestRetriever(history([1]), store).propose(ask(2)).tokens.tolist() == [2, 3, 4]
 
 
 def test_of_many_occurrences_as_many_are_read_evenly_spaced():
     store = Datastore.build(np.array([token for n in range(100) for token in (1, 2, 3 + n)]))
-    tree = Stored(history([1]), store, Lookup(hits=4, length=1)).propose(ask(2))
+    tree = RestRetriever(history([1]), store, RestChoices(hits=4, length=1)).propose(ask(2))
     assert tree.tokens.tolist() == [2, 3, 28, 53, 78] and tree.scores[1].item() == pytest.approx(np.log(1 / 4))
 
 

@@ -97,7 +97,7 @@ def test_the_trees_of_the_warm_up_are_those_that_graft_would_have_verified():
         assert warmup.memories == run.proposer.memories and theirs.stage == gate
         ours = warmup._stage(ask, gate)
         assert torch.equal(ours.tokens, theirs.tokens) and torch.equal(ours.parents, theirs.parents)
-    split = build("graft-no-prune", parts).propose(ask)
+    split = build("graft+pruning=none", parts).propose(ask)
     warmup.propose(ask)
     assert torch.equal(warmup.steps[0].splits[40].tokens.sort().values, split.tokens.sort().values)
 

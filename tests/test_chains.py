@@ -14,14 +14,14 @@ from toy_small import medusa_heads, small_model
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.typical import Typical, typical
-from longgraft.drafters.draft_model_chain import DraftLength, SmallChain
+from longgraft.drafters.draft_model_chain import DraftLength, DraftModelChain
 from longgraft.drafters.medusa import LastHidden, Medusa, official
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
-from longgraft.memories.draft_model import SmallModel
+from longgraft.memories.draft_model import DraftModelCache
 from longgraft.methods.find import METHODS, find
 from longgraft.methods.needs import SMALL
-from longgraft.methods.registry.chains import Chain, chain
+from longgraft.methods.registry.chains import SpsChoices, chain
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.cuda_graphs import Regions
@@ -34,7 +34,8 @@ WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 def itself(coupled: bool, schedule: str = "constant", budget: int = 6, family: str = "llama", **more) -> Session:
     """The target drafts for itself: each guess of a greedy or coupled draft is right."""
     parts = toy_parts(family, **more)
-    parts = type(parts)(parts.target, {SMALL.name: toy_target(family)}, choices=Chain(schedule), regions=parts.regions)
+    parts = type(parts)(parts.target, {SMALL.name: toy_target(family)}, choices=SpsChoices(schedule),
+                        regions=parts.regions)
     return Session(Engine(parts.target, chain(parts, coupled), parts.clock, budget, None, parts.regions), None)
 
 
@@ -67,8 +68,8 @@ def test_sampled_runs_repeat_and_seeds_differ(sampling):
     assert first.token_ids != answered(ours, toy_prompt(60), 12, Sampling(temperature=1.0, seed=6)).token_ids
 
 
-def small() -> SmallModel:
-    made = SmallModel(small_model(96), 96)
+def small() -> DraftModelCache:
+    made = DraftModelCache(small_model(96), 96)
     made.reset(200)
     made.observe(seen(toy_prompt(30), prompt=True))
     return made
@@ -77,7 +78,7 @@ def small() -> SmallModel:
 @torch.no_grad()
 def test_a_chain_carries_the_law_that_its_tokens_were_drawn_from():
     rule = Sampled(0.8, top_k=7, seed=2)
-    tree = SmallChain(small()).propose(Ask(5, 6, 30, rule))
+    tree = DraftModelChain(small()).propose(Ask(5, 6, 30, rule))
     assert tree.law is not None and tree.law.shape == (6, 96) and not tree.law[0].any()
     ids = toy_prompt(30) + tree.tokens.tolist()
     for node in range(1, 6):
@@ -90,8 +91,8 @@ def test_a_chain_carries_the_law_that_its_tokens_were_drawn_from():
 
 def test_a_chain_that_follows_from_the_past_carries_no_law():
     for draws, coupled in ((Greedy(), False), (Sampled(seed=1), True)):
-        assert SmallChain(small(), coupled=coupled).propose(Ask(5, 6, 30, draws)).law is None
-    assert len(SmallChain(small()).propose(Ask(5, 1, 30))) == 1
+        assert DraftModelChain(small(), coupled=coupled).propose(Ask(5, 6, 30, draws)).law is None
+    assert len(DraftModelChain(small()).propose(Ask(5, 1, 30))) == 1
 
 
 def test_the_heuristic_schedule_adds_two_or_takes_one():
@@ -109,7 +110,7 @@ def test_the_heuristic_schedule_adds_two_or_takes_one():
     assert length.tokens == 1
     found = answered(itself(True, "heuristic", 12), toy_prompt(60), 26)
     assert found.stats.accepted_per_step == (5, 7, 9, 0)
-    assert find("sps+schedule=heuristic").choices == Chain("heuristic")
+    assert find("sps+schedule=heuristic").choices == SpsChoices("heuristic")
 
 
 def test_what_fitted_is_what_the_schedule_goes_on_from():
@@ -124,7 +125,7 @@ def test_what_fitted_is_what_the_schedule_goes_on_from():
 def test_nothing_is_drafted_beyond_the_small_models_last_position():
     made = small()
     made.positions = 33         # the root at 30 is read, and two more
-    assert [len(SmallChain(made).propose(Ask(5, 6, at))) for at in (30, 32, 33)] == [4, 2, 1]
+    assert [len(DraftModelChain(made).propose(Ask(5, 6, at))) for at in (30, 32, 33)] == [4, 2, 1]
 
 
 @pytest.mark.parametrize("coupled", [False, True])

@@ -12,7 +12,7 @@ import torch
 from conftest import toy_network, toy_parts, toy_target
 
 from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
-from longgraft.budget.cost_model import TABLES, Costs, Live
+from longgraft.budget.cost_model import TABLES, Costs, LiveCosts
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
 COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
@@ -47,7 +47,7 @@ def test_no_rows_are_so_few_that_a_pass_costs_nothing():
     {3000: {4: 0.001, 16: 0.009}, 4000: {4: 0.010, 16: 0.030}}])
 def test_more_rows_and_longer_prefixes_never_cost_less_whatever_noise_was_measured(grid):
     costs = replace(COSTS, passes=grid)
-    live = Live(costs)
+    live = LiveCosts(costs)
     for rows in (1, 2, 8):
         live.timed(rows, 512, 0.03 / rows)
     for verify in (costs.verify, live.verify):
@@ -99,7 +99,7 @@ def test_costs_say_how_another_session_differs_from_theirs():
 
 
 def test_costs_follow_what_is_timed_and_most_of_it_is_the_machine():
-    live = Live(COSTS)
+    live = LiveCosts(COSTS)
     for _ in range(100):
         live.timed(4, 512, 0.026)
     assert live.verify(4, 512) == pytest.approx(0.026, rel=0.02)
@@ -113,7 +113,7 @@ def test_costs_follow_what_is_timed_and_most_of_it_is_the_machine():
 
 
 def test_one_slow_step_hardly_moves_costs():
-    live = Live(COSTS)
+    live = LiveCosts(COSTS)
     live.timed(4, 512, 5 * live.verify(4, 512))
     live.drafted(1.0, 50.0)
     live.timed(1, 512, 0.0)         # a clock that stood still says nothing
@@ -122,7 +122,7 @@ def test_one_slow_step_hardly_moves_costs():
 
 
 def test_drafts_that_take_longer_than_their_parts_make_drafting_dearer_alone():
-    live = Live(COSTS)
+    live = LiveCosts(COSTS)
     for _ in range(60):
         live.drafted(live.feed(1, 512) + 2 * live.level(2, 512), 1.4 * (COSTS.feed(1, 512) + 2 * COSTS.level(2, 512)))
     assert live.level(2, 512) == pytest.approx(1.4 * COSTS.level(2, 512), rel=0.02)
@@ -130,7 +130,7 @@ def test_drafts_that_take_longer_than_their_parts_make_drafting_dearer_alone():
 
 
 def test_frozen_costs_stay():
-    live = Live(COSTS, frozen=True)
+    live = LiveCosts(COSTS, frozen=True)
     live.timed(4, 512, 1.0)
     live.drafted(0.5, 1.0)
     assert all(getattr(live, name)(4, 700) == getattr(COSTS, name)(4, 700) for name in ("verify", "level", "feed"))

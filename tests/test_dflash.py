@@ -13,8 +13,8 @@ from test_golden import load_target
 from toy_dflash import shared_blocks, toy_blocks
 
 from longgraft.acceptance.rules import Greedy, Sampled
-from longgraft.drafters.dflash import BlockDrafter, sure
-from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.drafters.dflash import DFlashDrafter, sure
+from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Missing, Sources
 from longgraft.methods.registry.blocks import DFLASH
@@ -36,8 +36,8 @@ def official(golden):
     target = load_target(golden, "rand")
     network = load_blocks(golden / "models/dflash_rand", TARGET)
     network.share(target.model.get_input_embeddings(), target.head)
-    memory = BlockMemory(network)
-    return target, memory, BlockDrafter(memory)
+    memory = DFlashCache(network)
+    return target, memory, DFlashDrafter(memory)
 
 
 def start(target, proposer, prompt, chunk=64):
@@ -164,7 +164,7 @@ FULL = torch.randint(0, VOCAB, (VOCAB, 8), generator=torch.Generator().manual_se
 FULL[::5] = -1      # some end a chain
 
 
-@pytest.mark.parametrize("name", ["graft-dflash", "graft-dflash-both"])
+@pytest.mark.parametrize("name", ["graft-dflash", "graft-dflash+both=true"])
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 1.0])
 def test_a_graft_on_a_block_of_an_empty_matrix_is_the_block(name, threshold):
     plain, ours = Asked("dflash").tree(), knowing(Asked(f"{name}+threshold={threshold}"), EMPTY).tree()
@@ -203,7 +203,7 @@ def paths(tree):
 
 def test_both_holds_the_block_and_the_cut_one():
     block, cut = Asked("dflash").tree(), knowing(Asked("graft-dflash"), FULL).tree()
-    both = knowing(Asked("graft-dflash-both"), FULL).tree(24)
+    both = knowing(Asked("graft-dflash+both=true"), FULL).tree(24)
     retrieved = cut.tokens[:1 + int((cut.origin == RETRIEVED).nonzero().max())].tolist()
     assert {tuple(block.tokens.tolist()), tuple(retrieved)} <= paths(both) and not both.is_chain
 
@@ -254,7 +254,7 @@ def test_a_block_of_one_root_costs_no_forward():
 def test_a_drafter_of_another_block_drafts_as_many_tokens():
     network = shared_blocks(toy_target())
     network.config = replace(network.config, block=5)
-    memory = BlockMemory(network)
-    asked = BlockDrafter(memory)
+    memory = DFlashCache(network)
+    asked = DFlashDrafter(memory)
     start(toy_target(), asked, toy_prompt(30))
     assert len(asked.propose(Ask(3, 16, 30))) == 5

@@ -15,11 +15,11 @@ from longspec_toys import toy_longspec
 from longgraft.acceptance.rules import Greedy
 from longgraft.cli.app import main
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.longspec import LongSpecDrafter, WindowMemory
+from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.drafters.pruning import Dense
 from longgraft.eval.checks.chains import OWN, ROWS, TARGET, Depth, chains, summed
 from longgraft.eval.reports.diagnosis import draw, table
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.needs import embedded
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.proposer import Ask
@@ -41,9 +41,9 @@ def drafted(drafter, start: int, depth: int) -> ProposalTree:
 
 
 def drafters():
-    yield "eagle3", toy_network(1), lambda network: Eagle3Drafter(DrafterMemory(network), Dense(), DEPTH, 1)
+    yield "eagle3", toy_network(1), lambda network: Eagle3Drafter(Eagle3Cache(network), Dense(), DEPTH, 1)
     network = toy_longspec(toy_target(), 1)
-    yield "longspec", network, lambda network: LongSpecDrafter(WindowMemory(network, toy_target()), [1] * DEPTH)
+    yield "longspec", network, lambda network: LongSpecDrafter(LongSpecCache(network, toy_target()), [1] * DEPTH)
 
 
 @pytest.mark.parametrize("kind, network, made", drafters(), ids=["eagle3", "longspec"])
@@ -80,7 +80,7 @@ def spied(network, monkeypatch) -> list[torch.Tensor]:
 
 def test_own_is_as_probable_as_decoding_thinks(monkeypatch):
     network = toy_network(1)
-    tree = drafted(Eagle3Drafter(DrafterMemory(network), Dense(), DEPTH, 1), 60, DEPTH)
+    tree = drafted(Eagle3Drafter(Eagle3Cache(network), Dense(), DEPTH, 1), 60, DEPTH)
     states = spied(network, monkeypatch)
     chains(toy_target(), network, [*TEXT[:61], *tree.tokens[1:].tolist(), 0], START, DEPTH)
     for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):       # after depth 1 of three conditions

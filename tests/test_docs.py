@@ -197,11 +197,11 @@ class Otherwise(DrawThenWalk):
     def __init__(self, rule):
         self.rule = replace(rule, seed=9) if isinstance(rule, Sampled) else rule
 
-    def chance(self, positions):
-        return self.rule.chance(positions)
+    def keys(self, positions):
+        return self.rule.keys(positions)
 
-    def choose(self, logits, chance):
-        return self.rule.choose(logits, chance)
+    def choose(self, logits, keys):
+        return self.rule.choose(logits, keys)
 
 
 def test_a_method_is_held_to_what_it_promises():

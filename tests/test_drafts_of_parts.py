@@ -7,10 +7,10 @@ import torch
 from conftest import TOYS, answered, toy_parts, toy_prompt, toy_session, toy_target
 from test_memories import Run
 
-from longgraft.drafters.streaming_llm import Streaming
+from longgraft.drafters.streaming_llm import StreamingDrafter
 from longgraft.drafters.token_swift import FrequentNgrams
-from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.token_history import History
+from longgraft.memories.draft_model import DraftModelCache
+from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
 from longgraft.methods.needs import MEDUSA, SMALL
 from longgraft.protocol.observation import Observation, Wants
@@ -23,12 +23,13 @@ def seen(tokens: list[int], prompt: bool = False) -> Observation:
     return Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), 1, prompt=prompt)
 
 
-def streaming(window: int = 20, length: int = 3) -> Streaming:
+def streaming(window: int = 20, length: int = 3) -> StreamingDrafter:
     """Over a history of no tokens."""
     target = toy_target()
-    history = History()
+    history = TokenHistory()
     history.reset(300)
-    return Streaming(SmallModel(TOYS[SMALL.name](target, 0), target.vocab_size), history, (4, window, length))
+    cache = DraftModelCache(TOYS[SMALL.name](target, 0), target.vocab_size)
+    return StreamingDrafter(cache, history, (4, window, length))
 
 
 def test_a_window_is_the_first_tokens_and_the_newest_and_moves_by_a_quarter():
@@ -111,7 +112,7 @@ def test_a_window_fits_the_small_models_positions():
 
 
 def test_an_interrupted_small_pass_is_forgotten(monkeypatch):
-    def drafted(drafter: Streaming) -> torch.Tensor:
+    def drafted(drafter: StreamingDrafter) -> torch.Tensor:
         return drafter.propose(Ask(3, 4, 20)).tokens
 
     drafter, expected = streaming(), drafted(shown(streaming()))
@@ -123,7 +124,7 @@ def test_an_interrupted_small_pass_is_forgotten(monkeypatch):
     assert torch.equal(drafted(drafter), expected)
 
 
-def shown(drafter: Streaming) -> Streaming:
+def shown(drafter: StreamingDrafter) -> StreamingDrafter:
     drafter.history.observe(seen(toy_prompt(20), prompt=True))
     return drafter
 

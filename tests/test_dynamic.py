@@ -11,7 +11,7 @@ from test_graft import same, trees
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.pruning import Carried, Certain, Dense
+from longgraft.drafters.pruning import DDDPolicy, Dense, EntropyPolicy
 from longgraft.drafters.talon import TalonDrafter
 from longgraft.methods.find import build, find
 from longgraft.protocol.proposer import Ask
@@ -91,16 +91,16 @@ def carried(name: str = "eagle3") -> dict[int, float]:
 def test_the_beam_is_looked_at_after_five_and_seven_expansions_only(check):
     masses = carried()
     for threshold, stage in ((masses[check] - 1e-3, UNPRUNED), (masses[check] + 1e-3, check)):
-        assert trees(toy_parts().drafter(Carried(threshold, (check,))), steps=1)[0].stage == stage
+        assert trees(toy_parts().drafter(DDDPolicy(threshold, (check,))), steps=1)[0].stage == stage
     sure = torch.full((100,), -30.0)
-    assert [Carried(-1.0)(Level(index, sure, index == 8, 60)).expand for index in range(9)] == [
+    assert [DDDPolicy(-1.0)(Level(index, sure, index == 8, 60)).expand for index in range(9)] == [
         index not in (5, 7) for index in range(9)]
 
 
 def test_a_beam_carries_a_sum_and_not_a_mean():
     level = Level(5, torch.tensor([0.2, 0.2, 0.2, 0.1] + [1e-9] * 20).log(), False, 60)
-    assert Carried(log(0.69))(level).expand and not Carried(log(0.71))(level).expand
-    assert not Carried(log(0.69), beam=3)(level).expand
+    assert DDDPolicy(log(0.69))(level).expand and not DDDPolicy(log(0.71))(level).expand
+    assert not DDDPolicy(log(0.69), beam=3)(level).expand
 
 
 def test_drafting_stops_where_the_best_path_s_last_token_was_uncertain():
@@ -119,7 +119,7 @@ def test_drafting_stops_where_the_best_path_s_last_token_was_uncertain():
         if laws[stage] < most:
             continue
         for threshold, expected in ((most + 1e-4, False), (most - 1e-4, True)):
-            tree = trees(toy_parts().drafter(Certain(threshold)), steps=1)[0]
+            tree = trees(toy_parts().drafter(EntropyPolicy(threshold)), steps=1)[0]
             assert (tree.stage == stage) is expected and (not expected or int(tree.depths.max()) <= stage + 1)
 
 
@@ -134,7 +134,7 @@ def test_the_entropy_is_that_of_the_best_candidate_s_law():
 def test_svip_s_chain_goes_on_behind_certain_tokens_up_to_forty(threshold):
     parts = toy_parts()
     chain, dense = build(f"svip+chain=true+threshold={threshold}", parts), Eagle3Drafter(
-        parts.drafted(), Dense(), 40, 1)
+        parts.drafter_cache(), Dense(), 40, 1)
     both = Both(chain, dense, 60)
     for ours, whole in zip(trees(both, steps=6), both.seen, strict=True):
         assert ours.is_chain and len(whole) == 41
@@ -149,7 +149,7 @@ TALON = {"as it is": {}, "narrow": {"share": 1.0}, "wide": {"share": 1e-9}, "sha
 @pytest.mark.parametrize("kind", TALON)
 @pytest.mark.parametrize("budget", [2, 8, 11, 30, 60, 100])
 def test_talon_s_tree_is_full_or_as_deep_as_it_may_be(kind, budget):
-    drafter = TalonDrafter(toy_parts().drafted(), **TALON[kind])
+    drafter = TalonDrafter(toy_parts().drafter_cache(), **TALON[kind])
     for tree in trees(drafter, steps=4, budget=budget):
         counts = torch.bincount(tree.depths).tolist()
         assert len(tree) == budget or (len(counts) == drafter.deepest + 1 and len(tree) < budget)
@@ -159,7 +159,7 @@ def test_talon_s_tree_is_full_or_as_deep_as_it_may_be(kind, budget):
 
 
 def test_a_layer_of_talon_s_holds_what_is_probable_enough():
-    for tree in trees(TalonDrafter(toy_parts().drafted(), share=0.8), steps=3, budget=40):
+    for tree in trees(TalonDrafter(toy_parts().drafter_cache(), share=0.8), steps=3, budget=40):
         scores, depths, parents = tree.scores.tolist(), tree.depths.tolist(), tree.parents.tolist()
         for depth in range(2, max(depths) + 1):
             layer = [score for score, at in zip(scores, depths, strict=True) if at == depth]
@@ -170,7 +170,7 @@ def test_a_layer_of_talon_s_holds_what_is_probable_enough():
 def test_talon_s_second_layer_are_the_best_of_all_continuations():
     """EAGLE-3's second level has the ten best of each node; TALON's may have more of one."""
     made = toy_parts()
-    ours, theirs = TalonDrafter(made.drafted(), share=1e-9), Eagle3Drafter(made.drafted(), Dense(), 2, 24)
+    ours, theirs = TalonDrafter(made.drafter_cache(), share=1e-9), Eagle3Drafter(made.drafter_cache(), Dense(), 2, 24)
     both = Both(ours, theirs, POOL)
     for tree, pool in zip(trees(both, steps=3, budget=60), both.seen, strict=True):
         scored = {path: score for path, score in paths(pool).items() if len(path) == 2}

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from conftest import FAMILIES, answered, toy_parts, toy_prompt, toy_session
+from conftest import CHOOSING, EVERY, FAMILIES, answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 from recorder import Refused, recorder
 
@@ -18,15 +18,15 @@ from longgraft.drafters.pruning import Dense, Split
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.kernels import fused_triton
-from longgraft.methods.find import METHODS, build
+from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, MOST, Regions
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.fused_modules import Fused
+from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Segment, Target
-from longgraft.target_model.static_pass import FixedPass, why_not_fixed
+from longgraft.target_model.static_pass import StaticPass, why_not_fixed
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES, PaddedTree, on_host, size_of
 from longgraft.trees.tree import ProposalTree
@@ -80,7 +80,7 @@ def prefilled(target: Target, length: int, wants: Wants = WANTS, capacity: int =
 def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
     target, regions = model_of(family), Regions(recorder)
     cache = prefilled(target, 150)
-    fixed = FixedPass(target, cache, 16, WANTS, regions)
+    fixed = StaticPass(target, cache, 16, WANTS, regions)
     for length, nodes in ((20, 9), (3, 16), (150, 12), (61, 1), (100, 15)):
         cache.length = length
         tree = random_tree(nodes, length)
@@ -101,7 +101,7 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
 
 def as_on_a_gpu(target: Target) -> Target:
     """With the kernels that CUDA would take, in Triton's interpreter where there is none."""
-    target.fused, target.fixed_backend = Fused(target.model, fused_triton), triton
+    target.fused, target.fixed_backend = FusedModules(target.model, fused_triton), triton
     return target
 
 
@@ -120,7 +120,7 @@ class Fixed(Regions):
 def test_the_gpu_s_kernels_together_say_what_single_launches_say(family):
     target = as_on_a_gpu(model_of(family))
     cache, tree = prefilled(target, 30), random_tree(7, 5)
-    fixed = FixedPass(target, cache, 8, WANTS, Fixed())
+    fixed = StaticPass(target, cache, 8, WANTS, Fixed())
     expected, = target.run([Segment(tree, cache)], WANTS)
     fixed.load(tree)
     seen, _ = fixed.forward()
@@ -134,7 +134,7 @@ def test_a_whole_answer_by_the_gpu_s_kernels(method):
     as_on_a_gpu(parts.target)
     proposer = build(method, parts)
     if method == "graft":
-        parts.drafted()._fixed_backend = triton
+        parts.drafter_cache()._fixed_backend = triton
     session = Session(Engine(parts.target, proposer, parts.clock, 8, None, parts.regions), None)
     found, usual = (answered(one, toy_prompt(60), 4) for one in (session, toy_session(method, "qwen3", 8)))
     assert found.token_ids == usual.token_ids == plain("qwen3", 60, 24, GREEDY)[:4]
@@ -147,7 +147,7 @@ def test_a_model_that_reads_a_value_on_the_host_is_not_recorded():
     reads = target.layers[1].mlp.register_forward_hook(lambda _, __, out: out if out.abs().max() > 0 else None)
     with pytest.warns(UserWarning, match="decodes without CUDA graphs: .* reads a value of the device"), \
             torch.inference_mode():
-        fixed = FixedPass(target, cache, 8, WANTS, regions)
+        fixed = StaticPass(target, cache, 8, WANTS, regions)
         fixed.load(random_tree(5, 0))
         fixed.forward()
     reads.remove()
@@ -163,7 +163,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, se
 
 
 # Each method on one family, on which all families take their turn; one method on all.
-@pytest.mark.parametrize("method, family", sorted({*zip(METHODS, cycle(FAMILIES), strict=False),
+@pytest.mark.parametrize("method, family", sorted({*zip(EVERY, cycle(FAMILIES), strict=False),
                                                    *(("graft", family) for family in FAMILIES)}))
 def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
     """Of three requests in one session; the third is longer than all before, so that its buffers are larger."""
@@ -171,7 +171,7 @@ def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
     ours, usual = (toy_session(method, family, chunk=128, regions=one) for one in (regions, EAGER))
     for length, new, sampling in ((60, 12, GREEDY), (45, 8, SAMPLED), (300, 3, GREEDY)):
         said = [answered(session, toy_prompt(length), new, sampling) for session in (ours, usual)]
-        if METHODS[method].promise == "exact":
+        if EVERY[method].promise == "exact":
             assert said[1].token_ids == plain(family, length, new, sampling)
         assert said[0].token_ids == said[1].token_ids
         assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
@@ -183,7 +183,7 @@ def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
     assert regions.fixed and (regions._recorded or wants.queries)
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.adaptive])
+@pytest.mark.parametrize("method", CHOOSING)
 def test_a_controller_s_trees_are_verified_in_recorded_steps(method):
     regions = Regions(recorder)
     ours, usual = (toy_session(method, adaptive=True, regions=one) for one in (regions, EAGER))
@@ -267,7 +267,7 @@ def test_rows_behind_the_path_stay_where_they_are():
     """They are scratch; but committed rows must not be where a path of one node leaves the others."""
     parts = toy_parts(regions=Regions(recorder))
     cache = prefilled(parts.target, 40, Wants())
-    fixed = FixedPass(parts.target, cache, 8, Wants(), parts.regions)
+    fixed = StaticPass(parts.target, cache, 8, Wants(), parts.regions)
     fixed.load(ProposalTree.root_only(7))
     report, positions = fixed.forward()
     before = cache.layers[1].keys[:, :, 40:48].clone()
@@ -312,7 +312,8 @@ def test_sizes_hold_every_tree_of_the_common_budget():
         size_of(65)
 
 
-@pytest.mark.parametrize("method, budget", [("graft", 66), ("graft-root", 80), ("eagle3", 100), ("graft-x", 90)])
+@pytest.mark.parametrize("method, budget", [("graft", 66), ("graft+pruning=none+retrieved=20", 80), ("eagle3", 100),
+                                            ("graft-x", 90)])
 def test_budgets_beyond_the_largest_size_are_those_of_single_launches(method, budget):
     said = [answered(toy_session(method, budget=budget, regions=one), toy_prompt(60), 24)
             for one in (EAGER, Regions(recorder))]
@@ -324,7 +325,7 @@ def test_a_path_that_skips_rows_is_committed_as_often_as_one_likes():
     """A recording runs it several times on the same numbers."""
     parts = toy_parts(regions=Regions(recorder))
     cache = prefilled(parts.target, 40, Wants())
-    fixed = FixedPass(parts.target, cache, 8, Wants(), parts.regions)
+    fixed = StaticPass(parts.target, cache, 8, Wants(), parts.regions)
     tree = ProposalTree.build([7, 8, 9, 10, 11], [-1, 0, 0, 2, 2], [0.0] * 5, [1, 2, 2, 2, 2])
     with torch.inference_mode():
         fixed.load(tree)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from conftest import TOYS, answered, toy_prompt, toy_session, toy_target
+from conftest import EVERY, TOYS, answered, toy_prompt, toy_session, toy_target
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from longgraft.methods.find import METHODS
 from longgraft.runtime.clock import Clock
 
 
@@ -20,7 +19,7 @@ def networks() -> set[type]:
             if isinstance(one, nn.Module)}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_every_forward_beside_the_verifications_is_counted(method):
     """Of decoding alone: what a drafter is fed of a prompt is no guess."""
     drafting, target = networks(), toy_target().model

@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 
 from longgraft.kernels.build import NotBuilt
-from longgraft.target_model.fused_modules import Fused, fused, kernels_for, wrong_ones
+from longgraft.target_model.fused_modules import FusedModules, fused, kernels_for, wrong_ones
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
 
 HALF = [torch.float32, torch.bfloat16]
@@ -61,7 +61,7 @@ def logits(model: Any) -> torch.Tensor:
     ("gemma3_text", 6, 1, 1), ("phi3", 2, 1, 1), ("olmo2", 4, 1, 1), ("granite", 2, 1, 1), ("qwen3_moe", 4, 0, 1)])
 def test_what_is_fused_of_a_family_says_the_same_to_the_last_bit(family, norms, gated, rotations, dtype):
     model, kernels = model_of(family, dtype), Torch()
-    ours = Fused(model, kernels)
+    ours = FusedModules(model, kernels)
     each = {"norm": 6 * norms + 1, "gated": 6 * gated, "rotary": 6 * rotations}
     assert [ours.counts[kind] for kind in ("norms", "gated", "rotations")] == list(each.values())
     expected = logits(model)
@@ -74,7 +74,7 @@ def test_a_rotation_of_a_part_of_a_head_is_the_library_s():
     """Phi-3's function can do it, as GPT-NeoX's; which it is does not show before it is called."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     model, kernels = model_of("phi3", rope_parameters=rope), Torch()
-    expected, ours = logits(model), Fused(model, kernels)
+    expected, ours = logits(model), FusedModules(model, kernels)
     with ours():
         assert torch.equal(logits(model), expected)
     assert ours.counts["rotations"] == 6 and "rotary" not in kernels.called
@@ -118,16 +118,16 @@ def test_a_product_that_says_something_else_is_left_alone(said):
 def test_asking_changes_neither_the_model_nor_torch_s_random_state():
     model = model_of("llama")
     before, state = [dict(module.__dict__) for module in model.modules()], torch.get_rng_state()
-    Fused(model, Torch())
+    FusedModules(model, Torch())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.__dict__ == own for module, own in zip(model.modules(), before, strict=True))
 
 
 def test_nothing_is_left_on_the_model_or_the_library_also_after_an_exception():
     model, rotation = model_of("llama"), modeling_llama.apply_rotary_pos_emb
-    ours, other, kernels = Fused(model, Torch()), model_of("llama"), Torch()
+    ours, other, kernels = FusedModules(model, Torch()), model_of("llama"), Torch()
     before = [module.__dict__.keys() for module in model.modules()]
-    with pytest.raises(ZeroDivisionError), Fused(other, kernels)():
+    with pytest.raises(ZeroDivisionError), FusedModules(other, kernels)():
         assert modeling_llama.apply_rotary_pos_emb is rotation
         logits(model)               # of the same classes, and not ours
         assert not kernels.called
@@ -141,7 +141,7 @@ def test_nothing_is_left_on_the_model_or_the_library_also_after_an_exception():
 def test_another_thread_sees_none_of_it():
     model, kernels = model_of("llama"), Torch()
     expected = logits(model)
-    with Fused(model, kernels)(), ThreadPoolExecutor(1) as thread:
+    with FusedModules(model, kernels)(), ThreadPoolExecutor(1) as thread:
         assert torch.equal(thread.submit(logits, model).result(), expected) and not kernels.called
         logits(model)
         assert kernels.called
@@ -151,7 +151,7 @@ def test_a_module_with_a_forward_of_its_own_keeps_it():
     model, kernels = model_of("llama"), Torch()
     norm = model.get_decoder().norm
     norm.forward = own = lambda x: x
-    with Fused(model, kernels)():
+    with FusedModules(model, kernels)():
         logits(model)
     assert norm.forward is own and kernels.called.count("norm") == 12
 
@@ -162,7 +162,7 @@ def test_a_module_with_a_forward_of_its_own_keeps_it():
     lambda norm: norm(hidden_states=torch.ones(2, 32))])
 def test_what_does_not_fit_is_the_module_s_own(call):
     norm, kernels = modeling_llama.LlamaRMSNorm(32), Torch()
-    with torch.no_grad(), Fused(norm, kernels)():
+    with torch.no_grad(), FusedModules(norm, kernels)():
         call(norm)
         assert not kernels.called
         norm(torch.ones(2, 32))
@@ -177,7 +177,7 @@ def test_a_norm_that_is_given_more_than_it_was_shown_is_its_own():
 
     kind = type("GatedRMSNorm", (modeling_llama.LlamaRMSNorm,), {"forward": forward})
     norm, kernels, x, gate = kind(32), Torch(), torch.randn(2, 32), torch.randn(2, 32)
-    with torch.no_grad(), Fused(norm, kernels)():
+    with torch.no_grad(), FusedModules(norm, kernels)():
         for said in (norm(x, gate), norm(x, gate=gate)):
             assert torch.equal(said, NORMS["rounded"](x * gate, norm.weight, 1e-6)) and not kernels.called
         assert norm(x) is not None and kernels.called == ["norm"]
@@ -185,7 +185,7 @@ def test_a_norm_that_is_given_more_than_it_was_shown_is_its_own():
 
 def test_where_gradients_are_wanted_it_is_the_module_s_own():
     norm, kernels = modeling_llama.LlamaRMSNorm(32), Torch()
-    with Fused(norm, kernels)():
+    with FusedModules(norm, kernels)():
         norm(torch.ones(2, 32)).sum().backward()
     assert norm.weight.grad is not None and not kernels.called
 

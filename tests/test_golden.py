@@ -13,8 +13,8 @@ from longgraft.config.settings import HeadOverrides
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import RowsMemory
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
@@ -43,7 +43,7 @@ def load_drafter(golden, target, name, setting):
     network = load_head(golden / f"models/drafter_{name}", TargetShape(8, 128, 512), HeadOverrides())
     network.share_embedding(target.model.get_input_embeddings())
     _, levels, top_k = SETTINGS[setting]
-    return Eagle3Drafter(DrafterMemory(network), Dense(), levels, top_k)
+    return Eagle3Drafter(Eagle3Cache(network), Dense(), levels, top_k)
 
 
 def start(target, drafter, prompt, chunk=64):
@@ -184,7 +184,7 @@ def lookup_all(matrix, root):
 @pytest.mark.parametrize("kind", ["rand", "aligned"])
 def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
     target, checked = load_target(golden, kind), 0
-    memory = RowsMemory(AdjacencyMatrix(512, unseen=0))
+    memory = AdjacencyMemory(AdjacencyMatrix(512, unseen=0))
     matrix, retriever = memory.matrix, MatrixRetriever(memory, lambda _: token_recycling())
     for case in [c for c in json.loads((golden / "token_recycling/generate.json").read_text())
                  if c["kind"] == kind and c["robust_to_noise"]]:

@@ -20,7 +20,7 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import BACKENDS, HALF, available
 from longgraft.attention.layout import Layout
-from longgraft.budget.cost_model import Live
+from longgraft.budget.cost_model import LiveCosts
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.eval.checks.losslessness import check
@@ -29,9 +29,9 @@ from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
-from longgraft.target_model.fused_modules import Fused, fused
+from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Segment, Target
-from longgraft.target_model.static_pass import FixedPass
+from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.tree import ProposalTree
 
 pytestmark = pytest.mark.gpu
@@ -141,13 +141,13 @@ def target_on(device: torch.device, family: str, dtype: torch.dtype = torch.floa
         cast = type(model)._from_config(model.config, dtype=dtype).eval()
     cast.load_state_dict(model.state_dict())
     small = fused(cast)
-    return Target(cast, family, fused=small if isinstance(small, Fused) else None)
+    return Target(cast, family, fused=small if isinstance(small, FusedModules) else None)
 
 
 def toy_on(device: torch.device, family: str, method: str, launches: str) -> Session:
     regions = regions_on(device, launches)
     parts = Parts(target_on(device, family), {HEAD.name: copy.deepcopy(toy_network()).to(device)}, regions=regions,
-                  costs=Live(TOY_COSTS, frozen=True))
+                  costs=LiveCosts(TOY_COSTS, frozen=True))
     return Session(Engine(parts.target, build(method, parts), parts.clock, 60, 17, regions), None)
 
 
@@ -157,7 +157,7 @@ def test_a_recorded_pass_says_what_an_eager_one_says_at_other_lengths_and_trees(
     target, wants = target_on(device, family, dtype), Wants(topk=4)
     cache = target.cache(300)
     target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(200))), cache, "none")], Wants())
-    fixed = FixedPass(target, cache, 32, wants, regions_on(device, "recorded"))
+    fixed = StaticPass(target, cache, 32, wants, regions_on(device, "recorded"))
     for seed, (length, n) in enumerate([(40, 32), (200, 20), (7, 32)]):
         cache.length = length
         tree = random_tree(n, seed)
@@ -213,7 +213,7 @@ def test_a_recorded_pass_never_waits(device):
     target = target_on(device, "llama", torch.bfloat16)
     cache = target.cache(300)
     target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(200))), cache, "none")], Wants())
-    fixed, rule = FixedPass(target, cache, 32, Wants(), regions_on(device, "recorded")), Greedy()
+    fixed, rule = StaticPass(target, cache, 32, Wants(), regions_on(device, "recorded")), Greedy()
     for mode in ("default", "error"):       # recorded, then replayed
         with watched(device, mode), torch.inference_mode():
             fixed.load(random_tree(32, 1))

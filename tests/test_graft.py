@@ -12,10 +12,10 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.combinators import Graft, TailGraft
-from longgraft.methods.find import METHODS, build
+from longgraft.methods.find import build, find
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
@@ -25,6 +25,8 @@ from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.templates import for_slots, graft_templates
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
+
+AT_ROOT, AT_TAIL = "graft+pruning=none+retrieved=20", "graft+pruning=none+retrieval=tail+retrieved=20"
 
 
 def trees(proposer, steps=8, budget=60):
@@ -80,7 +82,7 @@ def confidences(levels: int = 9) -> list[float]:
         seen.append(exp(max(level.scores.tolist())))
         return Verdict()
 
-    trees(Eagle3Drafter(toy_parts().drafted(), watch, levels), steps=1)
+    trees(Eagle3Drafter(toy_parts().drafter_cache(), watch, levels), steps=1)
     return seen
 
 
@@ -105,7 +107,7 @@ def test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate(levels, gate,
     sure = confidences(levels)[-1]
     whole = 60 if levels > 1 else 11
     for threshold, stage, nodes in ((sure * 0.999, UNPRUNED, whole), (sure * 1.001, levels - 1, kept)):
-        tree = trees(Eagle3Drafter(toy_parts().drafted(), Gates({gate: threshold}), levels), steps=1)[0]
+        tree = trees(Eagle3Drafter(toy_parts().drafter_cache(), Gates({gate: threshold}), levels), steps=1)[0]
         assert (tree.stage, len(tree)) == (stage, nodes)
 
 
@@ -161,11 +163,11 @@ def test_of_a_smaller_tree_the_tails_are_shorter():
         assert len(tree) == budget and (tree.origin == RETRIEVED).sum() == budget - kept_nodes(budget, 40)
 
 
-@pytest.mark.parametrize("method", ["graft-root", "graft-tail", "graft-no-prune"])
+@pytest.mark.parametrize("method", [AT_ROOT, AT_TAIL, "graft+pruning=none"])
 def test_what_never_stops_keeps_forty_of_sixty_and_no_prune_what_was_calibrated(method):
     for split in (None, 24):
         parts = toy_parts() if split is None else toy_parts(split=split)
-        kept = 24 if split and method == "graft-no-prune" else 40
+        kept = 24 if split and method == "graft+pruning=none" else 40
         for tree in trees(build(method, parts), steps=2):
             assert (tree.origin & DRAFT > 0).sum() == kept - 1 and tree.stage == 8
     assert Calibration().split == 40
@@ -176,15 +178,15 @@ def test_an_empty_frozen_matrix_is_no_retrieval():
         def update(self, tokens, topk):
             pass
 
-    frozen = MatrixRetriever(RowsMemory(Frozen(96)))
+    frozen = MatrixRetriever(AdjacencyMemory(Frozen(96)))
     ours = trees(Graft(drafter(Gates({5: 2.0})), frozen))
-    theirs = trees(build("graft-no-retrieval", toy_parts(thresholds={5: 2.0})))
+    theirs = trees(build("graft+retrieval=none", toy_parts(thresholds={5: 2.0})))
     assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_trees_are_closed_with_distinct_siblings():
-    for method in ("graft", "graft-root", "graft-tail", "eagle3", "retrieval", "token-recycling"):
-        for tree in trees(build(method, toy_parts(thresholds={1: 2.0})), budget=METHODS[method].budget):
+    for method in ("graft", AT_ROOT, AT_TAIL, "eagle3", "retrieval", "token-recycling"):
+        for tree in trees(build(method, toy_parts(thresholds={1: 2.0})), budget=find(method).budget):
             parents = tree.parents.tolist()
             assert parents[0] == -1 and all(p < i for i, p in enumerate(parents))
             assert len(tree.children) == len(tree) - 1
@@ -197,7 +199,7 @@ def test_a_markov_target_is_accepted_to_the_template_s_depth():
     follows = (torch.arange(96) * 5 + 1) % 96
     matrix = AdjacencyMatrix(96)
     matrix.update(torch.arange(96), torch.stack([(follows + i) % 96 for i in range(8)], 1).int())
-    tree = MatrixRetriever(RowsMemory(matrix, snapshot=matrix.snapshot())).candidates(3, 52)
+    tree = MatrixRetriever(AdjacencyMemory(matrix, snapshot=matrix.snapshot())).candidates(3, 52)
     node, depth, token = 0, 0, 3
     while (child := tree.children.get((node, int(follows[token])))) is not None:
         node, depth, token = child, depth + 1, int(follows[token])

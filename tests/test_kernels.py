@@ -18,7 +18,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import dense
 from longgraft.attention.layout import Layout
 from longgraft.kernels import build
-from longgraft.kernels.cpu import MOST, Engaged, FewRows, epsilon_of, few_rows
+from longgraft.kernels.cpu import MOST, CpuKernels, Engaged, cpu_kernels, epsilon_of
 from longgraft.target_model.model import Segment
 
 
@@ -161,11 +161,11 @@ def test_a_module_with_a_forward_of_its_own_keeps_it(kernels, called):
 
 def test_without_a_compiler_a_session_decodes_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    few_rows.cache_clear()
+    cpu_kernels.cache_clear()
     try:
         session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval")
     finally:
-        few_rows.cache_clear()
+        cpu_kernels.cache_clear()
     assert session.target.kernels is None
     assert any("no C++ compiler was found" in line for line in session.about)
     assert session.engine.open(toy_prompt(20), Sampling(), longgraft.engine.decoder.Goal(4)).step() is not None
@@ -178,7 +178,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(build.NotBuilt, match="no such standard"):
-        FewRows()
+        CpuKernels()
     assert not list((tmp_path / ".cache" / "longgraft").iterdir())
 
 

@@ -14,11 +14,11 @@ from test_golden import shape_of
 from test_retrievers import prompt_chunk
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.memories.token_history import History
+from longgraft.memories.token_history import TokenHistory
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import WIDTH, LastRow, LogitSpec, newest
+from longgraft.retrievers.logitspec import WIDTH, LastTopK, LogitSpec, newest
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
@@ -28,7 +28,7 @@ VOCAB = 512
 
 def knowing(history: list[int], row: Iterable[int]) -> LogitSpec:
     """A proposer that saw these tokens; the last row's order is `row`."""
-    text, last = History(), LastRow(WIDTH)
+    text, last = TokenHistory(), LastTopK(WIDTH)
     text.reset(len(history))
     text.observe(prompt_chunk(history))
     row = torch.tensor(list(row)).int()[None].expand(len(history), -1)
@@ -123,7 +123,7 @@ def _paths(tree: ProposalTree) -> list[list[int]]:
 
 
 def test_the_row_is_that_of_the_last_kept_node():
-    row = LastRow(2)
+    row = LastTopK(2)
     topk = torch.arange(12).view(4, 3).int()
     tree = ProposalTree.build([1, 2, 3, 4], [-1, 0, 0, 2], [0.0] * 4, [2] * 4)
     row.observe(Observation(tree, torch.tensor([0, 2]), 9, topk))
@@ -138,7 +138,7 @@ def test_the_row_is_that_of_the_last_kept_node():
 
 def test_the_rows_are_those_of_the_roots_and_every_tree_is_the_official_one():
     target, prompt = toy_target(), toy_prompt(60)
-    history, row = History(), LastRow(WIDTH)
+    history, row = TokenHistory(), LastTopK(WIDTH)
     proposer = LogitSpec(history, row, target.vocab_size)
     verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
     wants = Wants.union(memory.wants for memory in proposer.memories)
@@ -162,7 +162,7 @@ def test_the_rows_are_those_of_the_roots_and_every_tree_is_the_official_one():
 def test_looking_up_a_long_text_takes_about_a_millisecond():
     generator = np.random.default_rng(0)
     history = (generator.zipf(1.3, 65536) % 30000).tolist()
-    text, last = History(), LastRow(WIDTH)
+    text, last = TokenHistory(), LastTopK(WIDTH)
     text.reset(len(history))
     text.observe(prompt_chunk(history))
     last.observe(prompt_chunk(history[-1:], torch.arange(1, 65).int()[None]))

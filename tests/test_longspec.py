@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DynamicCache
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.drafters.longspec import LongSpecDrafter, WindowMemory
+from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Missing, Sources
 from longgraft.methods.registry.long_context import LONGSPEC
@@ -39,7 +39,7 @@ class Run:
     def __init__(self, length: int, chunk: int | None = 17, family: str = "qwen3") -> None:
         self.target = toy_target(family)
         self.network = toy_longspec(self.target, 0, WINDOW)
-        self.drafter = LongSpecDrafter(WindowMemory(self.network, self.target))
+        self.drafter = LongSpecDrafter(LongSpecCache(self.network, self.target))
         self.memory, self.wants = self.drafter.memory, self.drafter.memory.wants
         self.verifier = Verifier(self.target, self.target.cache(length + 200), Greedy(), Clock())
         self.memory.reset(length + 200)

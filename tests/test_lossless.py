@@ -10,30 +10,41 @@ from itertools import accumulate, groupby, pairwise
 
 import pytest
 import torch
-from conftest import FAMILIES, TOY_COSTS, VOCAB, answered, toy_model, toy_parts, toy_prompt, toy_session
+from conftest import (
+    CHOOSING,
+    EVERY,
+    FAMILIES,
+    TOY_COSTS,
+    VOCAB,
+    answered,
+    toy_model,
+    toy_parts,
+    toy_prompt,
+    toy_session,
+)
 from covering import covering, named
 from oracle import plain
 from test_docs import METHOD_FILE
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.cost_model import Live
+from longgraft.budget.cost_model import LiveCosts
 from longgraft.config.method_roles import COMPARED, DEFAULT, HEADLESS
 from longgraft.engine.session import Session
 from longgraft.eval.checks.losslessness import assert_lossless
-from longgraft.methods.find import METHODS, build
+from longgraft.methods.find import build
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.memory import Memory
 
-CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
-LOSSLESS = [name for name, method in METHODS.items() if method.promise != "lossy"]
-LOSSY = [name for name in METHODS if name not in LOSSLESS]
+LOSSLESS = [name for name, method in EVERY.items() if method.promise != "lossy"]
+LOSSY = [name for name in EVERY if name not in LOSSLESS]
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "warped": WARPED}
 FOUR = ("llama", "qwen3", "mistral-window", "qwen3-moe")
-TOLD = [name for name in METHODS
-        if any(type(memory).told is not Memory.told for memory in build(name, toy_parts()).memories)]
-RIGHT_HELPS = [name for name in TOLD if name != "graft-x-no-text" and (
+TOLD = [name for name in EVERY
+        if any(type(memory).observe_prediction is not Memory.observe_prediction
+               for memory in build(name, toy_parts()).memories)]
+RIGHT_HELPS = [name for name in TOLD if name != "graft-x+text=false" and (
     name.startswith(("graft-x", "pld", "adapld", "samd", "suffix"))
     or name in ("retrieval", "graft", "logitspec", "lookahead", "rest", "mtp", "tokenswift"))]
 COSTS = {"usual": (1.0, 1.6), "free-rows": (1.0, 1.0), "dear-rows": (1.0, 40.0)}
@@ -45,7 +56,7 @@ def said(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GR
 
 def promised(method: str, sampling: str) -> Sampling:
     """How a row's tokens are drawn where its ids must be plain decoding's: greedy, where it promises a law alone."""
-    return SAMPLINGS[sampling] if METHODS[method].promise == "exact" else GREEDY
+    return SAMPLINGS[sampling] if EVERY[method].promise == "exact" else GREEDY
 
 
 @pytest.mark.parametrize(("method", "family", "sampling", "prompt"),
@@ -65,7 +76,7 @@ def test_every_method_says_exactly_what_the_target_would(method, family, samplin
                          ids=named)
 def test_what_a_method_chooses_to_spend_changes_nothing(method, family, sampling, costs):
     (one, sixty), sampling = COSTS[costs], promised(method, sampling)
-    spent = Live(replace(TOY_COSTS, passes={0: {1: one, 60: sixty}}), frozen=True)
+    spent = LiveCosts(replace(TOY_COSTS, passes={0: {1: one, 60: sixty}}), frozen=True)
     ours = toy_session(method, family, adaptive=True, costs=spent)
     assert said(ours, sampling=sampling) == plain(family, 60, 24, sampling)
 
@@ -78,7 +89,7 @@ def told(right: list[int], kind: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("method", "prediction", "family", "sampling"),
-                         covering(METHODS, ("right", "half-right", "noise"), FOUR[:3], SAMPLINGS), ids=named)
+                         covering(EVERY, ("right", "half-right", "noise"), FOUR[:3], SAMPLINGS), ids=named)
 def test_what_is_predicted_changes_nothing(method, prediction, family, sampling):
     lossy = method in LOSSY
     sampling = SAMPLINGS[sampling] if lossy else promised(method, sampling)
@@ -186,7 +197,7 @@ def test_the_answers_vary():
 
 def test_some_of_these_answers_were_accepted_several_tokens_a_step():
     """Else the tests above would prove nothing."""
-    for method in ("retrieval", "graft", "graft-root", "token-recycling"):
+    for method in ("retrieval", "graft", "graft+pruning=none+retrieved=20", "token-recycling"):
         assert max(answered(toy_session(method), toy_prompt(60), 24).stats.accepted_per_step) >= 3
     assert sum(answered(toy_session("eagle3", "mistral-window"), toy_prompt(60), 40).stats.accepted_per_step) >= 3
 
@@ -216,13 +227,13 @@ def test_thresholds_that_follow_change_speed_and_not_the_answer(family, sampling
 @pytest.mark.parametrize("method", LOSSY)
 def test_a_lossy_method_answers_and_is_marked(method):
     """It promises no more; `tests/test_report.py` keeps such rows out of lossless tables."""
-    assert METHODS[method].promise == "lossy" and method not in COMPARED and method not in (DEFAULT, HEADLESS)
+    assert EVERY[method].promise == "lossy" and method not in COMPARED and method not in (DEFAULT, HEADLESS)
     for sampling in SAMPLINGS.values():
         found = answered(toy_session(method), toy_prompt(60), 24, sampling)
         assert len(found.token_ids) == 24 and all(0 <= token < VOCAB for token in found.token_ids)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_two_runs_take_the_same_steps(method):
     ours, seen = toy_session(method), []
     for _ in range(2):

@@ -14,15 +14,18 @@ from longgraft.engine.stats import Stats
 from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.measure import Learned, Prefilled, Stock
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import METHODS
+from longgraft.methods.registry import RENAMED
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import Regions
 
 PROMPT, NEW = toy_prompt(90), 24
 REPLAY = torch.randint(1, VOCAB, (NEW,), generator=torch.Generator().manual_seed(5)).tolist()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=3), "replay": Sampling(replay=REPLAY)}
+
+NAMES = [*METHODS, *RENAMED.values()]
 
 
 def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:
@@ -48,12 +51,12 @@ def told(found: tuple[list[int], Stats]) -> tuple:
 @pytest.mark.parametrize("mode", SAMPLINGS)
 def test_every_method_decodes_as_it_does_alone(mode):
     """And as it did before others: each method beside a session of its own in one mode, in all beside itself."""
-    state, sampling, first = prefilled(METHODS), SAMPLINGS[mode], {}
-    for n, name in enumerate(METHODS):
+    state, sampling, first = prefilled(NAMES), SAMPLINGS[mode], {}
+    for n, name in enumerate(NAMES):
         first[name] = state.decode(Variant.parse(name), sampling, 12)
         if n % len(SAMPLINGS) == list(SAMPLINGS).index(mode):
             assert told(first[name]) == told(alone(name, sampling, 12)), name
-    for name in reversed(METHODS):      # what one leaves behind must not reach the next
+    for name in reversed(NAMES):      # what one leaves behind must not reach the next
         assert told(state.decode(Variant.parse(name), sampling, 12)) == told(first[name]), name
 
 
@@ -119,14 +122,14 @@ def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
 
 def test_what_a_method_s_own_memories_took_is_in_its_time_to_the_first_token_and_others_is_not(monkeypatch):
     """On a clock where a drafter takes 100 seconds for each observation."""
-    real, late = DrafterMemory.observe, [0.0]
+    real, late = Eagle3Cache.observe, [0.0]
 
     def slowly(self, seen):
         with self.clock.part("draft"):
             late[0] += 100.0
             real(self, seen)
 
-    monkeypatch.setattr(DrafterMemory, "observe", slowly)
+    monkeypatch.setattr(Eagle3Cache, "observe", slowly)
     monkeypatch.setattr(Clock, "now", lambda self, wait=True: late[0])
     state = prefilled([PLAIN, "pld", "eagle3"])
     seconds = {name: state.decode(Variant.parse(name), Sampling(), 4)[1].prefill_seconds
@@ -163,9 +166,9 @@ def test_settings_of_a_variant_reach_its_trees():
 def test_one_object_with_a_lasting_memory_cannot_serve_several_runs(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from longgraft.memories.adjacency import AdjacencyMatrix\n"
-        "from longgraft.memories.adjacency_memory import RowsMemory\n"
+        "from longgraft.memories.adjacency_memory import AdjacencyMemory\n"
         "from longgraft.retrievers.token_recycling import MatrixRetriever\n"
-        f"ONE = MatrixRetriever(RowsMemory(AdjacencyMatrix({VOCAB}), lasting=True))\n")
+        f"ONE = MatrixRetriever(AdjacencyMemory(AdjacencyMatrix({VOCAB}), lasting=True))\n")
     parts, variant = toy_parts(), Variant.parse(f"{tmp_path / 'mine.py'}:ONE")
     with pytest.raises(ValueError, match="is one object whose memory lasts, and every run needs one of its own"):
         Prefilled(parts.target, Stock({"": parts}), [variant], PROMPT, NEW, runs=["replay", "sampled"])

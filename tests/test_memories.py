@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from conftest import toy_network, toy_parts, toy_prompt, toy_target
+from conftest import EVERY, toy_network, toy_parts, toy_prompt, toy_target
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.memories.eagle3_cache import MOST_WAITING, DrafterMemory
-from longgraft.memories.token_history import History
-from longgraft.methods.find import METHODS, build
-from longgraft.methods.parts import Parts
+from longgraft.memories.draft_cache import MOST_WAITING
+from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.find import build
+from longgraft.methods.parts import Parts, Shape
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
@@ -19,7 +22,7 @@ from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
 
-WITH_MEMORIES = [name for name in METHODS if name != "ar"]
+WITH_MEMORIES = [name for name in EVERY if name != "ar"]
 
 
 class Run:
@@ -32,8 +35,8 @@ class Run:
         self.verifier = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock())
         for memory in self.proposer.memories:
             memory.reset(300)
-            memory.told(torch.tensor(toy_prompt(60)[40:]))
-            memory.told(torch.tensor(toy_prompt(30, seed=2)))
+            memory.observe_prediction(torch.tensor(toy_prompt(60)[40:]))
+            memory.observe_prediction(torch.tensor(toy_prompt(30, seed=2)))
         for seen in read_prompt(self.verifier, torch.tensor(toy_prompt(60)), self.wants, 16):
             self.observe(seen)
 
@@ -78,7 +81,7 @@ def test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(name):
     other.steps(1)
     for memory, theirs in zip(run.proposer.memories, other.proposer.memories, strict=True):
         theirs.reset(300)
-        theirs.told(torch.tensor(toy_prompt(30, seed=5)))
+        theirs.observe_prediction(torch.tensor(toy_prompt(30, seed=5)))
         theirs.restore(memory.state())
     other.root = run.root
     expected = run.propose()
@@ -96,7 +99,7 @@ def observation(tokens: torch.Tensor, hidden: torch.Tensor, following: int, prom
 def test_a_drafter_is_fed_when_it_is_asked_and_a_prompt_at_once():
     torch.manual_seed(0)
     tokens, hidden = torch.randint(1, 96, (41,)), torch.randn(40, 96)
-    eager, lazy = (DrafterMemory(toy_network()) for _ in range(2))
+    eager, lazy = (Eagle3Cache(toy_network()) for _ in range(2))
     for memory in (eager, lazy):
         memory.reset(100)
         memory.observe(observation(tokens[:30], hidden[:30], int(tokens[30]), prompt=True))
@@ -115,7 +118,7 @@ def test_what_a_drafter_knows_of_a_prompt_does_not_depend_on_its_chunks(chunk):
     """Each slot pairs a feature with the token after it, also where a chunk ends."""
     prompt, found = torch.tensor(toy_prompt(60)), []
     for size in (None, chunk):
-        memory = DrafterMemory(toy_network())
+        memory = Eagle3Cache(toy_network())
         memory.reset(100)
         verifier = Verifier(toy_target(), toy_target().cache(100), Greedy(), Clock())
         seen = [*read_prompt(verifier, prompt, memory.wants, size)]
@@ -132,7 +135,7 @@ def test_what_waits_is_part_of_a_mark_and_of_a_state():
     torch.manual_seed(1)
     tokens, hidden = torch.randint(1, 96, (8,)), torch.randn(7, 96)
     pairs = [observation(tokens[n:n + 1], hidden[n:n + 1], int(tokens[n + 1]), prompt=False) for n in range(7)]
-    memory, other = DrafterMemory(toy_network()), DrafterMemory(toy_network())
+    memory, other = Eagle3Cache(toy_network()), Eagle3Cache(toy_network())
     for one in (memory, other):
         one.reset(100)
     for pair in pairs[:3]:
@@ -151,7 +154,7 @@ def test_what_waits_is_part_of_a_mark_and_of_a_state():
 
 
 def test_a_rewound_history_is_as_long_as_at_its_mark():
-    history = History()
+    history = TokenHistory()
     history.reset(10)
     history.observe(observation(torch.tensor([4, 5, 6]), torch.zeros(3, 96), 7, prompt=True))
     mark = history.mark()
@@ -161,7 +164,7 @@ def test_a_rewound_history_is_as_long_as_at_its_mark():
 
 
 def test_what_waits_for_a_drafter_is_bounded():
-    memory = DrafterMemory(toy_network())
+    memory = Eagle3Cache(toy_network())
     memory.reset(2 * MOST_WAITING)
     for _ in range(MOST_WAITING + 1):
         memory.observe(observation(torch.tensor([5]), torch.zeros(1, 96), 6, prompt=False))
@@ -170,7 +173,8 @@ def test_what_waits_for_a_drafter_is_bounded():
 
 def test_two_methods_of_one_kit_share_what_they_remember():
     parts = toy_parts()
-    graft, dense, window = (build(name, parts) for name in ("graft", "eagle3", "eagle3-window"))
+    graft, dense = (build(name, parts) for name in ("graft", "eagle3"))
+    window = build("eagle3", replace(parts, shape=Shape(window=12)))
     assert graft.memories[0] is dense.memories[0] is not window.memories[0]
     assert build("retrieval", parts).memories[0] is graft.memories[1]
     assert build("token-recycling", parts).memories[0] is not graft.memories[1]

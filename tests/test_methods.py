@@ -18,7 +18,7 @@ from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEAD
 from longgraft.config.options import options
 from longgraft.config.settings import OfMethod
 from longgraft.loading import _needs
-from longgraft.methods.combinators import Plain
+from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 
@@ -48,9 +48,9 @@ def test_a_method_of_a_file_is_found_and_decodes(file):
 
 
 def test_an_object_that_proposes_is_a_method():
-    assert isinstance(find(Plain()), Method)
-    session = longgraft.load(method=Plain(), tell=False)
-    assert "method Plain, budget" in session.about[-1]
+    assert isinstance(find(PlainDecoding()), Method)
+    session = longgraft.load(method=PlainDecoding(), tell=False)
+    assert "method PlainDecoding, budget" in session.about[-1]
 
 
 @pytest.mark.parametrize("what, said", [
@@ -189,7 +189,7 @@ def test_a_name_may_end_in_a_plus_of_its_own(name, parts):
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():
     """Checkpoint layouts, an API's fields and a prompt's parts have names of their own, some of which are methods'."""
     allowed = ("longgraft.methods.registry", "longgraft.config.method_roles", "longgraft.yarn_drafters",
-               "longgraft.cli.train")
+               "longgraft.cli.train", "benchmarks")
     fields = {("longgraft.serve.prompts", "suffix"), ("longgraft.serve.prompts", "echo"),
               ("longgraft.completion.prompt.fim", "suffix")}
     for module, path in modules():

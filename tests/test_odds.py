@@ -7,7 +7,7 @@ import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.match_odds import Odds
+from longgraft.budget.match_odds import MatchOdds
 from longgraft.eval.checks import odds
 from longgraft.eval.checks.odds import _Rankings, accepted
 from longgraft.loading import Loaded
@@ -17,7 +17,7 @@ from longgraft.methods.find import as_method, find
 
 def loaded() -> Loaded:
     parts = toy_parts()
-    return Loaded(parts.target, None, find("graft-x"), parts, Calibration())
+    return Loaded(parts.target, None, find("graft-x"), parts)
 
 
 def pairs(seed: int, known: bool = True) -> tuple[list[int], list[int]]:
@@ -44,11 +44,11 @@ def test_short_matches_that_are_right_beside_a_drafter_that_knows_nothing_are_tr
 
 def test_what_gains_only_where_it_was_chosen_is_left(wide):
     found = odds.estimate(loaded(), [pairs(n, known=n % 2 == 0) for n in range(4)], budget=3)
-    assert found.gain > 1.1 and found.gain_on_others < odds.LEAST and found.odds == Odds()
+    assert found.gain > 1.1 and found.gain_on_others < odds.LEAST and found.odds == MatchOdds()
 
 
 def test_the_usual_odds_tree_is_verified_and_counted_as_decoding_counts_it():
-    rankings = _Rankings(toy_parts(), [Odds(), Odds(half=1.0)])
+    rankings = _Rankings(toy_parts(), [MatchOdds(), MatchOdds(half=1.0)])
     ids, said = toy_prompt(60), toy_prompt(90)[60:]
     found = answered(toy_session(as_method(rankings, "odds"), budget=8), ids, 30, Sampling(replay=tuple(said)))
     counts = [accepted(trees[0], [*ids, *said][position + 1:]) for position, trees in rankings.trees]
@@ -62,10 +62,10 @@ def test_a_calibration_keeps_odds_and_one_of_before_has_the_usual_ones(tmp_path)
     from test_calibration import CPU, IDENTITY, snapshot, written
 
     path = tmp_path / "c.safetensors"
-    Calibration(snapshot=snapshot(), odds=Odds(half=20.0, row=0.18)).save(path, IDENTITY)
-    assert Calibration.load(path, IDENTITY, CPU).odds == Odds(half=20.0, row=0.18)
+    Calibration(snapshot=snapshot(), odds=MatchOdds(half=20.0, row=0.18)).save(path, IDENTITY)
+    assert Calibration.load(path, IDENTITY, CPU).odds == MatchOdds(half=20.0, row=0.18)
     written(path)
-    assert Calibration.load(path, IDENTITY, CPU).odds == Odds()
+    assert Calibration.load(path, IDENTITY, CPU).odds == MatchOdds()
     for said in ('{"half": -1}', '{"half": NaN}', '{"speed": 1}', "[1]", '{"half": "x"}'):
         written(path, odds=said)
         with pytest.raises(ValueError, match="cannot be read"):

@@ -15,7 +15,7 @@ from longgraft.acceptance.rules import walk
 from longgraft.config.settings import HeadOverrides
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import ProposalTree
@@ -28,7 +28,7 @@ def drafter(golden, setting: str) -> Eagle3Drafter:
     weight = load_file(golden / "models/target_aligned_embedding.safetensors")["weight"]
     network.share_embedding(torch.nn.Embedding.from_pretrained(weight))
     _, levels, top_k = SETTINGS[setting]
-    made = Eagle3Drafter(DrafterMemory(network), Dense(), levels, top_k)
+    made = Eagle3Drafter(Eagle3Cache(network), Dense(), levels, top_k)
     made.memory.reset(300)
     return made
 

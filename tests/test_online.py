@@ -10,7 +10,7 @@ from conftest import answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.drafters.adaptive_thresholds import EVERY, FALL, FEWEST, KEPT, LOWEST, PRIOR, STEP, FollowedThresholds
+from longgraft.drafters.adaptive_thresholds import EVERY, FALL, FEWEST, KEPT, LOWEST, PRIOR, STEP, AdaptiveThresholds
 from longgraft.drafters.pruning import Gates
 from longgraft.eval.runs.variants import Variant
 from longgraft.methods.find import build
@@ -22,8 +22,8 @@ START = {0: 0.14, 1: 0.14, 5: 0.49}
 LEVELS, COST = 9, 0.1
 
 
-def memory(cost: float = COST, start=START) -> FollowedThresholds:
-    made = FollowedThresholds(start, LEVELS, cost)
+def memory(cost: float = COST, start=START) -> AdaptiveThresholds:
+    made = AdaptiveThresholds(start, LEVELS, cost)
     made.reset(1000)
     return made
 
@@ -41,7 +41,7 @@ def step(taus, sure: float, right: bool, retrieved: int = 0) -> Observation:
     return Observation(tree, torch.arange(len(tree) if right else 1), 2)
 
 
-def stream(into: FollowedThresholds, right: bool, steps: int, seed: int = 0) -> list[int | None]:
+def stream(into: AdaptiveThresholds, right: bool, steps: int, seed: int = 0) -> list[int | None]:
     """Stages of so many steps of a drafter that is always right, or always wrong, however sure it is."""
     draw, stages = random.Random(seed), []
     for _ in range(steps):
@@ -155,17 +155,17 @@ def test_levels_that_were_not_drafted_are_expected_to_fall_as_the_others_do():
 
 
 def test_a_gate_beyond_the_last_level_stops_there():
-    shallow = FollowedThresholds(START, 3, COST)
+    shallow = AdaptiveThresholds(START, 3, COST)
     shallow.reset(100)
     assert shallow._costs.tolist() == pytest.approx([1.1, 1.2, 1.3, 1.3])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("method", ["graft", "graft-no-retrieval", "graft-filled"])
+@pytest.mark.parametrize("method", ["graft", "graft+retrieval=none", "graft+retrieval=drafted"])
 def test_methods_whose_thresholds_follow_say_what_the_target_would(method, sampling):
     ours = toy_session(method, online=2.0, thresholds=(start := dict.fromkeys(START, 0.03)))
     assert answered(ours, toy_prompt(60), 60, sampling).token_ids == plain("llama", 60, 60, sampling)
-    following = next(m for m in ours.engine.proposer.memories if isinstance(m, FollowedThresholds))
+    following = next(m for m in ours.engine.proposer.memories if isinstance(m, AdaptiveThresholds))
     assert following.thresholds != start
 
 
@@ -177,6 +177,6 @@ def test_only_what_has_gates_may_follow_and_variants_with_other_costs_do_not_sha
         Variant.parse("graft+online=-1")
     parts, kept = toy_parts(), {}
     made = [build("graft", toy_parts(online=cost, kept=kept)).memories for cost in (0.1, 0.1, 0.2)]
-    found = [next(m for m in memories if isinstance(m, FollowedThresholds)) for memories in made]
+    found = [next(m for m in memories if isinstance(m, AdaptiveThresholds)) for memories in made]
     assert found[0] is found[1] is not found[2]
-    assert not any(isinstance(m, FollowedThresholds) for m in build("graft", parts).memories)
+    assert not any(isinstance(m, AdaptiveThresholds) for m in build("graft", parts).memories)

@@ -16,7 +16,7 @@ from longgraft.engine.decoder import Step
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.engine.text import Detokenizer
-from longgraft.methods.combinators import Plain
+from longgraft.methods.combinators import PlainDecoding
 from longgraft.prefill.prefixes import CELL, Prefixes
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask
@@ -34,7 +34,7 @@ IDLE = "!document.querySelector('#run').disabled"
 @cache
 def said() -> tuple[int, ...]:
     """What plain decoding of the toy says."""
-    plain = Session(Engine(toy_target(), Plain(), Clock(), budget=1), characters())
+    plain = Session(Engine(toy_target(), PlainDecoding(), Clock(), budget=1), characters())
     return tuple(plain.generate(PROMPT, NEW).token_ids)
 
 
@@ -415,7 +415,8 @@ def test_what_is_told_along_the_way_is_what_the_figures_say_in_the_end():
 
 def test_a_folder_of_this_machine_is_not_told():
     about = ("/home/me/models/fox on cpu",)
-    one = Session(Engine(Target(toy_target().model, "/home/me/models/fox"), Plain(), Clock()), characters(), about)
+    engine = Engine(Target(toy_target().model, "/home/me/models/fox"), PlainDecoding(), Clock())
+    one = Session(engine, characters(), about)
     told = asking(lambda http: http.get("/watch"), one).json()
     assert told == {"about": ["fox on cpu"], "chat": True}
 

@@ -14,7 +14,7 @@ from test_memories import Run
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent
-from longgraft.memories.partial_kv import PartialCache
+from longgraft.memories.partial_kv import PartialKVCache
 from longgraft.methods.find import METHODS as METHODS_OF
 from longgraft.methods.find import build, verifies
 from longgraft.prefill.chunked import read_prompt
@@ -33,10 +33,10 @@ METHODS = ["magicdec+rows=40", "magicdec+rows=40+keep=recent",
            "tokenswift+rows=32+every=none+branches=8", "specpv-exact+sinks=0+retrieved=1+local=1+waiting=6+score=bound"]
 
 
-def read(select, length: int = 100, family: str = "llama", chunk: int = 16, **more) -> tuple[PartialCache, Verifier]:
+def read(select, length: int = 100, family: str = "llama", chunk: int = 16, **more) -> tuple[PartialKVCache, Verifier]:
     """A partial cache that was shown a prompt, and the verifier that read it."""
     target = toy_target(family)
-    partial = PartialCache(target, select, **more)
+    partial = PartialKVCache(target, select, **more)
     verifier = Verifier(target, target.cache(256), Greedy(), Clock())
     partial.reset(256)
     partial.room(8)
@@ -182,7 +182,7 @@ def test_some_of_what_is_drafted_from_a_part_is_accepted(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_rewound_part_drafts_what_it_drafted_then_and_a_state_is_all_it_knows(method):
-    partial = next(one for one in Run(method).proposer.memories if isinstance(one, PartialCache))
+    partial = next(one for one in Run(method).proposer.memories if isinstance(one, PartialKVCache))
     assert not partial.chosen().whole
     test_memories.test_rewinding_forgets_what_was_observed_since_the_mark_as_often_as_one_likes(method)
     test_memories.test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(method)

@@ -14,21 +14,21 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.token_swift import FrequentNgrams
 from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import RowsMemory
-from longgraft.memories.ngram_index import Successors
+from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.ngram_index import NgramIndex
 from longgraft.memories.rollouts import RollOuts
-from longgraft.memories.token_history import History
+from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import LastRow, LogitSpec, continuation
+from longgraft.retrievers.logitspec import LastTopK, LogitSpec, continuation
 from longgraft.retrievers.prompt_lookup import lookup
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
 
-COPYING = ["pld", "pld+", "adapld-no-branches", "samd", "suffix", "rest", "graft-x-text", "lookahead"]
+COPYING = ["pld", "pld+", "adapld+branches=0", "samd", "suffix", "rest", "graft-x-text", "lookahead"]
 
 
 def proposed(method: str, texts: list[list[int]], prompt: list[int], root: int) -> ProposalTree:
@@ -38,7 +38,7 @@ def proposed(method: str, texts: list[list[int]], prompt: list[int], root: int) 
     for memory in proposer.memories:
         memory.reset(100)
         for text in texts:
-            memory.told(torch.tensor(text))
+            memory.observe_prediction(torch.tensor(text))
     verifier = Verifier(toy_target(), toy_target().cache(100), Greedy(), Clock())
     *first, last = read_prompt(verifier, torch.tensor(prompt), Wants.union(m.wants for m in proposer.memories), 5)
     seen = [*first, Observation(**(vars(last) | {"next_token": root}))]
@@ -80,8 +80,8 @@ def test_a_match_does_not_count_that_both_begin_a_text():
 
 
 def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
-    history, row = History(), LastRow(2)
-    history.told(torch.tensor([3, 4]))
+    history, row = TokenHistory(), LastTopK(2)
+    history.observe_prediction(torch.tensor([3, 4]))
     observed(history, [8, 9], 5)
     retriever = LogitSpec(history, row, VOCAB)
     assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0)]
@@ -89,7 +89,7 @@ def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
 
 def test_counts_of_what_was_told_are_part_of_a_state_and_gone_with_the_request():
     memory, other = FrequentNgrams(), FrequentNgrams()
-    memory.told(torch.tensor([1, 2, 3, 4, 5]))
+    memory.observe_prediction(torch.tensor([1, 2, 3, 4, 5]))
     other.restore(memory.state())
     for one in (memory, other):
         assert one.after(1, 9) == [(2, 3, 4)] and one.after(2, 9) == [(3, 4, 5)]
@@ -111,10 +111,10 @@ def observed(memory, tokens: list[int], following: int) -> None:
                                prompt=True))
 
 
-@pytest.mark.parametrize("memory", [Successors(), RollOuts()])
+@pytest.mark.parametrize("memory", [NgramIndex(), RollOuts()])
 def test_the_longer_match_counts_and_of_equal_ones_the_prompt_s(memory):
     memory.reset(0)
-    memory.told(torch.tensor([1, 2, 3, 4, 9, 4, 8]))
+    memory.observe_prediction(torch.tensor([1, 2, 3, 4, 9, 4, 8]))
     observed(memory, [5, 3, 4, 6, 7, 4, 5], 7)
     assert memory.after([3, 4], 6) == (2, 6)
     assert memory.after([2, 3, 4], 6) == (3, 9)
@@ -123,38 +123,38 @@ def test_the_longer_match_counts_and_of_equal_ones_the_prompt_s(memory):
 
 def test_an_answer_that_has_followed_what_was_told_as_far_as_is_counted_goes_on_with_it():
     common = [*range(10, 50)]
-    memory = Successors()
-    memory.told(torch.tensor([*common, 1]))
+    memory = NgramIndex()
+    memory.observe_prediction(torch.tensor([*common, 1]))
     observed(memory, [*common, 2], 3)
     assert memory.after(common, 6) == (memory.far, 1) and memory.after(common[-31:], 6) == (31, 2)
 
 
 def test_hits_count_what_was_told():
-    memory = Successors()
-    memory.told(torch.tensor([1, 2, 3, 4]))
+    memory = NgramIndex()
+    memory.observe_prediction(torch.tensor([1, 2, 3, 4]))
     observed(memory, [9, 1, 2, 3], 5)
     assert memory.hits(4) == [(0, False), (1, True), (2, True), (3, False)]
 
 
 def test_rows_of_what_was_told_are_its_commonest_successors_until_the_target_says_better():
-    memory = RowsMemory(AdjacencyMatrix(VOCAB, width=2))
-    memory.told(torch.tensor([1, 5, 1, 6, 1, 6, 1, 7, 2]))
-    memory.told(torch.tensor([1, 8, 7, 9]))
+    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2))
+    memory.observe_prediction(torch.tensor([1, 5, 1, 6, 1, 6, 1, 7, 2]))
+    memory.observe_prediction(torch.tensor([1, 8, 7, 9]))
     assert memory.matrix.rows[1].tolist() == [6, 5] and memory.matrix.rows[7].tolist() == [2, -1]
     assert memory.matrix.rows[8].tolist() == [7, -1] and memory.matrix.rows[2].tolist() == [-1, -1]
     memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3,
                                topk=torch.tensor([[3, 4]]), prompt=True))
     assert memory.matrix.rows[1].tolist() == [3, 4]
-    memory.told(torch.tensor([5]))      # which nothing follows
+    memory.observe_prediction(torch.tensor([5]))      # which nothing follows
     memory.reset(0)
     assert memory.matrix.touched() == 0
 
 
 def test_rows_that_last_keep_nothing_that_was_told():
-    memory = RowsMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
-    memory.told(torch.tensor([1, 2, 3]))
+    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
+    memory.observe_prediction(torch.tensor([1, 2, 3]))
     memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3, topk=torch.tensor([[3, 4]])))
-    other = RowsMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
+    other = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
     other.restore(memory.state())
     for one in (memory, other):
         assert one.matrix.rows[2].tolist() == [3, 0]
@@ -207,5 +207,5 @@ def test_an_index_of_what_was_told_is_gone_with_the_request_that_was_told_it():
     indexed = []
     for told in (toy_prompt(30, seed=8), None):
         answered(session, toy_prompt(40), 4, prediction=told)
-        indexed.append(session.engine.proposer._told is not None)
+        indexed.append(session.engine.proposer._predicted is not None)
     assert indexed == [True, False]

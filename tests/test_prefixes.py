@@ -6,12 +6,11 @@ from itertools import cycle
 
 import pytest
 import torch
-from conftest import answered, toy_prompt, toy_session
+from conftest import CHOOSING, EVERY, answered, toy_prompt, toy_session
 from recorder import recorder
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget import acceptance_estimates
-from longgraft.methods.find import METHODS
 from longgraft.prefill.chunked import last_occurrences
 from longgraft.prefill.prefixes import Prefixes, caches
 from longgraft.runtime.cuda_graphs import Regions
@@ -47,14 +46,14 @@ def alike(kept, bare, prompts, **more) -> list[int]:
 
 # Each method with one family and one chunk: which one meets which matters little.
 @pytest.mark.parametrize(("method", "family", "chunk"), zip(
-    METHODS, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
+    EVERY, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
 def test_what_is_recalled_is_as_if_it_were_read(method, family, chunk):
     """Answers, and what was proposed for them."""
     kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
     assert any(alike(kept, toy_session(method, family, chunk=chunk), PROMPTS[:4]))
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.adaptive])
+@pytest.mark.parametrize("method", CHOOSING)
 def test_a_method_that_chooses_what_to_spend_chooses_the_same(method):
     kept = toy_session(method, adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
     assert any(alike(kept, toy_session(method, adaptive=True), (*PROMPTS[:4], LONG, LONG)))

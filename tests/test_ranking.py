@@ -10,9 +10,9 @@ import torch
 from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.match_odds import Odds
-from longgraft.budget.node_ranking import Ranked
-from longgraft.memories.ngram_index import Successors
+from longgraft.budget.match_odds import MatchOdds
+from longgraft.budget.node_ranking import RankedProposer
+from longgraft.memories.ngram_index import NgramIndex
 from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
@@ -21,8 +21,8 @@ from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 ORDER, FAR = 3, 6
 
 
-def knowing(text: list[int], order: int = ORDER, far: int = FAR) -> Successors:
-    memory = Successors(order, far)
+def knowing(text: list[int], order: int = ORDER, far: int = FAR) -> NgramIndex:
+    memory = NgramIndex(order, far)
     memory.extend(text)
     return memory
 
@@ -62,7 +62,7 @@ def test_n_grams_of_one_hash_are_told_apart():
 
 
 def test_a_root_is_in_the_text_before_it_is_in_the_cache():
-    memory = Successors()
+    memory = NgramIndex()
     memory.observe(Observation(ProposalTree.chain(torch.tensor([5, 6])), torch.arange(2), 7, prompt=True))
     memory.observe(Observation(ProposalTree.chain(torch.tensor([7, 8, 9])), torch.arange(2), 5))
     assert memory.text == [5, 6, 7, 8, 5] and memory.after([8, 5], ORDER) == (1, 6)
@@ -104,7 +104,7 @@ CHANCES = {(3,): 0.5, (7,): 0.3, (3, 4): 0.4, (3, 6): 0.3, (7, 8): 0.9}
 
 
 def test_probabilities_are_the_drafters_and_what_the_longest_match_adds():
-    odds, tree = Odds(), Ranked(knowing(TEXT), Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
+    odds, tree = MatchOdds(), RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
     found = paths(tree)
     # Below the root the match is "1 2" (the newest is followed by 3), beside drafted children.
     assert found[3,] == pytest.approx(0.5 + odds.beside(2)) and found[7,] == pytest.approx(0.3)
@@ -121,7 +121,7 @@ def test_probabilities_are_the_drafters_and_what_the_longest_match_adds():
 
 
 def test_a_smaller_tree_is_the_most_probable_part_of_a_larger_one():
-    ranked = Ranked(knowing(TEXT), Fixed(drafted(CHANCES, 2)))
+    ranked = RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2)))
     whole = paths(ranked.propose(Ask(2, 40, 0)))
     for budget in range(2, 12):
         part = paths(ranked.propose(Ask(2, budget, 0)))
@@ -133,8 +133,8 @@ def test_rows_have_a_say_beside_drafted_nodes_only():
     parts = toy_parts()
     rows = parts.rows()
     rows.matrix.update(torch.arange(VOCAB), torch.full((VOCAB, 8), 40, dtype=torch.int32) + torch.arange(8).int())
-    found = paths(Ranked(knowing(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
-    for rank, gain in enumerate(Odds().by_rank()):
+    found = paths(RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
+    for rank, gain in enumerate(MatchOdds().by_rank()):
         assert found[40 + rank,] == pytest.approx(gain)
     assert not any(path[-1] >= 40 for path in found if path[:-1] not in {(), (3,), (7,)})
 

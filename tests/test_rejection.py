@@ -1,4 +1,4 @@
-"""Drafts drawn by chances of their own: what is said has exactly the target's law, counted against enumeration."""
+"""Drafts sampled independently of the target: answers have exactly the target's law, counted against enumeration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session, answer
 from longgraft.methods.needs import SMALL
-from longgraft.methods.registry.chains import Chain, chain
+from longgraft.methods.registry.chains import SpsChoices, chain
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.trees.tree import ProposalTree
@@ -139,10 +139,10 @@ def test_drafted_tokens_are_accepted_as_often_as_the_laws_overlap():
 
 def test_streams_of_noise_differ_from_one_another_and_between_seeds():
     rule, positions = Sampled(seed=11), torch.arange(1000)
-    noises = [made.chance(positions) for seed in (11, 12) for made in
+    noises = [made.keys(positions) for seed in (11, 12) for made in
               (Sampled(seed=seed), *(Sampled(seed=seed).apart(stream) for stream in (1, 2, 3)))]
     assert all(int((a == b).sum()) == 0 for a, b in itertools.combinations(noises, 2))
-    assert torch.equal(rule.apart(2).chance(positions), Sampled(seed=11).apart(2).chance(positions))
+    assert torch.equal(rule.apart(2).keys(positions), Sampled(seed=11).apart(2).keys(positions))
 
 
 def test_laws_that_are_one_accept_everything_and_never_say_what_cannot_be_said():
@@ -174,7 +174,7 @@ def test_whole_answers_have_the_targets_law():
     """Two tokens behind the one that the prefill draws, at top-k 2: the first step's draft and what follows it."""
     target, small, prompt, many = tiny(1, 1), tiny(2, 1), [3, 1, 4, 1, 5], 200
     parts = toy_parts()
-    parts = type(parts)(target, {SMALL.name: small}, choices=Chain(), clock=Clock())
+    parts = type(parts)(target, {SMALL.name: small}, choices=SpsChoices(), clock=Clock())
     session = Session(Engine(target, chain(parts, False), parts.clock, 3, None), None)
     counts: Counter = Counter()
     for seed in range(many):

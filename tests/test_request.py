@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import answered, toy_parts, toy_prompt, toy_session
+from conftest import EVERY, answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 
 from longgraft.acceptance.rules import Replay, walk
@@ -14,8 +15,6 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Goal
 from longgraft.engine.session import Session
 from longgraft.loading import Loaded
-from longgraft.methods.calibration import Calibration
-from longgraft.methods.find import METHODS, Method
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 PROMPT = toy_prompt(60)
@@ -41,7 +40,7 @@ def held(session: Session) -> int:
     return session.engine.cache.bytes() + sum(m.cache.bytes() for m in memories if m.name == "drafter")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_steps_are_chunks_then_decodings_and_add_up_to_the_answer(method):
     request = toy_session(method).open(PROMPT, 24, eos=())
     steps = list(request)
@@ -158,7 +157,7 @@ def test_a_request_closed_in_the_middle_of_its_own_step_ends_with_the_next():
 
 def test_two_sessions_of_what_was_loaded_once_stand_side_by_side():
     parts = toy_parts()
-    loaded = Loaded(parts.target, None, METHODS["graft"], parts, Calibration())
+    loaded = Loaded(parts.target, None, EVERY["graft"], parts)
     one, two = loaded.session(16), loaded.session(8)
     request = one.open(PROMPT, 24, eos=())
     first = [t for _ in range(6) for t in request.step().tokens]
@@ -255,7 +254,7 @@ def test_a_request_beyond_the_positions_is_refused_before_anything_is_done():
 
 
 def test_a_memory_s_own_limit_is_named():
-    method = Method("short", "-", "-", METHODS["graft"].build, METHODS["graft"].needs)
+    method = replace(EVERY["graft"], name="short")
     session = toy_session(method)
     session.engine.proposer.memories[0].positions = 70
     with pytest.raises(ValueError, match=r"llama's drafter allows 70 positions.*draft_window"):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import RowsMemory
-from longgraft.memories.token_history import History
+from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.token_history import TokenHistory
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.prompt_lookup import PromptLookup, lookup
@@ -25,7 +25,7 @@ NAN = float("nan")
 
 
 def retriever_of(matrix: AdjacencyMatrix) -> MatrixRetriever:
-    return MatrixRetriever(RowsMemory(matrix, snapshot=matrix.snapshot()))
+    return MatrixRetriever(AdjacencyMemory(matrix, snapshot=matrix.snapshot()))
 
 
 def prompt_chunk(tokens: list[int], topk: torch.Tensor | None = None) -> Observation:
@@ -94,7 +94,7 @@ def test_an_empty_matrix_or_no_slots_offers_the_root_alone(sparse):
 
 
 def test_rows_of_zeros_draft_token_zero_once_per_parent():
-    retriever = MatrixRetriever(RowsMemory(AdjacencyMatrix(VOCAB, unseen=0)), lambda _: token_recycling())
+    retriever = MatrixRetriever(AdjacencyMemory(AdjacencyMatrix(VOCAB, unseen=0)), lambda _: token_recycling())
     tree = retriever.candidates(9, 80)      # the official code drafts eight zeros, and zeros below each
     assert tree.tokens.tolist() == [9] + [0] * 6 and tree.parents.tolist() == [-1, 0, 1, 2, 3, 4, 5]
 
@@ -109,7 +109,7 @@ def learned(in_order: bool) -> list[int]:
     hidden: set[int] = set()
     while len(hidden) < 6:      # the winner is hidden under another token, and the next one shows
         tokens = [20 + node if node in hidden else 5 for node in range(6)]
-        memory = RowsMemory(AdjacencyMatrix(VOCAB), in_order=in_order)
+        memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), in_order=in_order)
         tree = ProposalTree.build(tokens, parents, scores, origin)
         memory.observe(Observation(tree, path, 1, torch.tensor([row(node) for node in range(6)]).int()))
         winner = int(memory.matrix.rows[5, 0])
@@ -129,7 +129,7 @@ def test_prompt_chunks_of_any_size_give_the_same_matrix(chunk):
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 20, (100,), generator=generator)
     topk = torch.randint(0, VOCAB, (100, 8), generator=generator).int()
-    memory = RowsMemory(AdjacencyMatrix(VOCAB))
+    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB))
     memory.reset(200)
     for part, rows in zip(tokens.split(chunk), topk.split(chunk), strict=True):
         memory.observe(prompt_chunk(part.tolist(), rows))
@@ -139,13 +139,13 @@ def test_prompt_chunks_of_any_size_give_the_same_matrix(chunk):
 
 
 def test_prompt_logits_are_left_alone_where_the_method_says_so():
-    memory = RowsMemory(AdjacencyMatrix(VOCAB), seeded=False)
+    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), seeded=False)
     memory.observe(prompt_chunk([1, 2], torch.tensor([row(1), row(2)])))
     assert memory.matrix.touched() == 0
 
 
 def test_a_wider_top_k_than_the_matrix_is_cut():
-    memory = RowsMemory(AdjacencyMatrix(VOCAB, width=4))
+    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=4))
     assert memory.wants.topk == 4
     memory.observe(prompt_chunk([1], torch.tensor([row(9)])))
     assert memory.matrix.rows[1].tolist() == row(9)[:4]
@@ -155,19 +155,19 @@ def test_a_request_starts_from_the_warm_rows_unless_they_persist():
     warm = AdjacencyMatrix(VOCAB)
     warm.update(torch.tensor([3]), torch.tensor([row(30)]))
     for persist, expected in ((False, 1), (True, 2)):
-        memory = RowsMemory(AdjacencyMatrix(VOCAB), snapshot=warm.snapshot(), lasting=persist)
+        memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), snapshot=warm.snapshot(), lasting=persist)
         memory.reset(10)
         memory.observe(prompt_chunk([8], torch.tensor([row(1)])))
         memory.reset(10)
         assert memory.matrix.touched() == expected and memory.matrix.rows[3].tolist() == row(30)
-    cold = RowsMemory(warm)
+    cold = AdjacencyMemory(warm)
     cold.reset(10)
     assert warm.touched() == 0
 
 
 def test_time_is_booked_under_retrieve_and_update():
     clock = Clock()
-    memory = RowsMemory(AdjacencyMatrix(VOCAB), clock=clock)
+    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), clock=clock)
     memory.observe(prompt_chunk([1], torch.tensor([row(9)])))
     MatrixRetriever(memory, clock=clock).candidates(1, 20)
     assert set(clock.seconds) == {"update", "retrieve"}
@@ -186,7 +186,7 @@ def official(history: list[int], max_ngram: int, length: int) -> list[int]:
 def test_prompt_lookup_drafts_are_the_official_ones(golden):
     cases = json.loads((golden / "pld/cases.json").read_text())["cases"]
     for case in cases:
-        history = History()
+        history = TokenHistory()
         proposer = PromptLookup(history, case["max_ngram_size"], case["num_pred_tokens"])
         history.reset(0)        # it grows where the capacity was too small
         history.observe(prompt_chunk(case["history"][:-1]))
@@ -207,7 +207,7 @@ def test_prompt_lookup_follows_the_rule_on_random_histories():
 
 
 def test_prompt_lookup_remembers_the_kept_path_only():
-    history = History()
+    history = TokenHistory()
     proposer = PromptLookup(history, max_ngram=2, length=2)
     history.reset(20)
     assert proposer.propose(Ask(1, 11, 0)).tokens.tolist() == [1]       # nothing was seen yet
@@ -240,7 +240,7 @@ def test_of_the_matches_of_a_prompt_lookup_the_latest_can_be_taken():
         assert draft == (found[-1] if (found := matches(history.tolist(), 2)) else [])
         differ += draft != lookup(history, 3, 2).tolist()
     assert differ > 20
-    history = History()
+    history = TokenHistory()
     history.observe(prompt_chunk([1, 2, 3, 1, 4, 5, 6, 7]))
     assert PromptLookup(history, length=2, latest=True).propose(Ask(1, 11, 0)).tokens.tolist() == [1, 4, 5]
 

@@ -16,7 +16,7 @@ import torch
 from conftest import FAMILIES, toy_model
 
 from longgraft.kernels import fused_triton
-from longgraft.target_model.fused_modules import Fused, wrong_ones
+from longgraft.target_model.fused_modules import FusedModules, wrong_ones
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, turned
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -116,7 +116,7 @@ def test_none_of_them_is_wrong(dtype):
 @torch.no_grad()
 def test_models_say_the_same_with_kernels_in_their_places(family):
     model, ids = copy.deepcopy(toy_model(family)).to(DEVICE), torch.arange(3, 12, device=DEVICE)[None]
-    expected, ours = model(input_ids=ids).logits, Fused(model, fused_triton)
+    expected, ours = model(input_ids=ids).logits, FusedModules(model, fused_triton)
     with ours():
         said = model(input_ids=ids).logits
     assert ours.counts and not torch.equal(said, torch.zeros_like(said))

@@ -125,8 +125,8 @@ def test_the_noise_is_that_of_plain_integers():
     for seed, position in itertools.product((0, 1, 77, 2 ** 63 - 1), (0, 1, 9, 131_071)):
         tokens = [0, 1, 2, 95, 151_935]
         expected = [oracle.noise(seed, position, token) for token in tokens]
-        chance = Sampled(seed=seed).chance(torch.tensor(position))
-        assert gumbel(chance, torch.tensor(tokens)).tolist() == pytest.approx(expected, rel=1e-12)
+        keys = Sampled(seed=seed).keys(torch.tensor(position))
+        assert gumbel(keys, torch.tensor(tokens)).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_draw_does_not_depend_on_what_else_is_drawn():
@@ -156,9 +156,9 @@ def test_a_walk_that_draws_where_it_goes_is_the_walk_along_all_draws(rule, monke
 
 def test_a_part_of_the_vocabulary_has_the_noise_it_has_in_the_whole():
     at = torch.tensor(11)
-    chance = Sampled(seed=3).chance(at)
-    whole = gumbel(chance, torch.arange(1000))
-    assert torch.equal(whole, torch.cat([gumbel(chance, part) for part in torch.arange(1000).split(64)]))
+    keys = Sampled(seed=3).keys(at)
+    whole = gumbel(keys, torch.arange(1000))
+    assert torch.equal(whole, torch.cat([gumbel(keys, part) for part in torch.arange(1000).split(64)]))
     assert len(whole.unique()) == 1000
 
 
@@ -177,8 +177,8 @@ def test_neighbouring_seeds_positions_and_tokens_have_independent_noise(step):
     seed, position, token = step
     tokens = torch.arange(1, 51)
     positions = torch.arange(1, 21)[:, None]
-    here = torch.cat([gumbel(Sampled(seed=s).chance(positions), tokens).flatten() for s in range(20)])
-    there = torch.cat([gumbel(Sampled(seed=s + seed).chance(positions + position), tokens + token).flatten()
+    here = torch.cat([gumbel(Sampled(seed=s).keys(positions), tokens).flatten() for s in range(20)])
+    there = torch.cat([gumbel(Sampled(seed=s + seed).keys(positions + position), tokens + token).flatten()
                        for s in range(20)])
     assert dependence(here, there) < 118.6      # 0.99997 quantile: thirteen such tests, by chance one in 2,500
     assert abs(np.corrcoef(here, there)[0, 1]) < 4.2 / math.sqrt(len(here))

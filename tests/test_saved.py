@@ -8,14 +8,13 @@ from itertools import cycle
 
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_model, toy_prompt, toy_session
+from conftest import EVERY, VOCAB, answered, toy_model, toy_prompt, toy_session
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from served import characters
 
 from longgraft.engine import request
 from longgraft.engine.session import Session
-from longgraft.methods.find import METHODS
 from longgraft.prefill import prefixes, saved
 from longgraft.prefill.chunked import read_prompt
 from longgraft.prefill.prefixes import RANKED, RANKS, Cell, Prefixes
@@ -44,7 +43,7 @@ def file(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("method", "family", "chunk"), zip(
-    METHODS, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
+    EVERY, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
 def test_what_a_file_holds_is_as_if_it_were_read(method, family, chunk, tmp_path):
     """Answers and proposals, by a session that keeps nothing itself; the file's short last cell is known, too."""
     path = tmp_path / "begins.prefix"

@@ -8,7 +8,7 @@ from conftest import VOCAB, answered, toy_prompt, toy_session, toy_target
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.prefill.chunked import last_occurrences, read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.clock import Clock
@@ -39,7 +39,7 @@ def of_every_position(prompt: list[int], snapshot: torch.Tensor | None = None, s
 @pytest.mark.parametrize("chunk", [1, 7, 10, 64, 512, None])
 def test_the_matrix_is_that_of_every_position_s_rows_written_in_order(prompt, chunk):
     for snapshot in (None, WARM):
-        memory = RowsMemory(AdjacencyMatrix(VOCAB), snapshot=snapshot)
+        memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), snapshot=snapshot)
         memory.reset(256)
         for seen in read_prompt(reader(), torch.tensor(prompt), memory.wants, chunk):
             memory.observe(seen)
@@ -49,7 +49,7 @@ def test_the_matrix_is_that_of_every_position_s_rows_written_in_order(prompt, ch
 
 
 def test_a_last_token_that_is_read_again_has_the_last_word():
-    memory, verifier = RowsMemory(AdjacencyMatrix(VOCAB)), reader()
+    memory, verifier = AdjacencyMemory(AdjacencyMatrix(VOCAB)), reader()
     prompt = [*PROMPT, PROMPT[3]]
     for seen in read_prompt(verifier, torch.tensor(prompt[:-1]), memory.wants, 64, following=prompt[-1]):
         memory.observe(seen)

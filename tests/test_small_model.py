@@ -10,7 +10,8 @@ import torch
 from conftest import VOCAB, toy_prompt, toy_target
 from toy_small import medusa_heads, small_model
 
-from longgraft.memories.draft_model import MOST_WAITING, SmallModel
+from longgraft.memories.draft_cache import MOST_WAITING
+from longgraft.memories.draft_model import DraftModelCache
 from longgraft.methods.needs import MEDUSA, SMALL, Missing, Sources, embedded
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ROOT, ProposalTree
@@ -22,8 +23,8 @@ def seen(tokens: list[int], following: int = 1, prompt: bool = False) -> Observa
     return Observation(chain, torch.arange(len(tokens)), following, prompt=prompt)
 
 
-def memory(vocab: int = VOCAB) -> SmallModel:
-    made = SmallModel(small_model(VOCAB), vocab)
+def memory(vocab: int = VOCAB) -> DraftModelCache:
+    made = DraftModelCache(small_model(VOCAB), vocab)
     made.reset(400)
     return made
 

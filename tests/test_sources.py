@@ -11,14 +11,14 @@ from conftest import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 from oracle import plain
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.cost_model import Costs, Live
-from longgraft.budget.node_ranking import Ranked
-from longgraft.drafters.pruning import Mass
+from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.budget.node_ranking import RankedProposer
 from longgraft.engine.stats import Stats
-from longgraft.memories.ngram_index import Successors
-from longgraft.methods.combinators import Plain, Within
+from longgraft.memories.ngram_index import NgramIndex
+from longgraft.methods.combinators import PlainDecoding, WithinBudget
 from longgraft.methods.find import METHODS, Method, build, find
 from longgraft.methods.needs import HEAD
+from longgraft.methods.registry.graft_x import GraftXChoices, controlled, ranked
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
@@ -44,9 +44,9 @@ class Knows:
 
 def spent(source: Knows, host: float, new: int = 300) -> Stats:
     """Of a text that the source knows; a proposal costs `host` plain passes."""
-    method = Method("over", "-", "-", lambda p: replace(p, source=source).ranked(Mass()),
-                    adaptive=lambda p: replace(p, source=source).controlled())
-    session = toy_session(method, adaptive=True, costs=Live(replace(TOY_COSTS, host=host), frozen=True))
+    method = Method("over", "-", "-", lambda p: ranked(replace(p, source=source, choices=GraftXChoices())),
+                    adaptive=lambda p: controlled(replace(p, source=source, choices=GraftXChoices())))
+    session = toy_session(method, adaptive=True, costs=LiveCosts(replace(TOY_COSTS, host=host), frozen=True))
     return answered(session, TEXT[:LENGTH], new, Sampling(replay=tuple(TEXT[LENGTH:LENGTH + new]))).stats
 
 
@@ -70,7 +70,7 @@ def test_what_costs_more_than_it_can_bring_is_hardly_asked():
 
 
 def test_what_a_proposal_takes_is_followed_and_a_slow_first_one_is_forgotten():
-    live = Live(Costs({}, "", {0: {1: 1.0}}, {}, {}, host=0.25))
+    live = LiveCosts(Costs({}, "", {0: {1: 1.0}}, {}, {}, host=0.25))
     assert live.proposal == 0.25
     live.proposed(3.0)
     assert live.proposal == pytest.approx(3.0)
@@ -79,7 +79,7 @@ def test_what_a_proposal_takes_is_followed_and_a_slow_first_one_is_forgotten():
     assert live.proposal == pytest.approx(0.1, rel=0.01)
     live.proposed(5.0)
     assert live.proposal < 0.11
-    frozen = Live(live.costs, frozen=True)
+    frozen = LiveCosts(live.costs, frozen=True)
     frozen.proposed(3.0)
     assert frozen.proposal == 0.25
 
@@ -95,7 +95,7 @@ def test_nodes_without_a_probability_are_left_out_and_others_stay_whose_they_are
         def propose(self, ask: Ask) -> ProposalTree:
             return tree
 
-    ranked = Ranked(Successors(0), One(), pool=1).propose(Ask(2, 30, 0))
+    ranked = RankedProposer(NgramIndex(0), One(), pool=1).propose(Ask(2, 30, 0))
     assert ranked.tokens.tolist() == [2, 3, 5] and ranked.origin.tolist() == [ROOT, RETRIEVED, DRAFT | RETRIEVED]
     assert ranked.scores.tolist() == pytest.approx([0.0, -0.1, -0.2])
 
@@ -114,19 +114,19 @@ def test_over_any_method_graft_x_says_what_the_target_would(source, adaptive):
 def test_over_eagle3_the_ranking_has_its_nodes():
     parts = toy_parts()
     ours = build("graft-x+source=eagle3", parts)
-    assert isinstance(ours, Ranked) and type(ours.drafter.proposer) is type(build("eagle3", parts))
+    assert isinstance(ours, RankedProposer) and type(ours.drafter.proposer) is type(build("eagle3", parts))
     assert ours.drafter.memories[0] is build("eagle3", parts).memories[0] and ours.pool == 1
 
 
 def test_a_source_is_asked_for_no_more_than_its_own_size():
     asked = []
 
-    class Recorded(Plain):
+    class Recorded(PlainDecoding):
         def propose(self, ask):
             asked.append(ask.budget)
             return super().propose(ask)
 
-    within = Within(Recorded(), 6)
+    within = WithinBudget(Recorded(), 6)
     for budget in (60, 6, 2):
         within.propose(Ask(1, budget, 0))
     assert asked == [6, 6, 2]

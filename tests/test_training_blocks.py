@@ -13,7 +13,7 @@ from test_training_drafter import corpus, files_of_a_toy_run, one_thread  # noqa
 from toy_dflash import shared_blocks
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.prefill.chunked import read_prompt
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
@@ -38,7 +38,7 @@ def test_a_block_is_trained_on_what_it_sees_when_it_drafts(anchor):
     """Features of the tokens before it, all of itself, and nothing of other blocks or of what comes after."""
     target, prompt = toy_target(), torch.tensor(toy_prompt(60))
     network = shared_blocks(target)
-    memory = BlockMemory(network)
+    memory = DFlashCache(network)
     memory.reset(100)
     verifier = Verifier(target, target.cache(100), Greedy(), Clock())
     for seen in read_prompt(verifier, prompt[:anchor], memory.wants, 16, following=int(prompt[anchor])):

@@ -15,7 +15,7 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.runtime.clock import Clock
 from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
@@ -384,7 +384,7 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
 def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
     run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, mat_prompts=2, mat_tokens=8))
     run.unseen = {"code": np.stack([corpus.tokens[:33], corpus.tokens[40:73]])}
-    session = Session(Engine(run.target, Eagle3Drafter(DrafterMemory(run.network), Dense()), Clock()), None)
+    session = Session(Engine(run.target, Eagle3Drafter(Eagle3Cache(run.network), Dense()), Clock()), None)
     steps = []
     for row in run.unseen["code"].tolist():
         steps += session.generate(row[:-8], 8, replay=row[-8:]).stats.accepted_per_step

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import LARGEST, ON_CPU, chunk_bytes, chunk_size, largest_chunk
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory, resident
@@ -27,7 +27,7 @@ def held(method: str, tokens: int, chunk: int) -> tuple[int, int]:
         pass
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         for _ in session.open(toy_prompt(tokens), 4):
-            memories = [m for m in session.engine.proposer.memories if isinstance(m, DrafterMemory)]
+            memories = [m for m in session.engine.proposer.memories if isinstance(m, Eagle3Cache)]
             caches = max(caches, session.engine.cache.bytes() + sum(memory.cache.bytes() for memory in memories))
     events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = most = 0
@@ -67,7 +67,7 @@ def test_a_chunk_is_as_large_as_pays_and_fits(monkeypatch):
 
 
 def test_a_drafter_lets_go_of_a_prompt_s_features_before_its_forward(monkeypatch):
-    memory, waiting, forward = toy_parts().drafted(), [], DrafterMemory.forward
+    memory, waiting, forward = toy_parts().drafter_cache(), [], Eagle3Cache.forward
     Eagle3Drafter(memory, Dense())
     memory.reset(64)
 
@@ -75,7 +75,7 @@ def test_a_drafter_lets_go_of_a_prompt_s_features_before_its_forward(monkeypatch
         waiting.append(self._waiting)
         return forward(self, *arguments)
 
-    monkeypatch.setattr(DrafterMemory, "forward", seen)
+    monkeypatch.setattr(Eagle3Cache, "forward", seen)
     memory.observe(Observation(ProposalTree.chain(torch.arange(40)), torch.arange(40), 1,
                                hidden={layer: torch.randn(40, 32) for layer in (1, 2, 3)}, prompt=True))
     assert waiting == [()]

@@ -8,9 +8,8 @@ from conftest import VOCAB, toy_network, toy_parts
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.find import build
-from longgraft.methods.registry.graft import WINDOW
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import ROOT, ProposalTree
@@ -18,7 +17,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 def proposed(tokens: torch.Tensor, features: torch.Tensor, window: int | None, chunk: int = 64, levels: int = 9):
     """The tree after a prompt, whose pairs are observed `chunk` at a time."""
-    memory = DrafterMemory(toy_network(), window)
+    memory = Eagle3Cache(toy_network(), window)
     drafter = Eagle3Drafter(memory, Dense(), levels=levels)
     memory.reset(len(tokens) + 100)
     for start in range(0, len(tokens) - 1, chunk):
@@ -62,18 +61,16 @@ def test_the_prompt_s_chunks_do_not_matter(window):
 def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkeypatch):
     """The same window of text, once at the beginning and once 40,000 positions later."""
     tokens, features = text(14)
-    far = DrafterMemory.forward
+    far = Eagle3Cache.forward
 
     def shifted(self, hidden, fed, positions, layout):
         return far(self, hidden, fed, positions + 40_000, layout)
 
     near = proposed(tokens, features, 13)
-    monkeypatch.setattr(DrafterMemory, "forward", shifted)
+    monkeypatch.setattr(Eagle3Cache, "forward", shifted)
     assert same(near, proposed(tokens, features, 13))
 
 
-def test_methods_and_settings_choose_the_window():
-    parts = toy_parts()
-    assert build("eagle3", parts).memory.window is None and build("eagle3-window", parts).memory.window == WINDOW
-    wide = toy_parts(window=512)
-    assert build("eagle3", wide).memory.window == build("eagle3-window", wide).memory.window == 512
+def test_settings_choose_the_window():
+    assert build("eagle3", toy_parts()).memory.window is None
+    assert build("eagle3", toy_parts(window=512)).memory.window == 512

@@ -121,7 +121,9 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
 
     # Rows outlive each answer: they are what the warm-up is for.
     # What is drafted here is read on the host.
-    warmup = _Warmup(replace(loaded.parts, persist=True, snapshot=None, kept={}, regions=EAGER))
+    parts, shape = loaded.parts, replace(loaded.parts.shape, persist=True)
+    warmup = _Warmup(replace(parts, shape=shape, calibration=replace(parts.calibration, snapshot=None), kept={},
+                             regions=EAGER))
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(budget)
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
@@ -148,7 +150,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
     thresholds, gain = choose(chosen, costs, keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted_split[k] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
-             **made_for(nodes, loaded.parts.levels, loaded.parts.top_k, loaded.parts.window),
+             **made_for(nodes, shape.levels, shape.top_k, shape.window),
              "temperature": f"{temperature:g}", "date": time.strftime("%Y-%m-%d"),
              "draft_cost": f"{costs[0] / costs[1]:.3f}",
              "gain_on_chosen_half": f"{gain:.3f}",

@@ -30,7 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from longgraft.acceptance.rules import Greedy
 from longgraft.attention.backends import packed
 from longgraft.attention.layout import Layout
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -80,7 +80,7 @@ def summed(found: Sequence[Right], drafter: str, suite: str, bucket: int) -> Ite
 @torch.inference_mode()
 def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], start: int, depth: int) -> Right:
     """From each start that `ids` [T] has `depth` tokens behind, `start` the first; `start` is 2 or more."""
-    memory, text = DrafterMemory(network), torch.tensor(ids)
+    memory, text = Eagle3Cache(network), torch.tensor(ids)
     memory.reset(len(ids))
     report, _ = _read(target, text, start - 1, memory.wants, memory.observe)
     hidden = torch.cat([report.hidden[layer] for layer in network.config.feature_layers], dim=-1)

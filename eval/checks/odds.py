@@ -1,4 +1,4 @@
-"""How probable remembered tokens are for this pair: `Odds` that accept most on warm-up text.
+"""How probable remembered tokens are for this pair: `MatchOdds` that accept most on warm-up text.
 
 Knows rankings and answers; knows no file.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.match_odds import Odds
-from longgraft.drafters.pruning import Mass
+from longgraft.budget.match_odds import MatchOdds
 from longgraft.engine.session import answer
 from longgraft.loading import Loaded
 from longgraft.methods.find import as_method
 from longgraft.methods.parts import Parts
+from longgraft.methods.registry.graft_x import GraftXChoices, ranked
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import ProposalTree
 
@@ -31,7 +31,7 @@ class Found:
     """gain, gain_on_others: tokens per step of the best constants over those of the usual ones, on the prompts that
     chose them and on the others."""
 
-    odds: Odds
+    odds: MatchOdds
     gain: float
     gain_on_others: float
 
@@ -39,21 +39,22 @@ class Found:
 class _Rankings:
     """Verifies the tree of the constants as they are; those that others would have made are kept beside it."""
 
-    def __init__(self, parts: Parts, tried: Sequence[Odds]) -> None:
-        self.ranked = [replace(parts, odds=odds).ranked(Mass()) for odds in tried]
+    def __init__(self, parts: Parts, tried: Sequence[MatchOdds]) -> None:
+        parts, calibration = replace(parts, choices=GraftXChoices()), parts.calibration
+        self.ranked = [ranked(replace(parts, calibration=replace(calibration, odds=odds))) for odds in tried]
         self.memories = self.ranked[0].memories
         self.trees: list[tuple[int, list[ProposalTree]]] = []       # (position of the root, one by each)
 
     def propose(self, ask: Ask) -> ProposalTree:
         drafted = self.ranked[0].draft(ask)
-        trees = [ranked.rank(ask, drafted) for ranked in self.ranked]
+        trees = [one.rank(ask, drafted) for one in self.ranked]
         self.trees.append((ask.position, trees))
         return trees[0]
 
 
 def estimate(loaded: Loaded, answers: Sequence[tuple[Sequence[int], Sequence[int]]], budget: int) -> Found:
     """Replay answers to prompts, both in ids; choose on every second one, and keep what gains on the others, too."""
-    usual = Odds()
+    usual = MatchOdds()
     tried = [replace(usual, half=usual.half * half, alone=usual.alone * alone, row=usual.row * row)
              for half, alone, row in product(FACTORS, FACTORS, FACTORS)]
     rankings = _Rankings(replace(loaded.parts, kept={}), tried)

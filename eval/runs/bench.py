@@ -32,7 +32,6 @@ from longgraft.loading import Loaded, assemble
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import HEAD, Sources, check_given, head_of
-from longgraft.methods.parts import Parts
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
 
@@ -49,8 +48,8 @@ class Bench:
     @classmethod
     def open(cls, config: SweepConfig) -> Bench:
         """Load the target once, every head and every calibration."""
-        drafter, calibration = (None if name == COLD else name for name in (config.drafter, config.calibration))
-        settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=calibration,
+        drafter, calibrated = (None if name == COLD else name for name in (config.drafter, config.calibration))
+        settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=calibrated,
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
                           dtype=config.dtype, attention=config.attention, costs=config.costs)
         loaded = assemble(config.model, drafter, settings)
@@ -66,8 +65,8 @@ class Bench:
             # Prompts that are longer than a head was made for are the question here, not a mistake.
             network = head_of(path, target, HeadOverrides(max_positions=target.max_positions))
             # Thresholds are of the head that they were calibrated with; the matrix's rows are the target's.
-            heads[name] = replace(parts, given=own | {HEAD.name: network}, thresholds=DEFAULT_THRESHOLDS,
-                                  split=Parts.split)
+            calibration = replace(parts.calibration, thresholds=DEFAULT_THRESHOLDS, split=Calibration.split)
+            heads[name] = replace(parts, given=own | {HEAD.name: network}, calibration=calibration)
         if any(variant.adaptive(config.budget) for variant in config.variants):
             heads = {name: replace(one, costs=costs_for(target, one.head, config.costs, one.regions))
                      for name, one in heads.items()}

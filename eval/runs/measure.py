@@ -51,14 +51,14 @@ class Stock:
         parts = self._find(variant, variant.head, self.heads, "head", "head")
         taken = {key: self._find(variant, name, self.calibrations, "calibration", "calibrated")
                  for key, name in variant.calibrations.items() if name != COLD}
-        changes: dict[str, Any] = {key: value for key, value in variant.numbers.items() if key != "budget"}
-        none = Calibration()        # what COLD stands for
+        numbers = {key: value for key, value in variant.numbers.items() if key != "budget"}
+        calibration, none = parts.calibration, Calibration()        # what COLD stands for
         if "thresholds" in variant.calibrations:
             made = taken.get("thresholds", none)
-            changes["thresholds"], changes["split"] = made.thresholds, made.split
+            calibration = replace(calibration, thresholds=made.thresholds, split=made.split)
         if "warm" in variant.calibrations:
-            changes["snapshot"] = taken.get("warm", none).snapshot
-        return replace(parts, **changes)
+            calibration = replace(calibration, snapshot=taken.get("warm", none).snapshot)
+        return replace(parts, shape=replace(parts.shape, **numbers), calibration=calibration)
 
     @staticmethod
     def _find(variant: Variant, name: str, given: Mapping[str, Any], what: str, option: str) -> Any:
@@ -127,7 +127,10 @@ class Prefilled:
         kept: dict[tuple, Memory] = {}
         made = {}
         for variant in variants:
-            parts = replace(stock.parts(variant), clock=self._clock, regions=self._regions, kept=kept)
+            parts = stock.parts(variant)
+            # Each prompt begins with the costs that were measured at load, whatever was decoded before it.
+            costs = parts.costs and parts.costs.copy()
+            parts = replace(parts, clock=self._clock, regions=self._regions, kept=kept, costs=costs)
             make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
             proposer = made[variant.name, ""] = make(parts)
             self._verifies[variant.name] = verifies(variant.method, parts)

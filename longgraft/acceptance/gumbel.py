@@ -10,21 +10,21 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # int64 arithmetic wraps at 2^64
 
 
-def uniform(chance: Tensor, tokens: Tensor) -> Tensor:
-    """Uniform noise of these tokens by a `Sampled`'s chance, float64, strictly inside (0, 1): both int64 on one device,
+def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Uniform noise of these tokens by a `Sampled`'s keys, float64, strictly inside (0, 1): both int64 on one device,
     broadcast.
 
     Seed, position and token are taken in by one step of SplitMix64 each (Steele et al., OOPSLA 2014): integers, the
     same on every device and for every part of the vocabulary.
     """
-    bits = mix(tokens * GOLDEN + chance).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
+    bits = mix(tokens * GOLDEN + keys).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
     # 52 bits and a half: never 0 or 1 in float64.
     return bits.double().add_(0.5).mul_(2.0 ** -52)
 
 
-def gumbel(chance: Tensor, tokens: Tensor) -> Tensor:
+def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     """Standard Gumbel noise of the same, float64."""
-    return uniform(chance, tokens).log_().neg_().log_().neg_()
+    return uniform(keys, tokens).log_().neg_().log_().neg_()
 
 
 @lru_cache

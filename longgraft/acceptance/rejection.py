@@ -1,4 +1,4 @@
-"""The rule for a chain whose tokens were drawn by chances of their own: accept with min(1, p / q), on the first
+"""The rule for a chain whose tokens were sampled independently of the target: accept with min(1, p / q), on the first
 rejection draw from what p has more than q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
 
 Knows laws, positions and chains; knows no model and no proposer.  The law of what is said is the target's own; the
@@ -35,7 +35,7 @@ class Rejection:
         return self.sampled
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        assert tree.law is not None and tree.is_chain, "tokens drawn by chances of their own make a chain"
+        assert tree.law is not None and tree.is_chain, "tokens sampled independently of the target make a chain"
         device = logits.device
         p = self.sampled.warp(logits).softmax(-1)
         accepted, following = self.settle(p, tree.law, sent(tree.tokens, device), sent(positions, device))
@@ -50,9 +50,9 @@ class Rejection:
         follows each node.
         """
         drawn, before = tokens[..., 1:, None], positions[..., :-1]
-        chance = uniform(self.sampled.apart(ACCEPTED).chance(before), torch.zeros_like(before))
+        threshold = uniform(self.sampled.apart(ACCEPTED).keys(before), torch.zeros_like(before))
         likely = p[..., :-1, :].gather(-1, drawn)[..., 0]
-        right = chance * q[..., 1:, :].gather(-1, drawn)[..., 0] < likely
+        right = threshold * q[..., 1:, :].gather(-1, drawn)[..., 0] < likely
         accepted = right.long().cumprod(-1).sum(-1)
         # Behind the last node nothing was drafted: what p has more than nothing is p.
         at = accepted[..., None, None]
@@ -61,6 +61,6 @@ class Rejection:
         rest = (here - below).clamp(min=0)
         # Of two laws that differ by their rounding alone, nothing may be left.
         rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, here)
-        noise = self.sampled.apart(CORRECTED).chance(positions.gather(-1, accepted[..., None]))
+        noise = self.sampled.apart(CORRECTED).keys(positions.gather(-1, accepted[..., None]))
         words = torch.arange(p.shape[-1], device=p.device)
         return accepted, (gumbel(noise, words) + rest.double().log()).argmax(-1)

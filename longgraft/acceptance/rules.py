@@ -58,12 +58,12 @@ class DrawThenWalk(ABC):
         """What `choose` depends on beside its arguments: rules that differ in a seed share one recorded region."""
 
     @abstractmethod
-    def chance(self, positions: Tensor) -> Tensor:
+    def keys(self, positions: Tensor) -> Tensor:
         """[n] int64: all that a draw at these positions [n] takes besides the logits."""
 
     @abstractmethod
-    def choose(self, logits: Tensor, chance: Tensor) -> Tensor:
-        """logits [n, V], chance [n] int64 -> the tokens drawn [n] int64, each by its own row alone; no host read."""
+    def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
+        """logits [n, V], keys [n] int64 -> the tokens drawn [n] int64, each by its own row alone; no host read."""
 
     @property
     def guesses(self) -> DrawThenWalk:
@@ -74,7 +74,7 @@ class DrawThenWalk(ABC):
     @final
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
         """logits [n, V], positions [n] int64 on their device -> the tokens drawn there [n] int64; no host read."""
-        return self.choose(logits, self.chance(positions))
+        return self.choose(logits, self.keys(positions))
 
     @final
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
@@ -102,10 +102,10 @@ class Greedy(DrawThenWalk):
 
     law = "greedy"
 
-    def chance(self, positions: Tensor) -> Tensor:
+    def keys(self, positions: Tensor) -> Tensor:
         return positions
 
-    def choose(self, logits: Tensor, chance: Tensor) -> Tensor:
+    def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
         return logits.argmax(-1)
 
 
@@ -127,15 +127,15 @@ class Replay(DrawThenWalk):
         """Greedy: who drafts does not know the recording."""
         return Greedy()
 
-    def chance(self, positions: Tensor) -> Tensor:
+    def keys(self, positions: Tensor) -> Tensor:
         device = positions.device
         if device not in self._placed:
             self._placed[device] = sent(torch.as_tensor(self.tokens, dtype=torch.int64), device)
         # Nodes beyond the recording are never walked to: the session stops there.  Rows of no node may stand before it.
         return self._placed[device][(positions - self.start).clamp(0, len(self.tokens) - 1)]
 
-    def choose(self, logits: Tensor, chance: Tensor) -> Tensor:
-        return chance
+    def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
+        return keys
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ class Sampled(DrawThenWalk):
     def law(self) -> Hashable:
         return replace(self, seed=0)
 
-    def chance(self, positions: Tensor) -> Tensor:
+    def keys(self, positions: Tensor) -> Tensor:
         return mix(positions * GOLDEN + of_seed(self.seed))
 
-    def choose(self, logits: Tensor, chance: Tensor) -> Tensor:
+    def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
         tokens = torch.arange(logits.shape[-1], device=logits.device)
-        return gumbel(chance[:, None], tokens).add_(self.warp(logits)).argmax(-1)
+        return gumbel(keys[:, None], tokens).add_(self.warp(logits)).argmax(-1)
 
     def apart(self, stream: int) -> Sampled:
         """The same law with noise of its own, independent of this rule's and of other streams'; stream: 1 or more."""

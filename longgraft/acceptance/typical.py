@@ -33,9 +33,10 @@ class Typical:
         p = self.sampled.warp(logits).softmax(-1)
         border = (self.alpha * torch.special.entr(p).sum(-1).neg().exp()).clamp(max=self.epsilon)
         above = sent(tree.parents[1:], device)
-        chances = p[above, sent(tree.tokens[1:], device)]
-        likely, told = (column.tolist() for column in torch.stack([chances > border[above], chances.log()]).cpu())
-        node = self._best(tree, likely, told)
+        probabilities = p[above, sent(tree.tokens[1:], device)]
+        read = torch.stack([probabilities > border[above], probabilities.log()]).cpu()
+        likely, logs = (column.tolist() for column in read)
+        node = self._best(tree, likely, logs)
         path = [node]
         while path[-1]:
             path.append(int(tree.parents[path[-1]]))
@@ -43,14 +44,14 @@ class Typical:
         return torch.tensor(path[::-1]), int(token)
 
     @staticmethod
-    def _best(tree: ProposalTree, likely: list[float], told: list[float]) -> int:
-        """The last node of the longest accepted path; likely, told: of each node but the root, whether its token is
+    def _best(tree: ProposalTree, likely: list[float], logs: list[float]) -> int:
+        """The last node of the longest accepted path; likely, logs: of each node but the root, whether its token is
         probable enough after its parent, and how probable."""
         reached = {0: (0, 0.0)}         # depth and log-probability of the accepted nodes
         for node, parent in enumerate(tree.parents.tolist()[1:], 1):
             if likely[node - 1] and parent in reached:
-                depth, chance = reached[parent]
-                reached[node] = depth + 1, chance + told[node - 1]
+                depth, log_probability = reached[parent]
+                reached[node] = depth + 1, log_probability + logs[node - 1]
         return max(reached, key=lambda node: reached[node])
 
 

@@ -9,10 +9,11 @@ import copy
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from longgraft.budget.cost_model import Live
-from longgraft.budget.match_odds import Odds
-from longgraft.memories.eagle3_cache import JUDGED, MOST_WAITING, DrafterMemory
-from longgraft.memories.ngram_index import Successors
+from longgraft.budget.cost_model import CostState, LiveCosts
+from longgraft.budget.match_odds import MatchOdds
+from longgraft.memories.draft_cache import MOST_WAITING
+from longgraft.memories.eagle3_cache import JUDGED, Eagle3Cache
+from longgraft.memories.ngram_index import NgramIndex
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 
@@ -68,26 +69,30 @@ class _Learnt:
     probing: float = 0.0
 
 
-class Experience(Memory):
+class AcceptanceEstimates(Memory):
     """A function of what was observed and of the costs: with costs from a file, the same again.
 
-    plan: of the step that is under way, as whoever proposed it says
-    It also tells `costs` what passes took.
+    It also updates `costs` by what passes took; they are part of its state: a rewound request decides as before.
     """
 
-    name = "experience"
+    name = "acceptance estimates"
 
-    def __init__(self, text: Successors, costs: Live, odds: Odds, drafted: DrafterMemory | None = None) -> None:
+    def __init__(self, text: NgramIndex, costs: LiveCosts, odds: MatchOdds, drafted: Eagle3Cache | None = None) -> None:
         self.text, self.costs, self.odds, self.drafted = text, costs, odds, drafted
         self.tail = 1 if drafted is None else JUDGED
         self.reset(0)
 
     def reset(self, capacity: int) -> None:
         self.learnt = _Learnt()
-        self.plan: Plan | None = None
+        self._plan: Plan | None = None
+
+    def expect(self, plan: Plan) -> None:
+        """What the step that is under way is expected to take and to bring: compared with what the next tree shows."""
+        self._plan = plan
 
     def look(self) -> None:
-        """At what the drafter foretells now, which feeds it all that waits; what lost is thought better of."""
+        """At what the drafter foretells now, which feeds it all that waits; estimates of losses
+        decay halfway to the prior."""
         if self.drafted is not None:
             self.drafted.newest()
             right, tokens = self.drafted.foretold()
@@ -109,9 +114,9 @@ class Experience(Memory):
         self._look_back(min(tokens, LOOKED_BACK), seen.prompt)
         if seen.prompt:
             self.look()
-        if (plan := self.plan) is None:
+        if (plan := self._plan) is None:
             return
-        self.plan = None
+        self._plan = None
         learnt.passes += 1
         if learnt.passes % TIMED == 0:
             self.costs.timed(plan.rows, plan.prefix, seen.seconds)
@@ -140,7 +145,7 @@ class Experience(Memory):
         _fade((learnt.prompt if prompt else learnt.own)[place], right, 1.0)
 
     def _in_the_prompt(self, match: int) -> float:
-        """Probability that a match of this many tokens foretold the next one there, begun with `Odds`."""
+        """Probability that a match of this many tokens foretold the next one there, begun with `MatchOdds`."""
         right, tokens = self.learnt.prompt[bisect_left(LENGTHS, match)]
         return (right + TRUSTED * self.odds.on_its_own(match)) / (tokens + TRUSTED)
 
@@ -187,11 +192,12 @@ class Experience(Memory):
         tokens, seconds = self.learnt.rate
         return max(1.0 / plain, (tokens + PLAIN) / (seconds + PLAIN * plain))
 
-    def state(self) -> tuple[_Learnt, Plan | None]:
-        return copy.deepcopy(self.learnt), self.plan
+    def state(self) -> tuple[_Learnt, Plan | None, CostState]:
+        return copy.deepcopy(self.learnt), self._plan, self.costs.state()
 
-    def restore(self, state: tuple[_Learnt, Plan | None]) -> None:
-        self.learnt, self.plan = copy.deepcopy(state[0]), state[1]
+    def restore(self, state: tuple[_Learnt, Plan | None, CostState]) -> None:
+        self.learnt, self._plan = copy.deepcopy(state[0]), state[1]
+        self.costs.restore(state[2])
 
 
 def _fade(counted: list[float], came: float, expected: float) -> None:

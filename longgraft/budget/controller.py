@@ -9,12 +9,12 @@ what it chooses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from longgraft.budget.acceptance_estimates import DRAFTS, Experience, Plan
-from longgraft.budget.cost_model import Live
-from longgraft.budget.node_ranking import Ranked
+from longgraft.budget.acceptance_estimates import DRAFTS, AcceptanceEstimates, Plan
+from longgraft.budget.cost_model import LiveCosts
+from longgraft.budget.node_ranking import RankedProposer
 from longgraft.drafters.pruning import mass
 from longgraft.memories.eagle3_cache import JUDGED
 from longgraft.protocol.proposer import Ask
@@ -29,17 +29,19 @@ STEPS = 16              # for which prices in seconds are kept
 FED = (1, 64)           # tokens between which and beyond which feeding is a line
 
 
-class Paying:
+@dataclass(frozen=True)
+class WhilePayingPolicy:
     """Another level only while it is expected to bring more than it costs.
 
-    beam: nodes that a level feeds; chance: of the best guess below any of them; price: of a level, in tokens
+    beam: nodes that a level feeds; probability: of the best guess below any of them; price: of a level, in tokens
     """
 
-    def __init__(self, beam: int) -> None:
-        self.beam, self.chance, self.price = beam, 1.0, 0.0
+    beam: int
+    probability: float
+    price: float
 
     def __call__(self, level: Level) -> Verdict:
-        return Verdict(expand=level.last or self.chance * mass(level, self.beam) > self.price)
+        return Verdict(expand=level.last or self.probability * mass(level, self.beam) > self.price)
 
 
 class Prices:
@@ -48,7 +50,7 @@ class Prices:
     level: seconds of a draft level that feeds `beam` nodes; beam: 0 without a drafter
     """
 
-    def __init__(self, costs: Live, prefix: int, most: int, beam: int = 0) -> None:
+    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0) -> None:
         self.plain = costs.verify(1, prefix)
         self.seconds = [costs.verify(rows, prefix) - self.plain for rows in range(1, most + 1)]
         # The least that any larger tree costs per further node.
@@ -85,17 +87,18 @@ class Prices:
 class Controller:
     """Proposes what pays, of a ranking.
 
-    ranked:  by the estimates of `experience`; its drafter, if there is one, stops by `policy`; None: it proposes as a
-             whole, at a cost that is timed
+    ranked:  by these estimates
+    beam:    nodes that a level of its EAGLE-3 drafter feeds; 0: it has none, or one that proposes as a whole, at a cost
+             that is timed
     levels:  draft forwards of a step at most
     probing: whether a drafter that is expected to lose is looked at now and then
     """
 
-    def __init__(self, ranked: Ranked, experience: Experience, policy: Paying | None = None, *, levels: int = 0,
+    def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, *, beam: int = 0, levels: int = 0,
                  probing: bool = True, clock: Clock | None = None) -> None:
-        self.ranked, self.experience, self.policy, self.levels = ranked, experience, policy, levels
-        self.costs, self.probing, self.clock = experience.costs, probing, clock or Clock()
-        self.memories = (*ranked.memories, experience)
+        self.ranked, self.estimates, self.beam, self.levels = ranked, estimates, beam, levels
+        self.costs, self.probing, self.clock = estimates.costs, probing, clock or Clock()
+        self.memories = (*ranked.memories, estimates)
         self._prices: tuple[int, Prices] | None = None
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -104,32 +107,32 @@ class Controller:
         with self.clock.part("control"):
             prices = self._priced(ask)
             tree = self.ranked.rank(ask, None, prices)
-            chances = tree.scores.exp().tolist()
-            plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(chances) - 1.0)
-            if self.policy is not None and self.experience.drafted is not None:
-                first, waiting = chances[1] if len(chances) > 1 else 0.0, self.experience.drafted.waiting
+            probabilities = tree.scores.exp().tolist()
+            plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(probabilities) - 1.0)
+            if self.beam and self.estimates.drafted is not None:
+                first, waiting = probabilities[1] if len(probabilities) > 1 else 0.0, self.estimates.drafted.waiting
                 if self._drafting_pays(prices, first, waiting):
                     tree, plan = self._draft(ask, prices, plan, first)
-                elif self.probing and waiting >= self.experience.learnt.patience:
-                    self.experience.look_within(PROBED, prices.feed(waiting + JUDGED))
+                elif self.probing and waiting >= self.estimates.learnt.patience:
+                    self.estimates.look_within(PROBED, prices.feed(waiting + JUDGED))
             elif self.ranked.drafter is not None:
                 tree, plan = self._asked(ask, prices, tree, plan)
-            self.experience.plan = plan
+            self.estimates.expect(plan)
             return tree
 
     def _asked(self, ask: Ask, prices: Prices, tree: ProposalTree, plan: Plan) -> tuple[ProposalTree, Plan]:
         """With what a source without levels proposes, where that is expected to bring more than it costs: by what its
         proposals were worth before, and how often they came true."""
-        experience, cost = self.experience, self.costs.proposal
-        if experience.worth <= prices.rate * cost:
-            if self.probing and experience.learnt.idle >= experience.learnt.patience:
-                experience.look_within(PROBED, DRAFTS * cost)
+        estimates, cost = self.estimates, self.costs.proposal
+        if estimates.worth <= prices.rate * cost:
+            if self.probing and estimates.learnt.idle >= estimates.learnt.patience:
+                estimates.look_within(PROBED, DRAFTS * cost)
             return tree, plan
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask)
         self.costs.proposed(self.clock.now(wait=False) - began)
         ranked = self.ranked.rank(ask, drafted, prices)
-        experience.proposed(prices.worth(ranked) - prices.worth(tree))
+        estimates.proposed(prices.worth(ranked) - prices.worth(tree))
         promised = float(ranked.scores.exp().sum()) - 1.0 - plan.remembered
         return ranked, replace(plan, rows=len(ranked), seconds=prices.plain + prices.seconds[len(ranked) - 1] + cost,
                                drafted=promised if promised > 0.0 else None)
@@ -137,16 +140,15 @@ class Controller:
     def _priced(self, ask: Ask) -> Prices:
         """At this prefix and the present rate."""
         if self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS:
-            beam = 0 if self.policy is None else self.policy.beam
-            self._prices = ask.position, Prices(self.costs, ask.position, ask.budget, beam)
+            self._prices = ask.position, Prices(self.costs, ask.position, ask.budget, self.beam)
         prices = self._prices[1]
-        prices.rate = self.experience.rate(prices.plain)
+        prices.rate = self.estimates.rate(prices.plain)
         return prices
 
     def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
         """Whether any number of levels is expected to gain more than it costs.  first: how probably memory has the next
         token right, and no draft is needed; waiting: tokens that must be fed before."""
-        missed = (1.0 - first) * self.experience.trust
+        missed = (1.0 - first) * self.estimates.trust
         least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
         gains = self._gains()
         return missed * gains[-1] > least and any(
@@ -154,16 +156,15 @@ class Controller:
 
     def _gains(self) -> list[float]:
         """Tokens that 0, 1, ... expansions are expected to bring: each node is right as often as guesses have been."""
-        chance = self.experience.learnt.foretells
-        return list(accumulate(chance ** depth for depth in range(1, self.levels + 1)))
+        probability = self.estimates.learnt.foretells
+        return list(accumulate(probability ** depth for depth in range(1, self.levels + 1)))
 
     def _draft(self, ask: Ask, prices: Prices, plan: Plan, first: float) -> tuple[ProposalTree, Plan]:
-        assert self.policy is not None and self.experience.drafted is not None
-        feed = prices.feed(max(1, self.experience.drafted.waiting))
-        self.policy.chance = self.experience.learnt.foretells * self.experience.trust
-        self.policy.price = prices.rate * prices.level
+        assert self.estimates.drafted is not None
+        feed = prices.feed(max(1, self.estimates.drafted.waiting))
+        probability = self.estimates.learnt.foretells * self.estimates.trust
         began = self.clock.now(wait=False)
-        drafted = self.ranked.draft(ask)
+        drafted = self.ranked.draft(ask, WhilePayingPolicy(self.beam, probability, prices.rate * prices.level))
         took = self.clock.now(wait=False) - began       # every level's stop has waited for the device
         expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
         expected = feed + expansions * prices.level

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.budget.cost_model import Costs, Live
+from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import WIDTH
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
@@ -84,7 +84,7 @@ def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[in
     return Costs(key_of(target, network, regions), source, grids["passes"], grids["levels"], grids["feeds"])
 
 
-def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER) -> Live:
+def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER) -> LiveCosts:
     """A file's costs, which stay as they are; without one those of this machine, which follow what is timed.
 
     ValueError where the file is another model's, drafter's or machine's.
@@ -94,14 +94,14 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None, r
         key = tuple(key_of(target, network, regions).items())
         if key not in measured:
             measured[key] = measure(target, network, regions=regions)
-        return Live(measured[key])
+        return LiveCosts(measured[key])
     costs = Costs.load(Path(path))
     advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
     if differs := costs.fits(key_of(target, network, regions)):
         raise ValueError(f"{path} holds the costs of another session: here is {'; '.join(differs)}.\n{advice}")
     if network is not None and not (costs.levels and costs.feeds):
         raise ValueError(f"{path} has no costs of a drafter, and there is one.\n{advice}")
-    return Live(costs, frozen=True)
+    return LiveCosts(costs, frozen=True)
 
 
 class _Rig:
@@ -116,7 +116,7 @@ class _Rig:
         room = max(1, min(*positions, room) - most)
         self.lengths = sorted({min(prefix, room) for prefix in prefixes}, reverse=True)
         longest = self.lengths[0]
-        memory = DrafterMemory(network, kernels=target.kernels, regions=regions,
+        memory = Eagle3Cache(network, kernels=target.kernels, regions=regions,
                                fused=target.fused_kernels) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
         self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock(), regions)
@@ -143,7 +143,7 @@ class _Rig:
         self.verifier.cache.length = length
         self.verifier.verify(tree, self.wants)
 
-    def _drafts(self, memory: DrafterMemory, most: int) -> Iterator[tuple[Point, Callable[[], object]]]:
+    def _drafts(self, memory: Eagle3Cache, most: int) -> Iterator[tuple[Point, Callable[[], object]]]:
         root = Eagle3Drafter(memory, Dense(), 1, WIDTHS[0])
         deep = {width: Eagle3Drafter(memory, Dense(), 1 + LEVELS, width) for width in WIDTHS}
         memory.reset(self.lengths[0] + most)

@@ -123,7 +123,7 @@ def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
     """(rows, seconds) at this prefix for all rows of the table, never negative.
 
     Linear between what was measured and beyond it, but shorter prefixes than measured cost half of the shortest at
-    least, and fewer rows half of the fewest: a steep line would give them away.  Fewer rows and shorter prefixes cost
+    least, and fewer rows half of the fewest: extrapolation would reach zero cost.  Fewer rows and shorter prefixes cost
     at most what more cost: noise only ever adds.
     """
     lengths = sorted(grid)
@@ -158,7 +158,10 @@ SHARED = 0.15       # share of a difference that moves all costs: mostly it is t
 OWN = 0.05          # and what moves those of these rows alone
 
 
-class Live:
+CostState = tuple[float, float, float | None, dict[int, float]]
+
+
+class LiveCosts:
     """Costs that follow the steps that were timed; where frozen, they stay, and whoever asks decides the same again."""
 
     def __init__(self, costs: Costs, frozen: bool = False) -> None:
@@ -168,6 +171,22 @@ class Live:
         self._proposal: float | None = None     # logarithm of a proposal's seconds
         self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
         self._curves: dict[str, tuple[int, Points]] = {}        # of the prefix last asked for
+
+    def state(self) -> CostState:
+        """A copy of all that steps taught it."""
+        return self._machine, self._drafts, self._proposal, dict(self._own)
+
+    def restore(self, state: CostState) -> None:
+        """Back to a `state`."""
+        self._machine, self._drafts, self._proposal = state[:3]
+        self._own = dict(state[3])
+        self._curves.clear()
+
+    def copy(self) -> LiveCosts:
+        """The same costs, which from now on follow other steps."""
+        made = LiveCosts(self.costs, self.frozen)
+        made.restore(self.state())
+        return made
 
     def verify(self, rows: int, prefix: int) -> float:
         """As `Costs.verify`, as of now; the next ones likewise."""

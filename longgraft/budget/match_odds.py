@@ -8,7 +8,7 @@ from longgraft.trees.templates import WEIGHTS
 
 
 @dataclass(frozen=True)
-class Odds:
+class MatchOdds:
     """Probabilities that a ranking gives to remembered successors.
 
     Tuned on prompts of 2K tokens with the embedded pair, none of which is reported (docs/choices.md, one ranking).

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Protocol
 
-from longgraft.budget.match_odds import Odds
-from longgraft.memories.adjacency_memory import RowsMemory
-from longgraft.memories.ngram_index import Successors
+from longgraft.budget.match_odds import MatchOdds
+from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.ngram_index import NgramIndex
 from longgraft.memories.rollouts import RollOuts
 from longgraft.protocol.proposer import Ask, Proposer, together
+from longgraft.protocol.pruning import PruningPolicy
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.devices import sent
 from longgraft.trees.padded import on_host
@@ -27,7 +28,7 @@ POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's
 
 
 class Estimates(Protocol):
-    """How probable remembered tokens are: `Odds`, or what a request taught."""
+    """How probable remembered tokens are: `MatchOdds`, or what a request taught."""
 
     def beside(self, match: int) -> float:
         """What a match of this many tokens adds to the drafter's probability of its successor."""
@@ -53,7 +54,7 @@ class Price(Protocol):
 class _Child:
     """A successor: its conditional probability, its drafted node or -1, who knew it, and the length of their match."""
 
-    chance: float = 0.0
+    probability: float = 0.0
     drafted: int = -1
     origin: int = 0
     match: int = 0
@@ -69,19 +70,20 @@ class _Drafted:
     stage: int | None = None
 
 
-class Ranked:
+class RankedProposer:
     """The `budget` most probable nodes of what a drafter and the memories know.
 
     drafter: whoever proposes nodes with probabilities (those without are left out); None: the text alone
     rows:    None: no matrix, and no top-k is asked for
     pool:    drafted nodes that are asked for, as a multiple of the tree's: more than one where they cost nothing
     A node's successors are the drafter's, the one that followed the longest match of its path in the text, and beside
-    drafted ones the matrix's row: their probabilities add up (`Odds`).  A path's is the product.
+    drafted ones the matrix's row: their probabilities add up (`MatchOdds`).  A path's is the product.
     """
 
-    def __init__(self, text: Successors | RollOuts, drafter: Proposer | None = None, rows: RowsMemory | None = None,
-                 odds: Estimates | None = None, clock: Clock | None = None, *, pool: int = POOL) -> None:
-        self.text, self.drafter, self.rows, self.odds = text, drafter, rows, odds or Odds()
+    def __init__(self, text: NgramIndex | RollOuts, drafter: Proposer | None = None,
+                 rows: AdjacencyMemory | None = None, odds: Estimates | None = None,
+                 clock: Clock | None = None, *, pool: int = POOL) -> None:
+        self.text, self.drafter, self.rows, self.odds = text, drafter, rows, odds or MatchOdds()
         self.clock, self.pool = clock or Clock(), pool
         self.memories = (text, *(() if rows is None else (rows,)), *(() if drafter is None else together([drafter])))
 
@@ -90,10 +92,10 @@ class Ranked:
             return ProposalTree.root_only(ask.root)
         return self.rank(ask, None if self.drafter is None else self.draft(ask))
 
-    def draft(self, ask: Ask) -> ProposalTree:
-        """The drafted nodes that are ranked for a tree of this budget."""
+    def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree:
+        """The drafted nodes that are ranked for a tree of this budget.  pruning: None: the drafter's own policy."""
         assert self.drafter is not None
-        return on_host(self.drafter.propose(replace(ask, budget=self.pool * (ask.budget - 1) + 1)))
+        return on_host(self.drafter.propose(replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)))
 
     def rank(self, ask: Ask, drafted: ProposalTree | None = None, price: Price | None = None) -> ProposalTree:
         """The tree of the most probable nodes, `ask.budget` of them, or as many as gain most beyond their price."""
@@ -137,8 +139,8 @@ class Ranked:
             n, successor = self.text.after(context, most)
             for token, child in self._children(drafted, place, n, successor).items():
                 entered += 1
-                heappush(heap, (negative * min(child.chance, 1.0), entered, node, token, child.drafted, child.origin,
-                                child.match, min(n, order) + 1, context))
+                heappush(heap, (negative * min(child.probability, 1.0), entered, node, token, child.drafted,
+                                child.origin, child.match, min(n, order) + 1, context))
         n = len(tokens) if price is None else price.best([math.exp(score) for score in scores])
         return ProposalTree.build(tokens[:n], parents[:n], scores[:n], origin[:n], drafted.stage, match[:n])
 
@@ -149,12 +151,12 @@ class Ranked:
         children = {token: _Child(q, at, drafted.origin[at]) for token, q, at in below}
         if n:
             child = children.setdefault(successor, _Child())
-            child.chance += self.odds.beside(n) if below else self.odds.on_its_own(n)
+            child.probability += self.odds.beside(n) if below else self.odds.on_its_own(n)
             child.origin |= RETRIEVED
             child.match = n
         for gain, token in zip(self.odds.by_rank(), drafted.rows.get(place, ()), strict=False):
             if token >= 0:
                 child = children.setdefault(token, _Child())
-                child.chance += gain
+                child.probability += gain
                 child.origin |= RETRIEVED
         return children

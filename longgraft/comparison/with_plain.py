@@ -9,13 +9,13 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.comparison.levels import first_divergence
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Generation, Session, answer
-from longgraft.methods.combinators import Plain
+from longgraft.methods.combinators import PlainDecoding
 from longgraft.runtime.clock import Clock
 
 
 def plain_session(session: Session) -> Session:
     """Plain decoding of the same target, in the same loop, on the same kernels."""
-    engine = Engine(session.target, Plain(), Clock(), budget=1, chunk=session.engine.chunk)
+    engine = Engine(session.target, PlainDecoding(), Clock(), budget=1, chunk=session.engine.chunk)
     return Session(engine, session.tokenizer)
 
 

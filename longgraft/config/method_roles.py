@@ -14,15 +14,17 @@ COMPARED = (PLAIN, DENSE, PAPERS, DEFAULT)      # what a sweep measures where no
 # What the paper's figures and tables compare; `method+setting=value` is a variant of a method.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # What pruning and retrieval each contribute: Figure 5.
-    "components": ("eagle3", "graft-no-retrieval", "graft-filled", "graft-no-prune", "graft"),
+    "components": ("eagle3", "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none", "graft"),
     # What drafts, text and matrix each bring to one ranking, at one budget.
     "ranking": ("eagle3", "graft",
-                *(f"graft-x{part}+budget=60" for part in ("", "-dense", "-no-rows", "-no-text", "-text"))),
+                *(f"{who}+budget=60" for who in ("graft-x", "graft-x+pruning=none", "graft-x+matrix=false",
+                                                 "graft-x+text=false", "graft-x-text"))),
     # What spending by costs brings, and what of it is the drafter's, the text's, and of looking at what loses.
-    "spending": ("graft-x", "graft-x-text", "graft-x-no-text", "graft-x-no-probing",
+    "spending": ("graft-x", "graft-x-text", "graft-x+text=false", "graft-x+probing=false",
                  *(f"graft-x+budget={n}" for n in (8, 16, 60))),
     # Where retrieved tokens go under one budget: Figure 2.
-    "placement": ("pld", "token-recycling", "eagle3", "graft-root", "graft-tail", "graft"),
+    "placement": ("pld", "token-recycling", "eagle3", "graft+pruning=none+retrieved=20",
+                  "graft+pruning=none+retrieval=tail+retrieved=20", "graft"),
     # Depth and width of the retrieved tree: Figure 6.
     "template": ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)), *(f"graft+width={n}" for n in (1, 2, 4, 6))),
     "budget": tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft")),

@@ -47,7 +47,7 @@ class _Step:
     retrieved: int
 
 
-class FollowedThresholds(Memory):
+class AdaptiveThresholds(Memory):
     """tau per gate, moved by small steps to where steps like the last 64 yield more tokens per time.
 
     A level that is drafted yields tokens in proportion to its best path's probability, as such promises were kept so
@@ -153,7 +153,7 @@ def _best_by_depth(tree: ProposalTree) -> dict[int, float]:
     return best
 
 
-class Following:
+class AdaptiveDrafter:
     """A proposer whose policy reads from a memory of its own."""
 
     def __init__(self, proposer: Proposer, memory: Memory) -> None:

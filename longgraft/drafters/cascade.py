@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from longgraft.memories.partial_kv import PartialCache
+from longgraft.memories.partial_kv import PartialKVCache
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask, Proposer
@@ -25,7 +25,7 @@ class Cascade:
     What was learnt inside is forgotten: the memories see what the full pass keeps.
     """
 
-    def __init__(self, target: Target, inner: Proposer, partial: PartialCache, sizes: tuple[int, int],
+    def __init__(self, target: Target, inner: Proposer, partial: PartialKVCache, sizes: tuple[int, int],
                  clock: Clock | None = None) -> None:
         """sizes: (length, nodes)."""
         self.target, self.inner, self.partial, self.clock = target, inner, partial, clock or Clock()

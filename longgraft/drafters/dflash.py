@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longgraft.acceptance.rules import DrawThenWalk, Greedy
 from longgraft.drafters.products import products
-from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.protocol.proposer import Ask, Retriever, together
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import on_host
@@ -32,13 +32,13 @@ class Drawn:
     surest: Tensor
 
 
-class BlockDrafter:
+class DFlashDrafter:
     """The block as a chain.
 
     coupled: draw by the request's own draws instead of taking each position's most probable token
     """
 
-    def __init__(self, memory: BlockMemory, coupled: bool = False, clock: Clock | None = None) -> None:
+    def __init__(self, memory: DFlashCache, coupled: bool = False, clock: Clock | None = None) -> None:
         self.memories, self.memory = (memory,), memory
         self.coupled, self.clock = coupled, clock or Clock()
 
@@ -61,10 +61,10 @@ class BlockDrafter:
         return Drawn(record[0].long(), record[1].float(), record[2].float())
 
 
-class BlockTree:
+class DFlashTreeDrafter:
     """The most probable paths of the block's positions, as if these were independent (DDTree, arXiv 2604.12989)."""
 
-    def __init__(self, memory: BlockMemory, clock: Clock | None = None) -> None:
+    def __init__(self, memory: DFlashCache, clock: Clock | None = None) -> None:
         self.memories, self.memory, self.clock = (memory,), memory, clock or Clock()
 
     @torch.inference_mode()
@@ -79,7 +79,7 @@ class BlockTree:
             return products(ask.root, record[0].long(), record[1].float(), ask.budget)
 
 
-class GraftedBlock:
+class GraftedDFlashDrafter:
     """The block up to its first unsure token, and behind it what the retriever knows to follow (Graft, arXiv
     2605.20104, App. F): where that ends, the block's own tokens again.
 
@@ -87,7 +87,7 @@ class GraftedBlock:
     both:      the block is kept whole, and what is retrieved branches off where it would have been cut
     """
 
-    def __init__(self, drafter: BlockDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:
+    def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:
         self.drafter, self.retriever = drafter, retriever
         self.threshold, self.both = threshold, both
         self.memories, self.clock = together([drafter, retriever]), drafter.clock

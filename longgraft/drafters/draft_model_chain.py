@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longgraft.acceptance.rejection import DRAFTED
 from longgraft.acceptance.rules import DrawThenWalk, Sampled
-from longgraft.memories.draft_model import SmallModel
+from longgraft.memories.draft_model import DraftModelCache
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
@@ -41,14 +41,14 @@ class DraftLength(Memory):
         self.tokens = state
 
 
-class SmallChain:
+class DraftModelChain:
     """As many tokens as fit, or as `length` says.
 
     coupled: drafts are drawn by the noise of the target's own draws, and follow from the past; else, where a request
     samples, by noise of their own, and the tree says from which law.
     """
 
-    def __init__(self, small: SmallModel, length: DraftLength | None = None, coupled: bool = False,
+    def __init__(self, small: DraftModelCache, length: DraftLength | None = None, coupled: bool = False,
                  clock: Clock | None = None) -> None:
         self.memories = (small,) if length is None else (small, length)
         self.small, self.length, self.coupled, self.clock = small, length, coupled, clock or Clock()

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, PruningPolicy, Verdict
 from longgraft.runtime.clock import Clock
@@ -52,7 +52,7 @@ class Eagle3Drafter:
     In regions that are fixed, a level is one of them, and trees of up to 64 nodes stay on the device.
     """
 
-    def __init__(self, memory: DrafterMemory, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
+    def __init__(self, memory: Eagle3Cache, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
                  clock: Clock | None = None) -> None:
         self.memories = (memory,)
         self.memory, self.network, self.policy, self.levels = memory, memory.network, policy, levels
@@ -69,11 +69,11 @@ class Eagle3Drafter:
             return self._draft(ask)
 
     def _draft(self, ask: Ask) -> Tree:
-        levels = [self._region("root", self._first)]
+        policy, levels = ask.pruning or self.policy, [self._region("root", self._first)]
         most = self.levels if self.top_k > 1 else min(self.levels, ask.budget - 1)      # of a chain no more fit
         for index in range(most):
             last = index == most - 1
-            verdict = self.policy(Level(index, levels[-1].scores, last, ask.budget, levels[-1].laws))
+            verdict = policy(Level(index, levels[-1].scores, last, ask.budget, levels[-1].laws))
             if last or not verdict.expand:
                 break
             self.clock.ran("draft")

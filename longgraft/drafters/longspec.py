@@ -26,7 +26,7 @@ from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
 from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
 
 
-class WindowMemory(Memory):
+class LongSpecCache(Memory):
     """Rows of the newest tokens, at most twice the network's window: constant memory at any length.
 
     Fed when a tree is asked for: what was observed until then are token ids, of which the window's are kept, and a
@@ -144,7 +144,7 @@ class LongSpecDrafter:
     """A level's nodes are the best of all children of the level before, by the probability of their paths; a tree that
     has less room than the shape has nodes gets the best of them."""
 
-    def __init__(self, memory: WindowMemory, shape: Sequence[int] = SHAPE, clock: Clock | None = None) -> None:
+    def __init__(self, memory: LongSpecCache, shape: Sequence[int] = SHAPE, clock: Clock | None = None) -> None:
         self.memories = (memory,)
         self.memory, self.shape, self.clock = memory, tuple(shape), clock or Clock()
         self.nodes = 1 + sum(shape)

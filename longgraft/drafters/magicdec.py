@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from longgraft.memories.partial_kv import PartialCache
+from longgraft.memories.partial_kv import PartialKVCache
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
@@ -16,10 +16,10 @@ from longgraft.target_model.model import Segment, Target
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 
-class Itself:
+class MagicDecDrafter:
     """A chain of up to `length` tokens."""
 
-    def __init__(self, target: Target, partial: PartialCache, length: int, clock: Clock | None = None) -> None:
+    def __init__(self, target: Target, partial: PartialKVCache, length: int, clock: Clock | None = None) -> None:
         self.memories = (partial,)
         self.target, self.partial, self.length, self.clock = target, partial, length, clock or Clock()
         partial.room(length)

@@ -86,5 +86,5 @@ class Medusa:
         logits = self.heads.logits(self.hidden.newest, self.read_out)[0].float()
         gains, ids = logits.log_softmax(-1).topk(min(count, logits.shape[-1]))
         # One copy to the host: float64 holds ids and float32 scores exactly.
-        told = torch.stack([gains.double(), ids.double()]).cpu()
-        return told[0].tolist(), told[1].long().tolist()
+        both = torch.stack([gains.double(), ids.double()]).cpu()
+        return both[0].tolist(), both[1].long().tolist()

@@ -82,7 +82,7 @@ def mass(level: Level, beam: int) -> float:
 
 
 @dataclass(frozen=True)
-class Mass:
+class BeamMassPolicy:
     """Another level only while the beam that would be fed holds at least `least` of the probability.
 
     All slots stay with drafted candidates.  0.15 with a beam of 10: docs/choices.md, one ranking.
@@ -96,7 +96,7 @@ class Mass:
 
 
 @dataclass(frozen=True)
-class Carried:
+class DDDPolicy:
     """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, go on only while the beam carries enough.
 
     threshold: of the logarithm of the beam's probability, a log-sum of its paths' scores
@@ -114,7 +114,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Certain:
+class EntropyPolicy:
     """SVIP (arXiv 2411.18462): stop behind a token whose law's square root of entropy is above a threshold; the token
     is kept.  In a tree it is the best candidate's law."""
 

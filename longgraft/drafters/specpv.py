@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
-from longgraft.memories.partial_kv import PartialCache
+from longgraft.memories.partial_kv import PartialKVCache
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.cuda_graphs import EAGER
 from longgraft.target_model.verifier import Verifier
@@ -44,7 +44,7 @@ class PartialVerifier(Verifier):
     one after the prompt.  Where the choice leaves no row out, all passes are full.  cache: the one that comes next.
     """
 
-    def __init__(self, full: Verifier, partial: PartialCache, most: int) -> None:
+    def __init__(self, full: Verifier, partial: PartialKVCache, most: int) -> None:
         super().__init__(full.target, full.cache, full.rule, full.clock, full.regions)
         self._full, self._partial, self._most = full, partial, most
         self._part = replace(full, cache=partial.cache, regions=EAGER)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.token_history import History
+from longgraft.memories.draft_model import DraftModelCache
+from longgraft.memories.token_history import TokenHistory
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -20,10 +20,10 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 MOVES = 4       # of the window's newest tokens this part leaves at once: it is read anew as rarely
 
 
-class Streaming:
+class StreamingDrafter:
     """A chain of up to `length` tokens.  small: with nothing committed, for this proposer alone."""
 
-    def __init__(self, small: SmallModel, history: History, sizes: tuple[int, int, int],
+    def __init__(self, small: DraftModelCache, history: TokenHistory, sizes: tuple[int, int, int],
                  clock: Clock | None = None) -> None:
         """sizes: (sinks, tokens of the window, length)."""
         self.memories = (history,)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longgraft.drafters.eagle3 import TOP_K
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES
@@ -59,7 +59,7 @@ class TalonDrafter:
     In regions that are fixed, layers of trees of up to 64 nodes are padded to what might be left of the budget.
     """
 
-    def __init__(self, memory: DrafterMemory, share: float = SHARE, deepest: int = DEEPEST, top_k: int = TOP_K,
+    def __init__(self, memory: Eagle3Cache, share: float = SHARE, deepest: int = DEEPEST, top_k: int = TOP_K,
                  clock: Clock | None = None) -> None:
         self.memories = (memory,)
         self.memory, self.network, self.share, self.deepest = memory, memory.network, share, deepest

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 import torch
 from torch import Tensor
 
-from longgraft.memories.partial_kv import PartialCache
+from longgraft.memories.partial_kv import PartialKVCache
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
@@ -24,13 +24,13 @@ ORDER = 4       # tokens of an n-gram, its code's
 
 
 class FrequentNgrams(Memory):
-    """Counts of what was generated and of what was told, by first token; the prompt's are not counted."""
+    """Counts of what was generated and of predictions, by first token; the prompt's are not counted."""
 
     name = "n-grams"
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._told: tuple[tuple[int, ...], ...] = ()
+        self._predictions: tuple[tuple[int, ...], ...] = ()
         self._counts: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     def after(self, token: int, most: int) -> list[tuple[int, ...]]:
@@ -41,11 +41,11 @@ class FrequentNgrams(Memory):
     def reset(self, capacity: int) -> None:
         self._tokens.clear()
         self._counts.clear()
-        self._told = ()
+        self._predictions = ()
 
-    def told(self, tokens: Tensor) -> None:
+    def observe_prediction(self, tokens: Tensor) -> None:
         text = tuple(tokens.tolist())
-        self._told += (text,)
+        self._predictions += (text,)
         for end in range(ORDER, len(text) + 1):
             self._counts[text[end - ORDER]][text[end - ORDER + 1:end]] += 1
 
@@ -73,12 +73,12 @@ class FrequentNgrams(Memory):
             self._tokens.pop()
 
     def state(self) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-        return list(self._tokens), self._told
+        return list(self._tokens), self._predictions
 
     def restore(self, state: tuple[list[int], tuple[tuple[int, ...], ...]]) -> None:
         self.reset(0)
         for text in state[1]:
-            self.told(torch.tensor(text))
+            self.observe_prediction(torch.tensor(text))
         self._add(state[0])
 
 
@@ -86,7 +86,7 @@ class TokenSwift:
     """The target's own next token, below it `branches` guesses of each of up to three heads, and the n-grams that begin
     with it."""
 
-    def __init__(self, target: Target, heads: MedusaHeads, memories: tuple[PartialCache, FrequentNgrams],
+    def __init__(self, target: Target, heads: MedusaHeads, memories: tuple[PartialKVCache, FrequentNgrams],
                  sizes: tuple[int, int], clock: Clock | None = None) -> None:
         """sizes: (branches, n-grams at most)."""
         self.memories = memories

@@ -16,7 +16,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.request import Request
 from longgraft.engine.text import Detokenizer
-from longgraft.prefill.prefixes import CELL, Prefixes, Reader
+from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
@@ -27,7 +27,7 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
 
-Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], Reader]
+Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], PrefixReader]
 """(a prompt's ids, the target's cache, memories; these are empty) -> what learns of it for other prompts"""
 
 ROOMY = 16      # parts of a power of two, in whole ones of which caches are allocated that recordings read
@@ -68,10 +68,10 @@ class Engine:
         return CELL if self.prefixes is None else self.prefixes.cell
 
     def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
-             told: Iterable[Tensor] = (), reads: Reads | None = None) -> Request:
+             predictions: Iterable[Tensor] = (), reads: Reads | None = None) -> Request:
         """A request for these ids, which nothing was read of yet.  Where a recording is replayed, it ends with it.
 
-        told: [n] int64 each, what the answer may repeat; memories that learn from ids alone learn it
+        predictions: [n] int64 each, what the answer may repeat; memories that learn from ids alone learn it
         reads: makes what learns of this prompt for others, where that is not the engine's prefixes
         """
         _whole(goal.limit)
@@ -90,14 +90,14 @@ class Engine:
                 memory.reset(capacity)
             self.clock.lap()
             with self.clock.part("host"):
-                for tokens in told:
+                for tokens in predictions:
                     for memory in self.proposer.memories:
-                        memory.told(tokens)
+                        memory.observe_prediction(tokens)
             reset_peak_memory(self.target.device)
             verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
             decoder = Decoder(self.verifies(verifier), self.proposer, self.budget, goal, text)
             if reads is None and self.prefixes is not None:
-                reads = partial(Reader, self.prefixes)
+                reads = partial(PrefixReader, self.prefixes)
             reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
             request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device), reader)
             self._current = ref(request)     # one that is dropped without being closed has no say

@@ -16,7 +16,7 @@ import torch
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Goal
 from longgraft.engine.engine import Engine
-from longgraft.prefill.prefixes import TARGET, Cell, Prefixes, Reader, Rows, caches, joined, reported, rows_of
+from longgraft.prefill.prefixes import TARGET, Cell, Prefixes, PrefixReader, Rows, caches, joined, reported, rows_of
 from longgraft.prefill.saved import Needed, load
 from longgraft.protocol.observation import Observation
 from longgraft.runtime.fingerprint import vocabulary
@@ -25,7 +25,7 @@ HOST = torch.device("cpu")
 
 
 @dataclass
-class Whole(Reader):
+class SavingReader(PrefixReader):
     """All of one prompt, of which nothing is known: for the host, so that a device holds nothing beside the caches."""
 
     reports: list[Rows] = field(default_factory=list)
@@ -58,13 +58,13 @@ def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
 
 def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lambda read: None) -> Cell:
     """Rows of all these tokens, on the host.  tell: is given tokens as they are read."""
-    whole = partial(Whole, Prefixes(0, engine.cell))
+    whole = partial(SavingReader, Prefixes(0, engine.cell))
     with engine.open(ids, Sampling(), Goal(2), reads=whole) as request:     # with one it would end as it begins
         for step in request:
             tell(step.read)
             if step.tokens:
                 break
-        assert isinstance(request.reader, Whole)
+        assert isinstance(request.reader, SavingReader)
         return request.reader.rows()
 
 

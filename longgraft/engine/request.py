@@ -14,7 +14,7 @@ import torch
 from longgraft.engine.decoder import Decoder, FinishReason, Step
 from longgraft.engine.stats import Stats
 from longgraft.prefill.chunked import read_prompt
-from longgraft.prefill.prefixes import Reader
+from longgraft.prefill.prefixes import PrefixReader
 from longgraft.runtime.clock import Clock
 
 
@@ -26,7 +26,7 @@ class Request:
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
-                 peak_memory: Callable[[], int], reader: Reader | None = None) -> None:
+                 peak_memory: Callable[[], int], reader: PrefixReader | None = None) -> None:
         """reader: of what is known of the prompt; None: nothing is, nor will be."""
         self._decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
         self._give_back, self._peak_memory = give_back, peak_memory

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("few_rows.cpp")
+SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # what a compiler may lack
 PATIENCE = 60       # seconds
@@ -27,8 +27,8 @@ def library() -> Path:
     """The library's path, built where it is not there yet.  NotBuilt where this machine cannot."""
     source = SOURCE.read_bytes()
     compiler = _compiler()
-    said = hashlib.sha256(b"\0".join([source, compiler.encode(), _machine().encode(), repr(FLAGS).encode()]))
-    path = Path.home() / ".cache" / "longgraft" / f"few_rows-{said.hexdigest()[:16]}.so"
+    key = hashlib.sha256(b"\0".join([source, compiler.encode(), _machine().encode(), repr(FLAGS).encode()]))
+    path = Path.home() / ".cache" / "longgraft" / f"cpu_kernels-{key.hexdigest()[:16]}.so"
     if not path.exists():
         _compile(compiler, path)
     return path

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, library
-from longgraft.kernels.module_override import Placed
+from longgraft.kernels.module_override import ModuleOverride
 
 MOST = 16               # rows of a pass; beyond, torch's own kernels are as fast
 LEAST_PRODUCT = 4       # with fewer, torch's products read the weight as fast
 EIGHTS = 8              # head sizes are multiples of it
 
 
-class FewRows:
+class CpuKernels:
     """The compiled functions.  Deterministic: threads share rows of a weight or stretches of a cache in a fixed way."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class FewRows:
         except OSError as error:
             raise NotBuilt(f"the built library cannot be loaded ({error})") from error
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._product, self._attention = compiled.few_rows_product, compiled.few_rows_attention
-        self._norm = compiled.few_rows_norm
+        self._product, self._attention = compiled.longgraft_product, compiled.longgraft_attention
+        self._norm = compiled.longgraft_norm
         self._product.argtypes = [pointer] * 4 + [number] * 3 + [ctypes.c_int]
         self._attention.argtypes = [pointer] * 7 + [ctypes.c_float, ctypes.c_int]
         self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_float]
@@ -83,10 +83,10 @@ def fits(*tensors: Tensor) -> bool:
 
 
 @cache
-def few_rows() -> FewRows | NotBuilt:
+def cpu_kernels() -> CpuKernels | NotBuilt:
     """One for the process, or why there is none: a build is tried once."""
     try:
-        return FewRows()
+        return CpuKernels()
     except NotBuilt as error:
         return error
 
@@ -97,9 +97,9 @@ class Engaged:
     Only plain ones: what a quantised or wrapped module does is its own affair.
     """
 
-    def __init__(self, model: nn.Module, kernels: FewRows) -> None:
+    def __init__(self, model: nn.Module, kernels: CpuKernels) -> None:
         self.kernels = kernels
-        self._placed = Placed(model, self._way)
+        self._placed = ModuleOverride(model, self._way)
 
     def _way(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """What equals the module's own forward, from the parameters that it has when called; None: its own."""

@@ -12,7 +12,7 @@ from torch import nn
 Forward = Callable[..., Any]
 
 
-class Placed:
+class ModuleOverride:
     """Forwards of a model's modules, which are computed as `way` says where a pass of ours asks for it, and only there.
 
     way: module -> what equals its own forward, or None: its own.

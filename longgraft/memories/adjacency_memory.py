@@ -1,5 +1,5 @@
 """The adjacency matrix as a memory: rows are written from every verified node, and from the prompt; until then those of
-text that was told are its own successors.
+predictions are its own successors.
 
 Knows matrix and observations; knows no template.  Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
 """
@@ -20,7 +20,7 @@ from longgraft.runtime.devices import sent
 MOST_WAITING = 64       # observations that may wait
 
 
-class RowsMemory(Memory):
+class AdjacencyMemory(Memory):
     """snapshot: warm rows [V + 1, K] that each request starts from; None: empty ones.
 
     lasting:  rows outlive the request
@@ -39,7 +39,7 @@ class RowsMemory(Memory):
         self.clock = clock or Clock()
         self.wants = Wants(topk=matrix.width)
         self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._told: tuple[tuple[Tensor, Tensor], ...] = ()      # tokens and rows that were filled in
+        self._predictions: tuple[tuple[Tensor, Tensor], ...] = ()      # tokens and rows that were filled in
         matrix.restore(snapshot)
 
     @property
@@ -54,20 +54,20 @@ class RowsMemory(Memory):
 
     def reset(self, capacity: int) -> None:
         if self.lasting:
-            for tokens, rows in self._told:
+            for tokens, rows in self._predictions:
                 self.matrix.take_out(tokens, rows)
         else:
             self._waiting = []
             self._matrix.restore(self.snapshot)
-        self._told = ()
+        self._predictions = ()
 
     @torch.inference_mode()
-    def told(self, tokens: Tensor) -> None:
+    def observe_prediction(self, tokens: Tensor) -> None:
         """Of tokens without a row the most frequent successors there."""
         matrix = self.matrix
         firsts, rows = (sent(part, self.device) for part in _successors(tokens, matrix.width, matrix.unseen))
         matrix.fill_in(firsts, rows)
-        self._told += ((firsts, rows),)
+        self._predictions += ((firsts, rows),)
 
     def observe(self, seen: Observation) -> None:
         if seen.prompt and not self.seeded:
@@ -111,12 +111,12 @@ class RowsMemory(Memory):
             self._matrix.update(tokens, topk)
 
     def state(self) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
-        return self.matrix.snapshot(), self._told
+        return self.matrix.snapshot(), self._predictions
 
     def restore(self, state: tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]) -> None:
         self._waiting = []
         self._matrix.restore(state[0])
-        self._told = state[1]
+        self._predictions = state[1]
 
 
 def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:

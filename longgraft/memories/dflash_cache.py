@@ -5,16 +5,14 @@ Knows the network and its cache; knows no tree of guesses.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
 from longgraft.attention.layout import DeviceLayout, Layout
-from longgraft.kernels.cpu import FewRows
-from longgraft.protocol.memory import Memory
+from longgraft.kernels.cpu import CpuKernels
+from longgraft.memories.draft_cache import DraftCache
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
@@ -23,13 +21,9 @@ from longgraft.target_model.weights import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.dflash import BlockNetwork
 
-MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
 
-
-class BlockMemory(Memory):
+class DFlashCache(DraftCache):
     """Row t of the cache is made of feature t at position t; a block's own rows are scratch behind the committed ones.
-
-    Fed lazily, as an EAGLE-3 drafter's; a prompt's chunks at once: their features would be large.
 
     window: tokens that a block's slot sees, itself included; None: all
     """
@@ -37,58 +31,35 @@ class BlockMemory(Memory):
     name = "block drafter"
 
     def __init__(self, network: BlockNetwork, window: int | None = None, clock: Clock | None = None,
-                 kernels: FewRows | None = None, regions: Regions = EAGER) -> None:
-        self.network, self.window, self.clock, self.regions = network, window, clock or Clock(), regions
+                 kernels: CpuKernels | None = None, regions: Regions = EAGER) -> None:
         c, weight = network.config, network.fc.weight
+        super().__init__(KVCache(c.layers, 0), max(c.block, SIZES[-1]), clock)
+        self.network, self.window, self.regions = network, window, regions
         self.wants = Wants(layers=tuple(sorted(set(c.feature_layers))))
         self.positions = None if window else c.max_positions
         self.device = weight.device
         self.product = kernels.product if kernels else linear
         self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
-        self.cache = KVCache(c.layers, 0)
         # Where regions begin: `cache.length`, and the root.
         self._committed, self._root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
-        self._slots = torch.arange(max(c.block, SIZES[-1]), device=weight.device)
-        self._waiting: tuple[Tensor, ...] = ()
-
-    @property
-    def waiting(self) -> int:
-        """Observed tokens that are not in the cache yet."""
-        return sum(map(len, self._waiting))
-
-    @property
-    def aligned(self) -> KVCache:
-        return self.cache
+        self._slots = torch.arange(self._scratch, device=weight.device)
 
     @property
     def identity(self) -> dict[str, str]:
         return drafter_identity(self.network, self.window)
 
-    def reset(self, capacity: int) -> None:
-        self.cache.clear()
-        self.cache.reserve(capacity + len(self._slots))
-        self._waiting = ()
+    def _columns(self, seen: Observation) -> tuple[Tensor]:
+        return seen.features(self.network.config.feature_layers),
 
-    def observe(self, seen: Observation) -> None:
-        self._waiting += (seen.features(self.network.config.feature_layers),)
-        if seen.prompt or self.waiting > MOST_WAITING:
-            self._feed()
-
-    @torch.inference_mode()
-    def _feed(self) -> None:
-        if not (n := self.waiting):
-            return
-        with self.clock.part("draft"):
-            features = torch.cat(self._waiting).to(self.device, self.network.fc.weight.dtype)
-            self._waiting = ()
-            # Before there is a cache, there is nothing to record on.
-            if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
-                self._feed_rows(features)
-            else:
-                at = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
-                self._inject(features, at)
-            self.cache.length += n
+    def _read(self, columns: list[Tensor]) -> None:
+        features = columns.pop().to(self.device, self.network.fc.weight.dtype)
+        n = len(features)
+        # Before there is a cache, there is nothing to record on.
+        if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
+            self._feed_rows(features)
+        else:
+            self._inject(features, torch.arange(self.cache.length, self.cache.length + n, device=self.device))
 
     def _feed_rows(self, features: Tensor) -> None:
         """In fixed places: what is written behind the features [n, F] is scratch."""
@@ -114,7 +85,7 @@ class BlockMemory(Memory):
     def guesses(self, root: int) -> Tensor:
         """Logits [block - 1, V] of the tokens after the root, each at its own position; until the next are asked for.
         """
-        self._feed()
+        self.feed()
         self.clock.ran("draft")
         with self.clock.part("draft"):
             self._root.fill_(root)
@@ -143,22 +114,3 @@ class BlockMemory(Memory):
 
         states = self.network(self.network.blocks(self._root), positions[None], attend, self.product)
         return self.network.logits(states[0, 1:], self.product)
-
-    def mark(self) -> Any:
-        return self.cache.length, self._waiting
-
-    def rewind(self, mark: Any) -> None:
-        length, self._waiting = mark
-        self.cache.crop(length)
-
-    def state(self) -> Any:
-        self._feed()
-        return self.cache.state()
-
-    def restore(self, state: Any) -> None:
-        self._waiting = ()
-        self.cache.restore(state)
-
-    def release(self) -> None:
-        self.cache.release()
-        self._waiting = ()

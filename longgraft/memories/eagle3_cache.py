@@ -14,28 +14,24 @@ from torch.nn.functional import linear
 
 from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
 from longgraft.attention.layout import DeviceLayout, Layout
-from longgraft.kernels.cpu import FewRows
-from longgraft.protocol.memory import Memory
+from longgraft.kernels.cpu import CpuKernels
+from longgraft.memories.draft_cache import DraftCache
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache, index_copy
-from longgraft.target_model.fused_modules import Fused, Kernels
+from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.weights import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
 
 JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
-MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
 
 
-class DrafterMemory(Memory):
+class Eagle3Cache(DraftCache):
     """The pairs of an EAGLE-3 drafter: slot t pairs feature t with token t + 1 at position t, so the root's pair is
     the last one observed.
-
-    Fed lazily: what decoding steps observe waits until `newest` is asked for, so that a step which proposes nothing
-    costs no draft forward.  A prompt's chunks are fed at once: their features would be large.
 
     window: tokens of its own past that each slot sees, itself included; None: the network's own choice.  Rotary
     embeddings only know differences, so a window needs no other positions: none above it is ever met.
@@ -44,9 +40,10 @@ class DrafterMemory(Memory):
     name = "drafter"
 
     def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
-                 kernels: FewRows | None = None, regions: Regions = EAGER, fused: Kernels | None = None) -> None:
+                 kernels: CpuKernels | None = None, regions: Regions = EAGER, fused: Kernels | None = None) -> None:
         """fused: what regions that are fixed compute in fewer launches, and by."""
-        self.network, self.clock, self.regions = network, clock or Clock(), regions
+        super().__init__(KVCache(network.config.layers, 0), 0, clock)
+        self.network, self.regions = network, regions
         self.window = window or network.config.window
         self.wants = Wants(layers=tuple(sorted(set(network.config.feature_layers))))
         self.positions = None if self.window else network.config.max_positions
@@ -56,75 +53,47 @@ class DrafterMemory(Memory):
         self.product = kernels.product if kernels else linear
         self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
-        self._fused = nullcontext if fused is None else Fused(network, fused)
+        self._fused = nullcontext if fused is None else FusedModules(network, fused)
         self._write = index_copy if fused is None else fused.write
-        self.cache = KVCache(network.config.layers, 0)
         # Where regions begin, filled in by whoever runs them: `cache.length`, the newest state, and the root.
         self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
         self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
-        self._scratch = 0
         self._newest: Tensor | None = None
-        self._waiting: tuple[tuple[Tensor, Tensor], ...] = ()
         self._fed: tuple[tuple[Tensor, Tensor], ...] = ()      # states [n, H] and tokens [n] of the last feedings
-
-    @property
-    def waiting(self) -> int:
-        """Observed tokens that are not in the cache yet."""
-        return sum(len(tokens) for _, tokens in self._waiting)
-
-    @property
-    def aligned(self) -> KVCache:
-        return self.cache
 
     @property
     def identity(self) -> dict[str, str]:
         return drafter_identity(self.network, self.window)
 
-    def room(self, rows: int) -> None:
-        """A drafter needs this many scratch rows behind the committed ones."""
-        self._scratch = max(self._scratch, rows)
-
-    def reset(self, capacity: int) -> None:
-        self.cache.clear()
-        self.cache.reserve(capacity + self._scratch)
-        self._newest, self._waiting, self._fed = None, (), ()
-
-    def observe(self, seen: Observation) -> None:
+    def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
         """The kept tokens' pairs with the target's own features; a drafter's own guesses were never kept."""
-        self._waiting += ((seen.features(self.network.config.feature_layers), seen.following),)
-        if seen.prompt or self.waiting > MOST_WAITING:
-            self._feed()
+        return seen.features(self.network.config.feature_layers), seen.following
 
     def newest(self) -> Tensor:
         """[1, 1, H]: the state of the newest pair, from which drafting starts."""
-        self._feed()
+        self.feed()
         assert self._newest is not None, "the drafter has observed nothing"
         return self._newest
 
-    @torch.inference_mode()
-    def _feed(self) -> None:
-        if not (n := self.waiting):
-            return
+    def _read(self, columns: list[Tensor]) -> None:
         self.clock.ran("draft")
-        with self.clock.part("draft"):
-            features, tokens = (torch.cat(column) for column in zip(*self._waiting, strict=True))
-            self._waiting = ()
-            features = features.to(self.device, self.network.fc.weight.dtype)
-            # Before there is a cache, there is nothing to record on.
-            if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
-                states = self._feed_rows(features, tokens)
-            else:
-                hidden = self.network.fuse(features[None])
-                del features        # several times as wide
-                layout = Layout(self.cache.length, torch.arange(n), None, self.device)
-                positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
-                states = self.forward(hidden, sent(tokens, self.device), positions, layout)
-            self.cache.length += n
-            # A copy: a view would hold a prompt chunk's states.
-            self._newest = states[:, n - 1:n].clone()
-            self._fed += ((states[0, max(0, n - JUDGED):n].clone(), tokens[-JUDGED:]),)
-            while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
-                self._fed = self._fed[1:]
+        tokens, features = columns.pop(), columns.pop()
+        n = len(tokens)
+        features = features.to(self.device, self.network.fc.weight.dtype)
+        # Before there is a cache, there is nothing to record on.
+        if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
+            states = self._feed_rows(features, tokens)
+        else:
+            hidden = self.network.fuse(features[None])
+            del features        # several times as wide
+            layout = Layout(self.cache.length, torch.arange(n), None, self.device)
+            positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
+            states = self.forward(hidden, sent(tokens, self.device), positions, layout)
+        # A copy: a view would hold a prompt chunk's states.
+        self._newest = states[:, n - 1:n].clone()
+        self._fed += ((states[0, max(0, n - JUDGED):n].clone(), tokens[-JUDGED:]),)
+        while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
+            self._fed = self._fed[1:]
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
         """features [n, F], tokens [n] -> states [1, m, H] of m >= n rows; what lies behind n is scratch."""
@@ -197,22 +166,24 @@ class DrafterMemory(Memory):
 
         return self.network(hidden, tokens[None], positions[None], attend, self.product)
 
+    def reset(self, capacity: int) -> None:
+        super().reset(capacity)
+        self._newest, self._fed = None, ()
+
     def mark(self) -> Any:
-        return self.cache.length, self._newest, self._waiting, self._fed
+        return super().mark(), self._newest, self._fed
 
     def rewind(self, mark: Any) -> None:
-        length, self._newest, self._waiting, self._fed = mark
-        self.cache.crop(length)
+        rows, self._newest, self._fed = mark
+        super().rewind(rows)
 
     def state(self) -> Any:
-        self._feed()
-        return self.cache.state(), self._newest, self._fed
+        return super().state(), self._newest, self._fed
 
     def restore(self, state: Any) -> None:
         rows, self._newest, self._fed = state
-        self._waiting = ()
-        self.cache.restore(rows)
+        super().restore(rows)
 
     def release(self) -> None:
-        self.cache.release()
-        self._newest, self._waiting, self._fed = None, (), ()
+        super().release()
+        self._newest, self._fed = None, ()

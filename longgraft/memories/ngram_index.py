@@ -1,4 +1,4 @@
-"""Which token followed the longest earlier occurrence of a context's end, in all committed text and in what was told.
+"""Which token followed the longest earlier occurrence of a context's end, in all committed text and in predictions.
 
 Knows ids only.
 """
@@ -17,14 +17,14 @@ ORDER = 6       # tokens of the longest n-gram that is looked up; longer ones mo
 FAR = 32        # tokens that a match is counted to
 
 
-class Successors(Memory):
+class NgramIndex(Memory):
     """The committed tokens, the root included, and where each n-gram of up to `order` tokens was followed by what.
 
     Of several occurrences of the longest n-gram the newest counts; it is then followed backwards up to `far` tokens
     (docs/choices.md, one ranking).  An n-gram is known by its hash, and compared with the text where it is found.
 
-    Text that was told has n-grams of its own: the longer match counts, of equal ones the committed text's, unless both
-    are as long as is counted: then the answer follows what was told.
+    A prediction has n-grams of its own: the longer match counts, of equal ones the committed text's, unless both
+    are as long as is counted: then the answer follows the prediction.
     """
 
     name = "successors"
@@ -37,12 +37,12 @@ class Successors(Memory):
         self.text: list[int] = []
         self._ends: list[dict[int, int]] = [{} for _ in range(self.order)]      # n-gram -> index of what followed
         self._before: list[list[int]] = [[] for _ in range(self.order)]         # per token: what its n-grams had been
-        self._told: Successors | None = None
+        self._predicted: NgramIndex | None = None
 
-    def told(self, tokens: Tensor) -> None:
-        if self._told is None:
-            self._told = Successors(self.order, self.far)
-        self._told.extend([*tokens.tolist(), BETWEEN])
+    def observe_prediction(self, tokens: Tensor) -> None:
+        if self._predicted is None:
+            self._predicted = NgramIndex(self.order, self.far)
+        self._predicted.extend([*tokens.tolist(), BETWEEN])
 
     def observe(self, seen: Observation) -> None:
         kept = seen.kept.tolist()
@@ -73,11 +73,11 @@ class Successors(Memory):
         return self._better(self._after(context, most), context, most)
 
     def _better(self, own: tuple[int, int], context: Sequence[int], most: int) -> tuple[int, int]:
-        """The committed text's, or that of what was told."""
-        if self._told is None:
+        """The committed text's, or the prediction's."""
+        if self._predicted is None:
             return own
-        told = self._told.after(context, most)
-        return told if told[1] >= 0 and (told[0] > own[0] or told[0] >= self.far) else own
+        predicted = self._predicted.after(context, most)
+        return predicted if predicted[1] >= 0 and (predicted[0] > own[0] or predicted[0] >= self.far) else own
 
     def _after(self, context: Sequence[int], most: int) -> tuple[int, int]:
         last = tuple(context[max(0, len(context) - self.order):])
@@ -123,13 +123,13 @@ class Successors(Memory):
         del self.text[mark:]
 
     def state(self) -> tuple[list[int], list[int]]:
-        return self.text.copy(), [] if self._told is None else self._told.text.copy()
+        return self.text.copy(), [] if self._predicted is None else self._predicted.text.copy()
 
     def restore(self, state: tuple[list[int], list[int]]) -> None:
         self.reset(0)
         if state[1]:
-            self._told = Successors(self.order, self.far)
-            self._told.extend(state[1])
+            self._predicted = NgramIndex(self.order, self.far)
+            self._predicted.extend(state[1])
         self.extend(state[0])
 
     def release(self) -> None:

@@ -51,7 +51,7 @@ class _State(NamedTuple):
     rows: KVState | None
 
 
-class PartialCache(Memory):
+class PartialKVCache(Memory):
     """Rows of the target's cache that `select` chose, and those of all tokens since, at their true positions.
 
     Chosen when they are first asked for, and again when `every` more tokens were committed (None: never).  Nothing is

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from longgraft.memories.token_history import BETWEEN, History
+from longgraft.memories.token_history import BETWEEN, TokenHistory
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 
 
-class Outputs(Memory):
+class PastAnswers(Memory):
     """Lasts over requests; of earlier answers the newest `most` tokens are kept."""
 
     name = "outputs"
     lasting = True
 
     def __init__(self, most: int) -> None:
-        self.most, self._tokens = most, History()
+        self.most, self._tokens = most, TokenHistory()
 
     def whole(self, root: int) -> np.ndarray:
         """[t + 1] int64, a view: all answers, negative between two, and the root behind them."""

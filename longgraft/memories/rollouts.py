@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from longgraft.memories.ngram_index import FAR, ORDER, Successors
+from longgraft.memories.ngram_index import FAR, ORDER, NgramIndex
 from longgraft.memories.token_history import BETWEEN
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
@@ -16,7 +16,7 @@ MOST = 16           # answers that are kept: a group's, as policies are trained
 
 
 class RollOuts(Memory):
-    """The committed tokens of this request, as `Successors` has them, and the answers to the same prompt before it.
+    """The committed tokens of this request, as `NgramIndex` has them, and the answers to the same prompt before it.
 
     A group is known by its prompt's tokens: with another prompt it is forgotten, with a request's end its answer joins.
     """
@@ -26,7 +26,7 @@ class RollOuts(Memory):
 
     def __init__(self, most: int = MOST, order: int = ORDER, far: int = FAR) -> None:
         self.most, self.order, self.far = most, order, far
-        self._own, self._others = Successors(order, far), Successors(order, far)
+        self._own, self._others = NgramIndex(order, far), NgramIndex(order, far)
         self._prompt: list[int] = []                        # of the group
         self._answers: tuple[tuple[int, ...], ...] = ()     # to it
         self._indexed: tuple[tuple[int, ...], ...] = ()
@@ -47,8 +47,8 @@ class RollOuts(Memory):
     def reset(self, capacity: int) -> None:
         self._end()
 
-    def told(self, tokens: Tensor) -> None:
-        self._own.told(tokens)
+    def observe_prediction(self, tokens: Tensor) -> None:
+        self._own.observe_prediction(tokens)
 
     def observe(self, seen: Observation) -> None:
         if seen.prompt:
@@ -72,7 +72,7 @@ class RollOuts(Memory):
         self._read, self._answering = 0, False
 
     def after(self, context: Sequence[int], most: int) -> tuple[int, int]:
-        """As `Successors.after`: the longest match here or in an earlier answer, of equal ones the one here."""
+        """As `NgramIndex.after`: the longest match here or in an earlier answer, of equal ones the one here."""
         self._join()
         if self._indexed is not self._answers:
             self._others.reset(0)

@@ -1,4 +1,4 @@
-"""All committed tokens, in order, and before them what the request was told.  Knows ids only."""
+"""All committed tokens, in order, and before them the request's predictions.  Knows ids only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from longgraft.protocol.observation import Observation
 BETWEEN = -1    # stands behind a text, and is no token
 
 
-class History(Memory):
+class TokenHistory(Memory):
     """The prompt's tokens and all that were emitted, but for the root, which is observed with the next tree.
 
-    Text that was told stands before them in the same block, so that who reads all of it copies nothing.
+    Predictions stand before them in the same block, so that who reads all of it copies nothing.
     """
 
     name = "history"
@@ -30,21 +30,21 @@ class History(Memory):
         return self.whole(root)[self._begin:]
 
     def whole(self, root: int) -> np.ndarray:
-        """[s + t + 1] int64, a view: what was told, negative behind each text, then as `up_to`."""
+        """[s + t + 1] int64, a view: predictions, negative behind each text, then as `up_to`."""
         self._reserve(self._size + 1)
         self._tokens[self._size] = root
         return self._tokens[:self._size + 1]
 
     def before(self) -> np.ndarray:
-        """[s] int64, a view: what was told, negative behind each text."""
+        """[s] int64, a view: predictions, negative behind each text."""
         return self._tokens[:self._begin]
 
     def reset(self, capacity: int) -> None:
         self._begin = self._size = 0
         self._reserve(capacity + 1)
 
-    def told(self, tokens: Tensor) -> None:
-        assert not len(self), "it is told before it observes"
+    def observe_prediction(self, tokens: Tensor) -> None:
+        assert not len(self), "a prediction comes before what is observed"
         self.extend(np.append(tokens.numpy(), BETWEEN))
         self._begin = self._size
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longgraft.budget.match_odds import Odds
+from longgraft.budget.match_odds import MatchOdds
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import WIDTH, load_rows, read_metadata, save_rows
 
@@ -33,7 +33,7 @@ class Calibration:
     snapshot: Tensor | None = None
     source: str = "default thresholds (Qwen3-8B's, Graft Table 11)"
     about: Mapping[str, str] = field(default_factory=dict)
-    odds: Odds = field(default_factory=Odds)
+    odds: MatchOdds = field(default_factory=MatchOdds)
 
     def describe(self) -> str:
         """One clause for people."""
@@ -112,9 +112,9 @@ def _split(meta: Mapping[str, str]) -> int:
     return split
 
 
-def _odds(meta: Mapping[str, str]) -> Odds:
+def _odds(meta: Mapping[str, str]) -> MatchOdds:
     """A file from before graft-x has none."""
-    odds = Odds(**{str(name): float(value) for name, value in json.loads(meta.get("odds", "{}")).items()})
+    odds = MatchOdds(**{str(name): float(value) for name, value in json.loads(meta.get("odds", "{}")).items()})
     if not all(0 <= value < math.inf for value in astuple(odds)):
         raise ValueError(f"odds are {odds}; numbers of at least 0 are needed")
     return odds

@@ -15,7 +15,7 @@ from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 
-class Plain:
+class PlainDecoding:
     """Proposes nothing: plain autoregressive decoding, in the same loop as everything else."""
 
     memories: tuple[Memory, ...] = ()
@@ -52,7 +52,7 @@ class Graft:
             found, at=0, budget=budget))
 
 
-class Route:
+class Either:
     """One of two proposers a step: the first's tree where it is worth enough, else the second, asked only then.
 
     worth: of a tree of the first; least: what it must be worth where this is asked
@@ -68,7 +68,7 @@ class Route:
         return found if len(found) > 1 and self.worth(found) >= self.least(ask) else self.second.propose(ask)
 
 
-class Within:
+class WithinBudget:
     """A proposer that is asked for `budget` nodes at most."""
 
     def __init__(self, proposer: Proposer, budget: int) -> None:

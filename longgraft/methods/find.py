@@ -16,10 +16,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from longgraft.config.method_names import split
-from longgraft.methods.combinators import Within
+from longgraft.methods.combinators import WithinBudget
 from longgraft.methods.method import BUDGET, Method
 from longgraft.methods.parts import Parts
-from longgraft.methods.registry import METHODS
+from longgraft.methods.registry import METHODS, RENAMED
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.verifier import Verifier
 
@@ -73,6 +73,8 @@ def _over(method: Method) -> Method:
 def _found(what: str) -> Method:
     if what in METHODS:
         return METHODS[what]
+    if what in RENAMED:
+        raise ValueError(f"Method {what!r} is a choice of its method now: {RENAMED[what]}.")
     if ":" in what:
         return as_method(_named(what), what)
     methods = known()
@@ -116,7 +118,7 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
                          f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
-    source = Within(build(method.source, parts), find(method.source).budget) if method.source else None
+    source = WithinBudget(build(method.source, parts), find(method.source).budget) if method.source else None
     parts = replace(parts, choices=method.choices, source=source)
     return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)
 

@@ -46,7 +46,7 @@ class Memory(ABC):
     def reset(self, capacity: int) -> None:
         """Forget the last request; at most `capacity` tokens will be observed and proposed in the next."""
 
-    def told(self, tokens: Tensor) -> None:     # noqa: B027 - most memories learn from observations alone
+    def observe_prediction(self, tokens: Tensor) -> None:     # noqa: B027 - most memories learn from observations alone
         """Learn from text that the answer may repeat and the target does not read: [n] int64 on the host.
 
         Called after a `reset`, before anything is observed, once for each text.  Forgotten with the request.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longgraft.acceptance.rules import DrawThenWalk, Greedy
 from longgraft.protocol.memory import Memory
+from longgraft.protocol.pruning import PruningPolicy
 from longgraft.trees.padded import Tree
 
 
@@ -26,12 +27,14 @@ class Ask:
     budget:   nodes of the tree at most, root included
     position: absolute position of the root
     draws:    how a model that drafts draws its tokens, by their absolute positions
+    pruning:  when an EAGLE-3 drafter stops, in place of its own policy; None: by that
     """
 
     root: int
     budget: int
     position: int
     draws: DrawThenWalk = field(default=Greedy(), compare=False)
+    pruning: PruningPolicy | None = field(default=None, compare=False)
 
     def drawn(self, logits: Tensor, ahead: int) -> tuple[int, float]:
         """(the token drawn from logits [1, V] for the place `ahead` behind the root, its log-probability): one wait."""

@@ -50,7 +50,7 @@ class Branches:
         return [token for token in best if token not in without][:self.count]
 
 
-class AdaptiveLookup:
+class AdaPld:
     """length: tokens copied at most.  likeness: None: the root's own token is its only anchor; branches: None: a chain.
 
     Where slots are few the chain has half of them, and branches the rest.
@@ -70,14 +70,14 @@ class AdaptiveLookup:
             return tree.tree()
 
     def _grow(self, tree: Trie, text: np.ndarray, root: int) -> None:
-        told, match = self.anchors.told(text, self.length)
+        copied, match = self.anchors.after_prediction(text, self.length)
         (found, same), = self._anchors(text, [root])
         if not len(found):
-            tree.add(told, match=match)
+            tree.add(copied, match=match)
             return
         at, = self.anchors.closest([found], len(text) - 2)
         # What stands after a token that is merely like the root is not copied word for word.
-        main = told or (text[at + 1:at + 1 + self.length].tolist() if same else [])
+        main = copied or (text[at + 1:at + 1 + self.length].tolist() if same else [])
         beside = self._beside(text, at, main[:1]) if self.branches else []
         slots = tree.budget - 1
         tree.add(main[:max(slots - sum(map(len, beside)), (slots + 1) // 2)], match=match or 1)

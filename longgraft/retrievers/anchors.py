@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from longgraft.memories.hidden_states import HiddenStates
-from longgraft.memories.token_history import History, unbroken
+from longgraft.memories.token_history import TokenHistory, unbroken
 from longgraft.prefill.chunked import last_occurrences
 from longgraft.retrievers.suffix_decoding import occurrences
 from longgraft.runtime.devices import sent
 
-LEAST, LONGEST = 2, 32      # tokens of a match in what was told, which has no hidden states to compare
+LEAST, LONGEST = 2, 32      # tokens of a match in a prediction, which has no hidden states to compare
 MOST = 4096     # anchors of one token whose contexts are compared, the newest: what a step may cost is bounded
 
 
@@ -29,11 +29,11 @@ class Anchors:
     never:    tokens that are no anchors: ends and fillers, whose neighbours have nothing to do with one another
     """
 
-    def __init__(self, history: History, context: HiddenStates, never: Set[int] = frozenset()) -> None:
+    def __init__(self, history: TokenHistory, context: HiddenStates, never: Set[int] = frozenset()) -> None:
         self.history, self.context, self.never = history, context, never
 
-    def told(self, text: np.ndarray, length: int) -> tuple[list[int], int]:
-        """(up to `length` tokens that followed the longest end of the text in what was told, the newest of them; that
+    def after_prediction(self, text: np.ndarray, length: int) -> tuple[list[int], int]:
+        """(up to `length` tokens that followed the longest end of the text in a prediction, the newest of them; that
         match's tokens); none and 0 where it is too short."""
         before = self.history.before()
         places, matches = occurrences(before, text[-LONGEST:])

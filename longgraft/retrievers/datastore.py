@@ -27,13 +27,13 @@ class Datastore:
     order: np.ndarray
 
     @classmethod
-    def build(cls, tokens: np.ndarray, told: Callable[[Iterable[int]], Iterable[int]] = iter) -> Datastore:
-        """tokens [N] of any integer type; told: shows how far the rounds of sorting are.  ValueError where there are
+    def build(cls, tokens: np.ndarray, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> Datastore:
+        """tokens [N] of any integer type; progress: shows how far sorting is.  ValueError where there are
         too few or too many."""
         if not 0 < len(tokens) <= MOST:
             raise ValueError(f"The text has {len(tokens):,} tokens; a datastore holds 1 to {MOST:,}. Give other files.")
         order = rank = np.unique(tokens, return_inverse=True)[1]
-        for done in told([2 ** n for n in range(SORTED.bit_length() - 1)]):
+        for done in progress([2 ** n for n in range(SORTED.bit_length() - 1)]):
             # By the first `done` tokens places have ranks; those of the next ones are further on.  Past the end: 0.
             key = rank.astype(np.int64) * (len(rank) + 1)
             key[:-done] += rank[done:] + 1

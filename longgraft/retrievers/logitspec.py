@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
-from longgraft.memories.token_history import History, unbroken
+from longgraft.memories.token_history import TokenHistory, unbroken
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
@@ -19,7 +19,7 @@ from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
 
-class LastRow(Memory):
+class LastTopK(Memory):
     """The top `width` of the newest committed position: past, so that guesses made of it cost no exactness."""
 
     name = "last row"
@@ -62,7 +62,7 @@ class LogitSpec:
     begins with it, too; here both are one node, and its slot stays empty, so that as much is accepted as there.
     """
 
-    def __init__(self, history: History, row: LastRow, vocab_size: int, max_ngram: int = 3, length: int = 20,
+    def __init__(self, history: TokenHistory, row: LastTopK, vocab_size: int, max_ngram: int = 3, length: int = 20,
                  clock: Clock | None = None) -> None:
         self.memories = (history, row)
         self.max_ngram, self.length, self.clock = max_ngram, length, clock or Clock()

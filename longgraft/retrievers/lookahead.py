@@ -45,7 +45,7 @@ class Trajectories(Memory):
         self._pool: dict[int, tuple[Row, ...]] = {}
         self._before: list[tuple[int, tuple[Row, ...]]] = []        # what an n-gram's entry had been, for `rewind`
 
-    def told(self, tokens: Tensor) -> None:
+    def observe_prediction(self, tokens: Tensor) -> None:
         text = tokens.tolist()
         for end in range(self.ngram, len(text) + 1):
             self._learn(tuple(text[end - self.ngram:end]))

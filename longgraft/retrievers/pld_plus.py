@@ -12,7 +12,7 @@ from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
 
-class Reranked:
+class PldPlus:
     """length: tokens copied at most; a smaller budget copies less."""
 
     def __init__(self, anchors: Anchors, length: int, clock: Clock | None = None) -> None:
@@ -22,10 +22,10 @@ class Reranked:
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
             text, tree = self.anchors.history.up_to(ask.root), Trie(ask.root, ask.budget)
-            told, match = self.anchors.told(text, self.length)
-            tree.add(told, match=match)
+            copied, match = self.anchors.after_prediction(text, self.length)
+            tree.add(copied, match=match)
             found = self.anchors.of(text, ask.root)
-            if not told and len(found) and ask.budget > 1:
+            if not copied and len(found) and ask.budget > 1:
                 at, = self.anchors.closest([found], len(text) - 2)
                 tree.add(text[at + 1:at + 1 + self.length].tolist(), match=1)
             return tree.tree()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from longgraft.memories.token_history import History
+from longgraft.memories.token_history import TokenHistory
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ProposalTree
@@ -18,7 +18,7 @@ class PromptLookup:
     latest: of the matches take the last instead of the first
     """
 
-    def __init__(self, history: History, max_ngram: int = 3, length: int = 10, clock: Clock | None = None,
+    def __init__(self, history: TokenHistory, max_ngram: int = 3, length: int = 10, clock: Clock | None = None,
                  latest: bool = False) -> None:
         self.memories = (history,)
         self.max_ngram, self.length, self.clock, self.latest = max_ngram, length, clock or Clock(), latest

@@ -1,4 +1,4 @@
-"""What followed the text's end in a datastore, or in what was told, its most frequent continuations as a tree: REST
+"""What followed the text's end in a datastore, or in a prediction, its most frequent continuations as a tree: REST
 (arXiv 2311.08252).
 
 Knows datastore and history; knows no file.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longgraft.config.options import check, option
-from longgraft.memories.token_history import History
+from longgraft.memories.token_history import TokenHistory
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.datastore import SORTED, Datastore
 from longgraft.runtime.clock import Clock
@@ -22,7 +22,7 @@ ENDED = -1      # no token: the datastore ends
 
 
 @dataclass(frozen=True)
-class Lookup:
+class RestChoices:
     """What is looked up."""
 
     longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
@@ -38,17 +38,17 @@ class Lookup:
                              "which none is. Lower shortest or raise longest.")
 
 
-class Stored:
+class RestRetriever:
     """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences.
 
-    What was told is a datastore of its own; of equal matches its counts.
+    A prediction is a datastore of its own; of equal matches its counts.
     """
 
-    def __init__(self, history: History, store: Datastore, lookup: Lookup | None = None,
+    def __init__(self, history: TokenHistory, store: Datastore, lookup: RestChoices | None = None,
                  clock: Clock | None = None) -> None:
         self.memories = (history,)
-        self._history, self.store, self.lookup, self.clock = history, store, lookup or Lookup(), clock or Clock()
-        self._told: Datastore | None = None
+        self._history, self.store, self.lookup, self.clock = history, store, lookup or RestChoices(), clock or Clock()
+        self._predicted: Datastore | None = None
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
@@ -60,13 +60,13 @@ class Stored:
             return self._tree(ask, match, self._continuations(store, match, part))
 
     def _stores(self) -> list[Datastore]:
-        told = self._history.before()
-        if not len(told):
-            self._told = None
+        predicted = self._history.before()
+        if not len(predicted):
+            self._predicted = None
             return [self.store]
-        if self._told is None or not np.array_equal(self._told.tokens, told):
-            self._told = Datastore.build(told)
-        return [self._told, self.store]
+        if self._predicted is None or not np.array_equal(self._predicted.tokens, predicted):
+            self._predicted = Datastore.build(predicted)
+        return [self._predicted, self.store]
 
     def _continuations(self, store: Datastore, match: int, part: slice) -> np.ndarray:
         """[h, length] int32 in the order of the datastore, ENDED behind a text's end."""

@@ -50,7 +50,7 @@ class SuffixAutomaton(Memory):
         self._last = 0
         self._undo: list[tuple[int, int, int]] | None = None      # (state, token, where it led: -1 nowhere); LINK
 
-    def told(self, tokens: Tensor) -> None:
+    def observe_prediction(self, tokens: Tensor) -> None:
         self.extend(tokens.tolist())
         # One of its kind: no string with it comes again.
         self.extend([LINK - 1 - len(self.text)])
@@ -59,7 +59,7 @@ class SuffixAutomaton(Memory):
         self.extend(seen.kept.tolist())
 
     def following(self, at: int, most: int) -> list[int]:
-        """Up to `most` tokens from there on, to the end of what was told, or of the text."""
+        """Up to `most` tokens from there on, to the end of the prediction, or of the text."""
         found = self.text[at:at + max(0, most)]
         return found[:next((n for n, token in enumerate(found) if token < 0), len(found))]
 
@@ -148,7 +148,7 @@ class SuffixAutomaton(Memory):
         self.reset(0)
 
 
-class AutomatonChain:
+class SamChain:
     """length: nodes at most, root included.
 
     growth: drafted tokens per token of the match (the authors' retrieval alone: 4); None: always `length`, of a shorter

@@ -55,23 +55,23 @@ class Speculation:
 
 @dataclass(frozen=True)
 class _Draft:
-    """match: of its context; tokens, parents, chances: of the nodes below the root, whose own index is 0."""
+    """match: of its context; tokens, parents, probabilities: of the nodes below the root, whose own index is 0."""
 
     match: int
     tokens: list[int]
     parents: list[int]
-    chances: list[float]
+    probabilities: list[float]
 
     @property
     def score(self) -> float:
         """Tokens that are accepted if counts are probabilities."""
-        return sum(self.chances)
+        return sum(self.probabilities)
 
 
 NOTHING = _Draft(0, [], [], [])
 
 
-class SuffixTrees:
+class SuffixDecoding:
     """The better draft of several texts' by expected tokens, the first one's where they tie; scores are counts'."""
 
     def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None, clock: Clock | None = None) -> None:
@@ -87,7 +87,7 @@ class SuffixTrees:
                 best = max(best, found, key=lambda draft: draft.score)
             n = len(best.tokens)
             return ProposalTree.build([ask.root, *best.tokens], [-1, *best.parents],
-                                      [0.0, *map(math.log, best.chances)], [ROOT] + [RETRIEVED] * n,
+                                      [0.0, *map(math.log, best.probabilities)], [ROOT] + [RETRIEVED] * n,
                                       match=[0] + [best.match] * n)
 
 
@@ -126,18 +126,18 @@ def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: f
     """Best first: a path's probability is the product of the shares of its tokens."""
     draft, entered = _Draft(match, [], [], []), 0
     heap: list[tuple[float, int, int, int, np.ndarray]] = []       # -probability, order, parent, token, places after it
-    node, chance = 0, 1.0
+    node, probability = 0, 1.0
     while len(draft.tokens) < most:
-        for token, share, after in _children(text, places, least / chance):
+        for token, share, after in _children(text, places, least / probability):
             entered += 1
-            heappush(heap, (-chance * share, entered, node, token, after))
+            heappush(heap, (-probability * share, entered, node, token, after))
         if not heap:
             break
         negative, _, parent, token, places = heappop(heap)
         draft.tokens.append(token)
         draft.parents.append(parent)
-        draft.chances.append(-negative)
-        node, chance = len(draft.tokens), -negative
+        draft.probabilities.append(-negative)
+        node, probability = len(draft.tokens), -negative
     return draft
 
 

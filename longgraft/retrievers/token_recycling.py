@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import RowsMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
@@ -26,7 +26,7 @@ class MatrixRetriever:
     Where the rows' regions are fixed, what is found for up to 64 nodes stays on the device.
     """
 
-    def __init__(self, rows: RowsMemory, shape: Callable[[int], Template] = envelope,
+    def __init__(self, rows: AdjacencyMemory, shape: Callable[[int], Template] = envelope,
                  clock: Clock | None = None) -> None:
         self.memories = (rows,)
         self._rows, self.shape, self.clock, self.regions = rows, shape, clock or Clock(), rows.regions

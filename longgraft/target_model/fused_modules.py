@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.module_override import Forward, Placed
+from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.target_model.module_forms import (
     ACTIVATIONS,
     DTYPES,
@@ -43,7 +43,7 @@ class Kernels(Protocol):
     def write(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None: ...
 
 
-class Fused:
+class FusedModules:
     """A model's norms, gated products and rotations, which `kernels` compute where a pass of ours asks for it.
 
     counts: how many modules of each kind.
@@ -53,7 +53,7 @@ class Fused:
         self.kernels, self.counts = kernels, Counter[str]()
         self._device = next(model.parameters()).device
         self._rotations: dict[Any, FunctionType | None] = {}
-        self._placed = Placed(model, self._way)
+        self._placed = ModuleOverride(model, self._way)
 
     def __call__(self) -> AbstractContextManager[None]:
         """Until the block ends; one at a time, and only in this thread."""
@@ -174,8 +174,8 @@ def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> li
     return [name for name, (said, expected) in pairs.items() if not torch.allclose(said, expected, near, near)]
 
 
-def fused(model: nn.Module) -> Fused | NotBuilt:
+def fused(model: nn.Module) -> FusedModules | NotBuilt:
     """For this model where it is, or why not."""
     parameter = next(model.parameters())
     kernels = kernels_for(parameter.device, parameter.dtype)
-    return kernels if isinstance(kernels, NotBuilt) else Fused(model, kernels)
+    return kernels if isinstance(kernels, NotBuilt) else FusedModules(model, kernels)

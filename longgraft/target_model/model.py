@@ -20,13 +20,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
 from longgraft.attention.layout import Layout
-from longgraft.kernels.cpu import MOST, Engaged, FewRows
+from longgraft.kernels.cpu import MOST, CpuKernels, Engaged
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
-from longgraft.target_model.fused_modules import Fused, Kernels
+from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.supported import refuse
 from longgraft.target_model.weights import sample
 from longgraft.trees.tree import ProposalTree
@@ -73,8 +73,8 @@ class Target:
     model: Any
     name: str = "target"
     attention: str = "auto"
-    kernels: FewRows | None = None
-    fused: Fused | None = None
+    kernels: CpuKernels | None = None
+    fused: FusedModules | None = None
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:

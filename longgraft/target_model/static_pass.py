@@ -33,7 +33,7 @@ def why_not_fixed(attention: str) -> str:
     return available()["triton"]
 
 
-class FixedPass:
+class StaticPass:
     """`rows` nodes on one cache: `load` a tree, `forward`, `settle`.
 
     Logits and top-k are those of all rows; dead rows see the prefix and themselves, and are never walked to.
@@ -43,7 +43,7 @@ class FixedPass:
         self.target, self.cache, self.rows, self.wants, self.regions = target, cache, rows, wants, regions
         device = target.device
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
-        self.chance, self.draws = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self.keys, self.draws = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self.places = torch.arange(rows, device=device)
 
     def load(self, tree: Tree) -> None:
@@ -88,9 +88,9 @@ class FixedPass:
         (the walk, the report's hidden and final rows in the path's order, what the host needs [m] int64: the tree's
         record, the path, its length and the token that follows)
         """
-        self.chance.copy_(rule.chance(positions))
+        self.keys.copy_(rule.keys(positions))
         self.regions.latest((self, "draw"), rule.law,
-                            lambda: self.draws.copy_(rule.choose(report.logits, self.chance)))
+                            lambda: self.draws.copy_(rule.choose(report.logits, self.keys)))
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
         self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.places, moved))
         return walked, kept, record
@@ -105,7 +105,7 @@ class FixedPass:
         record = torch.cat([self.inputs[:-NUMBERS], path, length, following])
         return Walked(tree, path, length, report.topk), kept, record, moved
 
-    def told(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
+    def unpack(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
         """(the tree that was loaded, the rows of its nodes, its path, the next token), all of them on the host: the
         step's one wait."""
         fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])

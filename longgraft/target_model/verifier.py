@@ -19,7 +19,7 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Segment, Target
-from longgraft.target_model.static_pass import FixedPass
+from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
 from longgraft.trees.tree import ROOT, ProposalTree
 
@@ -70,7 +70,7 @@ class Verifier:
         return replace(seen, seconds=self.clock.now(wait=False) - since)
 
     def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
-        """A draft that was drawn by chances of its own cannot be walked without loss of what they are worth."""
+        """Drafts sampled independently of the target need rejection sampling."""
         return Rejection(self.rule) if tree.law is not None and isinstance(self.rule, Sampled) else self.rule
 
     def _as_it_comes(self, tree: ProposalTree, wants: Wants) -> Observation:
@@ -93,13 +93,13 @@ class Verifier:
     def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Observation:
         rows = tree.rows if isinstance(tree, PaddedTree) else size_of(len(tree))
         key = self.cache, self.cache.age, rows, wants
-        fixed = self.regions.kept(key, lambda: FixedPass(self.target, self.cache, rows, wants, self.regions))
+        fixed = self.regions.kept(key, lambda: StaticPass(self.target, self.cache, rows, wants, self.regions))
         with self.clock.part("verify"):
             fixed.load(tree)
             report, positions = fixed.forward()
         with self.clock.part("accept"):
             walked, kept, record = fixed.settle(report, positions, rule)
-            host, nodes, path, next_token = fixed.told(record, tree)
+            host, nodes, path, next_token = fixed.unpack(record, tree)
             a = len(path)
             self.cache.length += a
         # The next pass writes to what this one reported.

@@ -25,7 +25,7 @@ class ProposalTree:
              nothing was drafted in levels
     match:   [n] int64, tokens of the match that a node was retrieved by, 0 without one; None: nothing matched contexts
     law:     [n, V] float32, probabilities that a node's token was drawn from, on the target's device, where tokens were
-             drawn by chances of their own: then the tree is a chain; None: its tokens follow from the past
+             sampled independently of the target: then the tree is a chain; None: its tokens follow from the past
     """
 
     tokens: Tensor

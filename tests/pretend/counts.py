@@ -136,7 +136,7 @@ ANSWERS: dict[str, Answer] = {
     "longgraft.drafters.pruning:__call__": gate,
     "longgraft.drafters.pruning:mass": lambda _, like: torch.full_like(like, 0.9),
     "longgraft.drafters.eagle3:_on_host": drafted,
-    "longgraft.target_model.static_pass:told": told,
+    "longgraft.target_model.static_pass:unpack": told,
     "longgraft.acceptance.rules:__call__": preferred,
 }
 

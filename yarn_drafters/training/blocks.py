@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.drafters.dflash import BlockDrafter
-from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.drafters.dflash import DFlashDrafter
+from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.yarn_drafters.dflash_files import dflash_config, load_blocks, save_blocks
@@ -103,7 +103,7 @@ class BlockTrainer(Trainer):
             figures = mean([self._loss(row[None], positions, anchors[None])[1] for row in rows])
             found |= {f"{kind}_{name}": value for name, value in figures.items()}
             if self.recipe.mat_prompts:
-                drafter = BlockDrafter(BlockMemory(as_decoded(self.network, self.target)))
+                drafter = DFlashDrafter(DFlashCache(as_decoded(self.network, self.target)))
                 found[f"{kind}_mat"] = replayed(self.target, drafter, rows[:self.recipe.mat_prompts],
                                                 self.recipe.mat_tokens)
         return found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
-from longgraft.memories.eagle3_cache import DrafterMemory
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
@@ -66,7 +66,7 @@ class DrafterTrainer(Trainer):
         for kind, coded in self.unseen.items():
             found |= {f"{kind}_{name}": figure for name, figure in self.figures_of(coded).items()}
             if self.recipe.mat_prompts:
-                drafter = Eagle3Drafter(DrafterMemory(self.network), Dense())
+                drafter = Eagle3Drafter(Eagle3Cache(self.network), Dense())
                 rows = torch.from_numpy(coded)[:self.recipe.mat_prompts]
                 found[f"{kind}_mat"] = replayed(self.target, drafter, rows, self.recipe.mat_tokens)
         return found

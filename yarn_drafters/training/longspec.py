@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from longgraft.drafters.longspec import LongSpecDrafter, WindowMemory
+from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.kinds import Count, Range
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
@@ -147,7 +147,7 @@ class LongSpecTrainer(Trainer):
                                 for row in rows]).mean(0)                                   # [levels, 2]
             found[f"{kind}_losses"], found[f"{kind}_agreements"] = figures.T.tolist()
             if self.recipe.mat_prompts:
-                drafter = LongSpecDrafter(WindowMemory(as_decoded(self.network, self.target), self.target))
+                drafter = LongSpecDrafter(LongSpecCache(as_decoded(self.network, self.target), self.target))
                 found[f"{kind}_mat"] = replayed(self.target, drafter, rows[:self.recipe.mat_prompts],
                                                 self.recipe.mat_tokens, drafter.nodes)
         return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.config.options import check, option
-from longgraft.drafters.dflash import BlockDrafter, BlockTree, GraftedBlock
-from longgraft.memories.dflash_cache import BlockMemory
+from longgraft.drafters.dflash import DFlashDrafter, DFlashTreeDrafter, GraftedDFlashDrafter
+from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.methods.method import BUDGET, BUDGETED, Method
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
@@ -17,12 +17,11 @@ from longgraft.yarn_drafters.layouts import TargetShape
 
 PAPER = "DFlash (arXiv 2602.06036)"
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104), App. F"
-BOTH = 24       # nodes of a block and of a branch behind its sure part
 TAKES = BUDGETED | {"window"}
 
 
 @dataclass(frozen=True)
-class BlockChoices:
+class DFlashChoices:
     """What can be chosen of a drafted chain."""
 
     coupled: bool = option(False, "draw the drafted tokens with the noise of the request's own draws, instead of the "
@@ -33,10 +32,12 @@ class BlockChoices:
 
 
 @dataclass(frozen=True)
-class GraftedChoices(BlockChoices):
+class GraftedDFlashChoices(DFlashChoices):
     """What can be chosen of a chain with a retrieved tail."""
 
     threshold: float = option(0.35, "probability of a drafted token below which the block is cut", low=0.0, high=1.0)
+    both: bool = option(False, "keep the whole block, and the chain from the matrix as a branch where it is unsure: "
+                               "wants a budget of 24")
 
 
 def _load(sources: Sources) -> BlockNetwork:
@@ -50,30 +51,28 @@ def _load(sources: Sources) -> BlockNetwork:
 DFLASH: Need[BlockNetwork] = Need("dflash", "a DFlash drafter", _load)
 
 
-def memory(p: Parts) -> BlockMemory:
+def memory(p: Parts) -> DFlashCache:
     """The drafter's keys and values."""
     network = p.the(DFLASH)
-    return p.one(("blocks", id(network), p.window), lambda: BlockMemory(
-        network, p.window, p.clock, p.target.kernels, p.regions))
+    return p.one(("blocks", id(network), p.shape.window), lambda: DFlashCache(
+        network, p.shape.window, p.clock, p.target.kernels, p.regions))
 
 
-def drafter(p: Parts) -> BlockDrafter:
+def drafter(p: Parts) -> DFlashDrafter:
     """The chain."""
-    return BlockDrafter(memory(p), p.choices.coupled, p.clock)
+    return DFlashDrafter(memory(p), p.choices.coupled, p.clock)
 
 
-def grafted(p: Parts, both: bool = False) -> GraftedBlock:
+def grafted(p: Parts) -> GraftedDFlashDrafter:
     """The chain, and what the matrix knows to follow its sure part."""
-    return GraftedBlock(drafter(p), p.retriever(chain), p.choices.threshold, both)
+    return GraftedDFlashDrafter(drafter(p), p.retriever(chain), p.choices.threshold, p.choices.both)
 
 
 METHODS: tuple[Method, ...] = (
     Method("dflash", "a block of tokens guessed in one forward, as a chain", PAPER, drafter, (DFLASH,), budget=BLOCK,
-           takes=TAKES, choices=BlockChoices()),
+           takes=TAKES, choices=DFlashChoices()),
     Method("dflash-tree", "the block's most probable paths, as a tree", PAPER + "; DDTree (arXiv 2604.12989)",
-           lambda p: BlockTree(memory(p), p.clock), (DFLASH,), budget=BUDGET, takes=TAKES),
+           lambda p: DFlashTreeDrafter(memory(p), p.clock), (DFLASH,), budget=BUDGET, takes=TAKES),
     Method("graft-dflash", "the block up to its first unsure token, then a chain from the matrix", GRAFT, grafted,
-           (DFLASH,), budget=BLOCK, takes=TAKES | {"warm"}, choices=GraftedChoices()),
-    Method("graft-dflash-both", "the whole block, and the chain from the matrix as a branch where it is unsure", GRAFT,
-           lambda p: grafted(p, both=True), (DFLASH,), budget=BOTH, takes=TAKES | {"warm"}, choices=GraftedChoices()),
+           (DFLASH,), budget=BLOCK, takes=TAKES | {"warm"}, choices=GraftedDFlashChoices()),
 )

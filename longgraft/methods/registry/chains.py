@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from longgraft.acceptance.typical import typical
 from longgraft.config.options import check, option
-from longgraft.drafters.draft_model_chain import DraftLength, SmallChain
+from longgraft.drafters.draft_model_chain import DraftLength, DraftModelChain
 from longgraft.drafters.medusa import LastHidden, Medusa
-from longgraft.memories.draft_model import SmallModel
+from longgraft.memories.draft_model import DraftModelCache
 from longgraft.methods.method import Method
 from longgraft.methods.needs import MEDUSA, SMALL
 from longgraft.methods.parts import Parts
@@ -21,7 +21,7 @@ HEADS = "Medusa (arXiv 2401.10774)"
 
 
 @dataclass(frozen=True)
-class Chain:
+class SpsChoices:
     """What may be chosen of a small model's chains."""
 
     schedule: str = option("constant", "How many tokens are drafted: all that fit, or two more after a step that "
@@ -33,7 +33,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Threshold:
+class TypicalChoices:
     """What may be chosen of typical acceptance."""
 
     epsilon: float = option(0.09, "Probability that is always enough", low=0, high=1, source="Medusa")
@@ -44,16 +44,16 @@ class Threshold:
         check(self)
 
 
-def small_model(p: Parts) -> SmallModel:
+def small_model(p: Parts) -> DraftModelCache:
     """The committed tokens as the small model knows them, one for all methods of a session."""
     model = p.the(SMALL)
-    return p.one(("small-model", id(model)), lambda: SmallModel(model, p.target.vocab_size, p.clock, p.regions))
+    return p.one(("small-model", id(model)), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))
 
 
 def chain(p: Parts, coupled: bool) -> Proposer:
     """A small model's."""
     length = p.one(("draft-length",), DraftLength) if p.choices.schedule == "heuristic" else None
-    return SmallChain(small_model(p), length, coupled, p.clock)
+    return DraftModelChain(small_model(p), length, coupled, p.clock)
 
 
 def medusa(p: Parts) -> Proposer:
@@ -68,11 +68,11 @@ def loosely(p: Parts) -> Callable[[Verifier], Verifier]:
 
 METHODS: tuple[Method, ...] = (
     Method("sps", "a chain that a smaller model draws, accepted with min(1, p / q)", SPS, lambda p: chain(p, False),
-           (SMALL,), "distribution", budget=6, choices=Chain()),
+           (SMALL,), "distribution", budget=6, choices=SpsChoices()),
     Method("sps-gumbel", "the same, drawn by the noise of the target's own draws", "arXiv 2408.07978",
-           lambda p: chain(p, True), (SMALL,), budget=6, choices=Chain()),
+           lambda p: chain(p, True), (SMALL,), budget=6, choices=SpsChoices()),
     Method("medusa", "heads that guess several tokens ahead, combined in the authors' tree", HEADS, medusa, (MEDUSA,),
            budget=64),
     Method("medusa-typical", "the same with typical acceptance where a request samples: lossy", HEADS, medusa,
-           (MEDUSA,), "lossy", budget=64, choices=Threshold(), verifies=loosely),
+           (MEDUSA,), "lossy", budget=64, choices=TypicalChoices(), verifies=loosely),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.budget.node_ranking import Ranked
+from longgraft.budget.node_ranking import RankedProposer
 from longgraft.config.options import check, option
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.pruning import Carried, Certain, Filled, Gates
+from longgraft.drafters.pruning import DDDPolicy, EntropyPolicy, Filled, Gates
 from longgraft.drafters.talon import DEEPEST, SHARE, TalonDrafter
 from longgraft.memories.rollouts import RollOuts
 from longgraft.methods.method import BUDGETED, DRAFTS, Method
@@ -18,7 +18,7 @@ LONGEST = 40        # tokens of SVIP's chain
 
 
 @dataclass(frozen=True)
-class Carries:
+class DDDChoices:
     """What `ddd` can be given."""
 
     threshold: float = option(-1.5, "Log-probability that the beam must hold after 5 and after 7 expansions",
@@ -29,7 +29,7 @@ class Carries:
 
 
 @dataclass(frozen=True)
-class Doubts:
+class SvipChoices:
     """What `svip` can be given."""
 
     threshold: float = option(0.3, "Square root of the entropy behind which drafting stops", unit="nats^1/2", low=0,
@@ -41,7 +41,7 @@ class Doubts:
 
 
 @dataclass(frozen=True)
-class Signals:
+class EchoChoices:
     """What `echo` can be given."""
 
     depths: tuple[int, ...] = option((1, 3, 5), "Expansions after which there is a gate", low=0, high=63,
@@ -56,7 +56,7 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class Grows:
+class TalonChoices:
     """What `talon` can be given."""
 
     share: float = option(SHARE, "Of the layer's most probable path that a path must have; 0.01 for Qwen3", low=1e-9,
@@ -68,7 +68,7 @@ class Grows:
 
 
 @dataclass(frozen=True)
-class Chains:
+class MtpChoices:
     """What `mtp` can be given."""
 
     tau: float = option(0.14, "Probability of the chain up to which it ends", low=0, high=1, source="Graft, Table 11")
@@ -80,36 +80,37 @@ class Chains:
         check(self)
 
 
-def mtp(parts: Parts) -> Ranked:
+def mtp(parts: Parts) -> RankedProposer:
     """A chain, and what is remembered at its root, beside it and behind it, in one ranking."""
     chosen = parts.choices
     policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
-    chain = Eagle3Drafter(parts.drafted(), policy, chosen.length, 1, parts.clock)
+    chain = Eagle3Drafter(parts.drafter_cache(), policy, chosen.length, 1, parts.clock)
     said = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
-    return Ranked(said, chain, odds=parts.odds, clock=parts.clock, pool=1)
+    return RankedProposer(said, chain, odds=parts.calibration.odds, clock=parts.clock, pool=1)
 
 
 def svip(parts: Parts) -> Eagle3Drafter:
     """The tree, or the published chain."""
-    policy = Certain(parts.choices.threshold)
+    policy = EntropyPolicy(parts.choices.threshold)
     if not parts.choices.chain:
         return parts.drafter(policy)
-    return Eagle3Drafter(parts.drafted(), policy, LONGEST, 1, parts.clock)
+    return Eagle3Drafter(parts.drafter_cache(), policy, LONGEST, 1, parts.clock)
 
 
 METHODS: tuple[Method, ...] = (
     Method("ddd", "stops after 5 or 7 expansions where the beam carries too little probability",
-           "Dynamic Depth Decoding (arXiv 2409.00142)", lambda p: p.drafter(Carried(p.choices.threshold, beam=p.top_k)),
-           (HEAD,), takes=DRAFTS, choices=Carries()),
+           "Dynamic Depth Decoding (arXiv 2409.00142)",
+           lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.shape.top_k)), (HEAD,), takes=DRAFTS,
+           choices=DDDChoices()),
     Method("svip", "stops behind a best path whose last token the drafter was unsure of", "SVIP (arXiv 2411.18462)",
-           svip, (HEAD,), takes=DRAFTS, choices=Doubts()),
-    Method("echo", "graft-filled with gates of its own: fewer levels, and their slots go to width", "ECHO (arXiv "
-           "2604.09603), one request", lambda p: p.drafter(Filled(Gates(dict(zip(
-               p.choices.depths, p.choices.taus, strict=True))))), (HEAD,), takes=DRAFTS, choices=Signals()),
+           svip, (HEAD,), takes=DRAFTS, choices=SvipChoices()),
+    Method("echo", "gates of its own after 1, 3 and 5 expansions; the slots of levels that are not drafted go to width",
+           "ECHO (arXiv 2604.09603), one request", lambda p: p.drafter(Filled(Gates(dict(zip(
+               p.choices.depths, p.choices.taus, strict=True))))), (HEAD,), takes=DRAFTS, choices=EchoChoices()),
     Method("talon", "layers as wide as their probable paths, until the budget is spent", "TALON (arXiv 2601.07353)",
-           lambda p: TalonDrafter(p.drafted(), p.choices.share, p.choices.deepest, p.top_k, p.clock), (HEAD,),
-           takes=BUDGETED | {"top_k", "window"}, choices=Grows()),
+           lambda p: TalonDrafter(p.drafter_cache(), p.choices.share, p.choices.deepest, p.shape.top_k, p.clock),
+           (HEAD,), takes=BUDGETED | {"top_k", "window"}, choices=TalonChoices()),
     Method("mtp", "a drafted chain while it is probable; in the slots that it leaves what this and earlier answers to "
            "the same prompt said", "Draft Less, Retrieve More (arXiv 2605.20104), future work", mtp, (HEAD,),
-           takes=BUDGETED | {"window"}, choices=Chains()),
+           takes=BUDGETED | {"window"}, choices=MtpChoices()),
 )

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent, Selector
 from longgraft.config.options import check, like, option
 from longgraft.drafters.cascade import Cascade
-from longgraft.drafters.longspec import SHAPE, LongSpecDrafter, WindowMemory
-from longgraft.drafters.magicdec import Itself
+from longgraft.drafters.longspec import SHAPE, LongSpecCache, LongSpecDrafter
+from longgraft.drafters.magicdec import MagicDecDrafter
 from longgraft.drafters.pruning import Dense
 from longgraft.drafters.specpv import PartialVerifier
-from longgraft.drafters.streaming_llm import Streaming
+from longgraft.drafters.streaming_llm import StreamingDrafter
 from longgraft.drafters.token_swift import FrequentNgrams, TokenSwift
-from longgraft.memories.draft_model import SmallModel
-from longgraft.memories.partial_kv import PartialCache
+from longgraft.memories.draft_model import DraftModelCache
+from longgraft.memories.partial_kv import PartialKVCache
 from longgraft.methods.method import DRAFTS, Method
 from longgraft.methods.needs import HEAD, MEDUSA, SMALL, Need, Sources
 from longgraft.methods.parts import Parts
@@ -33,7 +33,7 @@ SINKS = 16      # both codes'
 
 
 @dataclass(frozen=True)
-class MagicDec:
+class MagicDecChoices:
     """What can be chosen of it."""
 
     rows: int = option(512, "Kept of each head's keys", unit="rows", low=40, high=1_000_000,
@@ -51,7 +51,7 @@ class MagicDec:
 
 
 @dataclass(frozen=True)
-class SpecPV:
+class SpecPVChoices:
     """What can be chosen of it and of its lossless cousin."""
 
     sinks: int = option(2, "First blocks of 16 rows that stay", unit="blocks", low=0, high=4096, source="its code")
@@ -72,7 +72,7 @@ class SpecPV:
 
 
 @dataclass(frozen=True)
-class TriForce:
+class TriForceChoices:
     """What can be chosen of it."""
 
     rows: int = option(1024, "Of the target's cache, kept in chunks of 8", unit="rows", low=16, high=1_000_000,
@@ -92,12 +92,12 @@ class TriForce:
 
 
 @dataclass(frozen=True)
-class Swift:
+class TokenSwiftChoices:
     """What can be chosen of TokenSwift."""
 
     rows: int = option(1024, "Of the target's cache, kept of each head's keys", unit="rows", low=32, high=1_000_000,
                        source="its code has 4,096, for answers of 100,000 tokens")
-    newest: float = like(TriForce, "newest")
+    newest: float = like(TriForceChoices, "newest")
     every: int | None = option(256, "Rows are chosen anew after so many tokens", unit="tokens", low=1, high=1_000_000,
                                none="never", source="its code: when generated rows have taken the place of chosen ones")
     branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
@@ -107,14 +107,14 @@ class Swift:
         check(self)
 
 
-def partial(p: Parts, select: Selector, every: int | None = None) -> PartialCache:
+def partial(p: Parts, select: Selector, every: int | None = None) -> PartialKVCache:
     """One of these rows for all methods of a session."""
-    return p.one(("partial", select, every), lambda: PartialCache(p.target, select, every, p.clock))
+    return p.one(("partial", select, every), lambda: PartialKVCache(p.target, select, every, p.clock))
 
 
-def magicdec(p: Parts) -> Itself:
+def magicdec(p: Parts) -> MagicDecDrafter:
     """Rows chosen once, at the prompt's end."""
-    return Itself(p.target, partial(p, p.choices.select()), p.choices.drafts, p.clock)
+    return MagicDecDrafter(p.target, partial(p, p.choices.select()), p.choices.drafts, p.clock)
 
 
 def specpv_exact(p: Parts) -> Cascade:
@@ -126,9 +126,9 @@ def specpv_exact(p: Parts) -> Cascade:
 def triforce(p: Parts) -> Cascade:
     """A small model's window, then chunks of the target's cache."""
     chosen, model = p.choices, p.the(SMALL)
-    small = SmallModel(model, p.target.vocab_size, p.clock)
+    small = DraftModelCache(model, p.target.vocab_size, p.clock)
     window = min(chosen.window, model.max_positions - chosen.drafts)
-    inner = Streaming(small, p.history(), (SINKS, window, chosen.drafts), p.clock)
+    inner = StreamingDrafter(small, p.history(), (SINKS, window, chosen.drafts), p.clock)
     select = Chunks(chosen.rows, int(chosen.newest * chosen.rows))
     return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts), p.clock)
 
@@ -144,7 +144,7 @@ def tokenswift(p: Parts) -> TokenSwift:
 def partly(p: Parts) -> Callable[[Verifier], Verifier]:
     """SpecPV's verification, with a partial cache of its own for each request."""
     def made(verifier: Verifier) -> Verifier:
-        return PartialVerifier(verifier, PartialCache(p.target, p.choices.select(), 1, p.clock), p.choices.waiting)
+        return PartialVerifier(verifier, PartialKVCache(p.target, p.choices.select(), 1, p.clock), p.choices.waiting)
 
     return made
 
@@ -174,21 +174,21 @@ LONGSPEC: Need[LongSpecNetwork] = Need("longspec", "a LongSpec drafter", _load)
 
 
 def _longspec(p: Parts) -> LongSpecDrafter:
-    memory = p.one(("longspec",), lambda: WindowMemory(p.the(LONGSPEC), p.target))
+    memory = p.one(("longspec",), lambda: LongSpecCache(p.the(LONGSPEC), p.target))
     return LongSpecDrafter(memory, p.choices.shape, p.clock)
 
 
 METHODS: tuple[Method, ...] = (
     Method("magicdec", "the target drafts for itself on a part of its cache", MAGICDEC, magicdec, budget=8,
-           choices=MagicDec()),
+           choices=MagicDecChoices()),
     Method("triforce", "a small model, corrected by the target on a part of its cache, then verified in full", TRIFORCE,
-           triforce, (SMALL,), choices=TriForce()),
+           triforce, (SMALL,), choices=TriForceChoices()),
     Method("tokenswift", "one pass on a part of the cache with heads behind it, and frequent 4-grams", TOKENSWIFT,
-           tokenswift, (MEDUSA,), budget=101, choices=Swift()),
+           tokenswift, (MEDUSA,), budget=101, choices=TokenSwiftChoices()),
     Method("specpv-exact", "EAGLE-3 trees verified on a part of the cache, what comes of them in full", SPECPV,
-           specpv_exact, (HEAD,), takes=DRAFTS, choices=SpecPV(waiting=6)),
+           specpv_exact, (HEAD,), takes=DRAFTS, choices=SpecPVChoices(waiting=6)),
     Method("specpv", "EAGLE-3 trees verified on a part of the cache, and in full only now and then", SPECPV,
-           lambda p: p.drafter(Dense()), (HEAD,), "lossy", takes=DRAFTS, choices=SpecPV(), verifies=partly),
+           lambda p: p.drafter(Dense()), (HEAD,), "lossy", takes=DRAFTS, choices=SpecPVChoices(), verifies=partly),
     Method("longspec", "a beam drafted from 512 tokens and the target's last keys and values", LONG, _longspec,
            (LONGSPEC,), budget=1 + sum(SHAPE), choices=LongSpecChoices()),
 )

@@ -8,11 +8,11 @@ from longgraft.config.options import check, like, option
 from longgraft.memories.hidden_states import HiddenStates
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
-from longgraft.retrievers.adapld import AdaptiveLookup, Branches, Likeness
+from longgraft.retrievers.adapld import AdaPld, Branches, Likeness
 from longgraft.retrievers.anchors import Anchors
-from longgraft.retrievers.logitspec import WIDTH, LastRow, LogitSpec
+from longgraft.retrievers.logitspec import WIDTH, LastTopK, LogitSpec
 from longgraft.retrievers.lookahead import Lookahead, Trajectories
-from longgraft.retrievers.pld_plus import Reranked
+from longgraft.retrievers.pld_plus import PldPlus
 from longgraft.retrievers.prompt_lookup import PromptLookup
 from longgraft.target_model.model import Target
 
@@ -26,7 +26,7 @@ USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # of the depth, the layer whose states t
 
 
 @dataclass(frozen=True)
-class Copied:
+class PldChoices:
     """What can be chosen of prompt lookup."""
 
     latest: bool = option(False, "Copy what followed the latest match, not the earliest", source="the authors' code")
@@ -36,7 +36,7 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Rerank:
+class PldPlusChoices:
     """What can be chosen of PLD+."""
 
     length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
@@ -48,7 +48,7 @@ class Rerank:
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class AdaPldChoices:
     """What can be chosen of AdaPLD."""
 
     length: int = option(30, "Tokens copied at most", low=1, source="AdaPLD")
@@ -57,14 +57,14 @@ class Adaptive:
     successors: bool = option(True, "Each branch followed by one token more", source="AdaPLD")
     likeness: float | None = option(0.55, "Least cosine of embeddings for a like token to be an anchor", low=-1, high=1,
                                     none="the token alone", source="docs/methods.md")
-    layer: int | None = like(Rerank, "layer")
+    layer: int | None = like(PldPlusChoices, "layer")
 
     def __post_init__(self) -> None:
         check(self)
 
 
 @dataclass(frozen=True)
-class Ahead:
+class LookaheadChoices:
     """What can be chosen of lookahead; a full tree has (ngram - 1) (columns + guesses) nodes."""
 
     ngram: int = option(5, "Tokens of an n-gram, the one that it is found by included", low=2, source="the authors' 7B")
@@ -91,18 +91,18 @@ def states(p: Parts, layer: int | None) -> HiddenStates:
     return p.one(("states", layer), lambda: HiddenStates(layer))
 
 
-def reranked(p: Parts) -> Reranked:
+def reranked(p: Parts) -> PldPlus:
     """Of the root's token alone."""
-    return Reranked(anchors(p), p.choices.length, p.clock)
+    return PldPlus(anchors(p), p.choices.length, p.clock)
 
 
-def adaptive(p: Parts) -> AdaptiveLookup:
+def adaptive(p: Parts) -> AdaPld:
     """As its choices have it."""
     target, chosen = p.target, p.choices
     likeness = Likeness(target.model.get_input_embeddings().weight, chosen.likeness) \
         if chosen.likeness is not None else None
     branches = Branches(chosen.branches, states(p, None), target.logits, chosen.successors) if chosen.branches else None
-    return AdaptiveLookup(anchors(p, special(target)), chosen.length, likeness, branches, p.clock)
+    return AdaPld(anchors(p, special(target)), chosen.length, likeness, branches, p.clock)
 
 
 def special(target: Target) -> frozenset[int]:
@@ -117,32 +117,27 @@ def special(target: Target) -> frozenset[int]:
 
 def logitspec(p: Parts) -> LogitSpec:
     """Over the history and the last row."""
-    row = p.one(("last row", WIDTH), lambda: LastRow(WIDTH))
+    row = p.one(("last row", WIDTH), lambda: LastTopK(WIDTH))
     return LogitSpec(p.history(), row, p.target.vocab_size, clock=p.clock)
 
 
 def lookahead(p: Parts) -> Lookahead:
     """Over trajectories of this shape."""
-    chosen: Ahead = p.choices
+    chosen: LookaheadChoices = p.choices
     shape = chosen.ngram, chosen.columns, chosen.guesses, chosen.from_prompt
     return Lookahead(p.one(("trajectories", *shape), lambda: Trajectories(*shape)), p.clock)
 
 
 METHODS: tuple[Method, ...] = (
     Method("pld", "copies what followed the same n-gram before", LOOKUP,
-           lambda p: PromptLookup(p.history(), clock=p.clock, latest=p.choices.latest), budget=11, choices=Copied()),
+           lambda p: PromptLookup(p.history(), clock=p.clock, latest=p.choices.latest), budget=11,
+           choices=PldChoices()),
     Method("pld+", "copies from where the same token stood in the most similar context", RERANKED, reranked,
-           budget=11, choices=Rerank()),
+           budget=11, choices=PldPlusChoices()),
     Method("adapld", "the same at greater length, from like tokens too, with what was probable beside it", ADAPTIVE,
-           adaptive, budget=39, choices=Adaptive()),
-    Method("adapld-no-branches", "adapld without what was probable beside it", ADAPTIVE, adaptive, budget=39,
-           choices=Adaptive(branches=0)),
-    Method("adapld-no-successors", "adapld whose branches have one token each", ADAPTIVE, adaptive, budget=39,
-           choices=Adaptive(successors=False)),
-    Method("adapld-lexical", "adapld from the same token only", ADAPTIVE, adaptive, budget=39,
-           choices=Adaptive(likeness=None)),
+           adaptive, budget=39, choices=AdaPldChoices()),
     Method("logitspec", "copies what followed the same n-gram, and guesses what was probable one token ago", LOGITSPEC,
            logitspec, budget=WIDTH),
     Method("lookahead", "n-grams that guesses of the text ahead left, and more of these", LOOKAHEAD, lookahead,
-           budget=56, choices=Ahead()),
+           budget=56, choices=LookaheadChoices()),
 )

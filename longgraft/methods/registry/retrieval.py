@@ -7,17 +7,17 @@ from pathlib import Path
 
 from longgraft.config.options import check, like, option
 from longgraft.drafters.pruning import Dense
-from longgraft.memories.past_answers import Outputs
-from longgraft.memories.token_history import History
-from longgraft.methods.combinators import Route, expected, matched
+from longgraft.memories.past_answers import PastAnswers
+from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.combinators import Either, expected, matched
 from longgraft.methods.method import DRAFTS, Method
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Proposer
 from longgraft.retrievers.datastore import Datastore
-from longgraft.retrievers.rest import Lookup, Stored
-from longgraft.retrievers.sam_decoding import AutomatonChain, SuffixAutomaton
-from longgraft.retrievers.suffix_decoding import Speculation, SuffixTrees
+from longgraft.retrievers.rest import RestChoices, RestRetriever
+from longgraft.retrievers.sam_decoding import SamChain, SuffixAutomaton
+from longgraft.retrievers.suffix_decoding import Speculation, SuffixDecoding
 from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.fingerprint import vocabulary
 from longgraft.trees.templates import token_recycling
@@ -28,7 +28,7 @@ SUFFIX = "SuffixDecoding (arXiv 2411.04975)"
 
 
 @dataclass(frozen=True)
-class Alone:
+class SamdChoices:
     """What an automaton's chain may be."""
 
     growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
@@ -38,7 +38,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Routed:
+class SamdRouteChoices:
     """When an automaton's chain is verified, and how long it is."""
 
     threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree", unit="tokens",
@@ -50,7 +50,7 @@ class Routed:
 
 
 @dataclass(frozen=True)
-class Counted:
+class SuffixChoices:
     """What is drafted by counts, and what earlier answers may bring."""
 
     depth: int = like(Speculation, "depth")
@@ -65,14 +65,14 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class CountedRouted:
+class SuffixRouteChoices:
     """The same, and when it is verified instead of a drafted tree."""
 
     depth: int = like(Speculation, "depth")
     factor: float = like(Speculation, "factor")
     offset: float = like(Speculation, "offset")
     least: float = like(Speculation, "least")
-    outputs: int = like(Counted, "outputs")
+    outputs: int = like(SuffixChoices, "outputs")
     threshold: float | None = option(None, "Expected tokens from which nothing else is drafted", low=0, high=4096,
                                      none="as many as the drafter has levels")
 
@@ -95,42 +95,42 @@ def _recycling(p: Parts) -> MatrixRetriever:
     return MatrixRetriever(rows, lambda _: token_recycling(), p.clock)
 
 
-def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> AutomatonChain:
-    return AutomatonChain(p.one(("automaton",), SuffixAutomaton), length, growth, p.clock)
+def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> SamChain:
+    return SamChain(p.one(("automaton",), SuffixAutomaton), length, growth, p.clock)
 
 
-def _routed(p: Parts, other: Proposer) -> Route:
+def _routed(p: Parts, other: Proposer) -> Either:
     threshold = p.choices.threshold
-    return Route(_automaton(p, p.choices.length), other, matched, lambda _: threshold)
+    return Either(_automaton(p, p.choices.length), other, matched, lambda _: threshold)
 
 
-def _suffix(p: Parts) -> SuffixTrees:
+def _suffix(p: Parts) -> SuffixDecoding:
     c = p.choices
-    texts: tuple[History | Outputs, ...] = (p.history(),)
+    texts: tuple[TokenHistory | PastAnswers, ...] = (p.history(),)
     if c.outputs:
-        texts += (p.one(("outputs", c.outputs), lambda: Outputs(c.outputs)),)
-    return SuffixTrees(texts, Speculation(c.depth, c.factor, c.offset, c.least), p.clock)
+        texts += (p.one(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
+    return SuffixDecoding(texts, Speculation(c.depth, c.factor, c.offset, c.least), p.clock)
 
 
-def _suffix_or_drafts(p: Parts) -> Route:
-    least = p.levels if p.choices.threshold is None else p.choices.threshold
-    return Route(_suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
+def _suffix_or_drafts(p: Parts) -> Either:
+    least = p.shape.levels if p.choices.threshold is None else p.choices.threshold
+    return Either(_suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
 
 
 METHODS: tuple[Method, ...] = (
     Method("token-recycling", "a static tree of the target's last top-8 per token, learnt over all requests", RECYCLING,
            _recycling, budget=81),
     Method("samd", "what followed the first occurrence of the longest match", SAM,
-           lambda p: _automaton(p, growth=p.choices.growth), choices=Alone()),
+           lambda p: _automaton(p, growth=p.choices.growth), choices=SamdChoices()),
     Method("samd-recycling", "the same where the match is long, else token-recycling", SAM,
-           lambda p: _routed(p, _recycling(p)), budget=81, choices=Routed()),
+           lambda p: _routed(p, _recycling(p)), budget=81, choices=SamdRouteChoices()),
     Method("samd-eagle3", "the same where the match is long, else eagle3's tree", SAM,
-           lambda p: _routed(p, p.drafter(Dense())), (HEAD,), takes=DRAFTS, choices=Routed()),
+           lambda p: _routed(p, p.drafter(Dense())), (HEAD,), takes=DRAFTS, choices=SamdRouteChoices()),
     Method("suffix", "what most often followed the longest matches, here and in earlier answers", SUFFIX, _suffix,
-           budget=17, choices=Counted()),
+           budget=17, choices=SuffixChoices()),
     Method("suffix-eagle3", "the same where it expects as much as a draft can bring, else eagle3's tree", SUFFIX,
-           _suffix_or_drafts, (HEAD,), takes=DRAFTS, choices=CountedRouted()),
+           _suffix_or_drafts, (HEAD,), takes=DRAFTS, choices=SuffixRouteChoices()),
     Method("rest", "what most often followed the longest match in a datastore", "REST (arXiv 2311.08252)",
-           lambda p: Stored(p.history(), p.the(DATASTORE), p.choices, p.clock), (DATASTORE,), budget=65,
-           choices=Lookup()),
+           lambda p: RestRetriever(p.history(), p.the(DATASTORE), p.choices, p.clock), (DATASTORE,), budget=65,
+           choices=RestChoices()),
 )

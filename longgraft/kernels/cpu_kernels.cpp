@@ -237,13 +237,13 @@ template <int L, int N> void attend(const Attention& a, int threads) {
 extern "C" {
 
 // y [n, out] = x [n, in] weight [out, in]^T + bias; n <= 16; bias may be null; all contiguous.
-void few_rows_product(const float* x, const float* weight, const float* bias, float* y, int64_t n, int64_t in,
+void longgraft_product(const float* x, const float* weight, const float* bias, float* y, int64_t n, int64_t in,
                       int64_t out, int threads) {
     (n <= 4 ? product<4> : n <= 8 ? product<8> : product<16>)(x, weight, bias, y, n, in, out, threads);
 }
 
 // y [n, size] = weight [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.
-void few_rows_norm(const float* x, const float* weight, float* y, int64_t n, int64_t size, float epsilon) {
+void longgraft_norm(const float* x, const float* weight, float* y, int64_t n, int64_t size, float epsilon) {
     constexpr int64_t WIDE = 16;
     for (int64_t r = 0; r < n; ++r, x += size, y += size) {
         Of<WIDE>::Vector part = {};
@@ -261,7 +261,7 @@ void few_rows_norm(const float* x, const float* weight, float* y, int64_t n, int
 }
 
 // sizes: heads, group, rows, size, prefix, own, then six strides.
-void few_rows_attention(const float* q, const float* k, const float* v, float* out, const int64_t* lowest,
+void longgraft_attention(const float* q, const float* k, const float* v, float* out, const int64_t* lowest,
                         const uint8_t* seen, const int64_t* sizes, float scale, int threads) {
     const Attention a{q, k, v, out, lowest, seen, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
                       sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], scale};

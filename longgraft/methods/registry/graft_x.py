@@ -1,0 +1,124 @@
+"""graft-x: drafted and remembered nodes in one ranking, and a controller that spends what pays (docs/choices.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longgraft.budget.acceptance_estimates import AcceptanceEstimates
+from longgraft.budget.controller import Controller
+from longgraft.budget.cost_model import LiveCosts
+from longgraft.budget.node_ranking import RankedProposer
+from longgraft.config.options import check, like, option
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.pruning import BeamMassPolicy, Dense
+from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.ngram_index import ORDER
+from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.needs import HEAD
+from longgraft.methods.parts import Parts
+
+PAPER = "docs/choices.md, one ranking"
+BEAMS = (10, 6, 3)      # widths of a controller's draft
+WIDER = 1.25            # what a wider one may cost of the narrowest
+NEAR = 1024             # prefix at which they are compared
+WIDE, WIDELY = 32, 1.5  # nodes that must cost no more than this many plain passes, for the matrix to have a say: its
+                        # top-k of every row, also the prompt's, is a price that narrow trees do not earn back
+
+
+@dataclass(frozen=True)
+class GraftXChoices:
+    """What is ranked."""
+
+    text: bool = option(True, "Rank what followed the longest match in the text")
+    matrix: bool = option(True, "Rank the matrix's rows beside drafted nodes")
+    pruning: str = option("mass", "Stop drafting where the beam holds too little probability, or never (none: needs a "
+                          "--budget)", choices=("mass", "none"))
+    probing: bool = option(True, "Look again at a drafter that was expected to lose")
+    source: str = option("", "Method whose nodes are ranked instead of the drafter's, where they carry probabilities",
+                         none="the drafter")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def order(self) -> int:
+        """Tokens of the longest n-gram of the text; 0: the text is not ranked."""
+        return ORDER if self.text else 0
+
+
+@dataclass(frozen=True)
+class TextChoices:
+    """What can be chosen without a drafter."""
+
+    probing: bool = like(GraftXChoices, "probing")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def ranked(p: Parts) -> RankedProposer:
+    """As many nodes as the budget has."""
+    c: GraftXChoices = p.choices
+    drafter = p.source or p.drafter(BeamMassPolicy() if c.pruning == "mass" else Dense())
+    pool = {"pool": 1} if p.source else {}
+    return RankedProposer(p.text(c.order), drafter, p.rows() if c.matrix else None, p.calibration.odds, p.clock, **pool)
+
+
+def text_ranked(p: Parts) -> RankedProposer:
+    """The same of the text alone."""
+    return RankedProposer(p.text(), None, None, p.calibration.odds, p.clock)
+
+
+def controlled(p: Parts) -> Controller:
+    """As many nodes, and levels of a draft, as pay."""
+    c: GraftXChoices = p.choices
+    if c.pruning == "none":
+        raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. Give it a "
+                         "budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
+    costs, text, levels = _needed_costs(p), p.text(c.order), p.shape.levels
+    if p.source is not None:
+        estimates = p.one(("estimates", c.order, c.probing, *map(id, p.source.memories)),
+                          lambda: AcceptanceEstimates(text, costs, p.calibration.odds))
+        return Controller(RankedProposer(text, p.source, None, estimates, p.clock, pool=1), estimates,
+                          probing=c.probing, clock=p.clock)
+    cache = p.drafter_cache()
+    estimates = p.one(("estimates", c.order, c.probing, id(cache)),
+                      lambda: AcceptanceEstimates(text, costs, p.calibration.odds, cache))
+    beam = _beam(costs, p.shape.top_k)
+    drafter = Eagle3Drafter(cache, Dense(), levels, beam, p.clock)
+    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, estimates, p.clock),
+                      estimates, beam=beam, levels=levels, probing=c.probing, clock=p.clock)
+
+
+def text_controlled(p: Parts) -> Controller:
+    """The same of the text alone."""
+    costs, text = _needed_costs(p), p.text()
+    estimates = p.one(("estimates", "text", p.choices.probing),
+                      lambda: AcceptanceEstimates(text, costs, p.calibration.odds))
+    return Controller(RankedProposer(text, None, None, estimates, p.clock), estimates, probing=p.choices.probing,
+                      clock=p.clock)
+
+
+def _needed_costs(p: Parts) -> LiveCosts:
+    assert p.costs is not None, "a controller needs costs"
+    return p.costs
+
+
+def _rows(p: Parts, costs: LiveCosts) -> AdjacencyMemory | None:
+    """The matrix, where trees may be wide."""
+    return p.rows() if costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR) else None
+
+
+def _beam(costs: LiveCosts, top_k: int) -> int:
+    """The widest that costs little more than the narrowest."""
+    least = costs.level(BEAMS[-1], NEAR)
+    return next(min(beam, top_k) for beam in BEAMS if costs.level(beam, NEAR) <= WIDER * least)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER, ranked,
+           (HEAD,), takes=DRAFTS | {"warm"}, fallback="graft-x-text", adaptive=controlled, choices=GraftXChoices(),
+           over=lambda chosen: chosen.source),
+    Method("graft-x-text", "graft-x without a drafter: what followed the longest match", PAPER, text_ranked,
+           adaptive=text_controlled, choices=TextChoices()),
+)
