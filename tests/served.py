@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import httpx
-import uvicorn
 from conftest import toy_session
 
 from longgraft.engine.decoder import Step
@@ -92,8 +91,7 @@ def listening(session: Session | None = None, *watchers: Any, **options: Any) ->
     app, listens, ready = make_app(session or text_session(), given), bound(given), threading.Event()
     worker = app.state.longgraft.worker
     worker.watchers += watchers
-    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
-    server = Server(config, app, ready.set)
+    server = Server(app, ready.set)
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()
     try:

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from longgraft.engine.session import Session
 from longgraft.serve.access import Guard
+from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ErrorBody, install
 from longgraft.serve.formats.request_fields import usual_sampling
 from longgraft.serve.options import Serving
@@ -24,12 +25,14 @@ FAMILIES = (models, openai, infill, tokenize, watch, metrics)
 def make_app(session: Session, options: Serving | None = None) -> FastAPI:
     """The application.  The session is its own from now on: nobody else may open requests on it."""
     options = options or Serving()
-    state = State(session, options, Worker(session, options.queue), usual_sampling(session.target.model))
+    state = State(session, options, Worker(session, options.queue), EncodingPool(options.queue),
+                  usual_sampling(session.target.model))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         state.worker.close()
+        state.pool.close()
         await asyncio.to_thread(state.worker.join)
 
     # Pages of documentation would be fetched from elsewhere.

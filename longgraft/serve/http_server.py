@@ -5,17 +5,24 @@ Knows sockets and uvicorn; knows no route.
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
 
 LEAVE = 5       # seconds that clients have to take what was sent, when the server ends
+# Seconds in which a client sends a request's headers, and then its body: of --max-body's 16 MiB 2.2 Mbit/s.
+PATIENCE: Mapping[Any, float] = {h11.IDLE: 10.0, h11.SEND_BODY: 60.0}
 
 
 def bound(options: Serving) -> socket.socket:
@@ -47,16 +54,16 @@ def url(made: socket.socket, options: Serving) -> str:
 
 def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until a signal.  ready: called when requests are taken."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", server_header=False,
-                            proxy_headers=False, timeout_graceful_shutdown=LEAVE)
-    Server(config, app, ready).run([listens])
+    Server(app, ready).run([listens])
 
 
 class Server(uvicorn.Server):
     """Ends what is decoded when it is told to end, where uvicorn would wait for it."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, ready: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
+        super().__init__(uvicorn.Config(
+            app, http=Connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
+            proxy_headers=False, timeout_graceful_shutdown=LEAVE))
         self._app, self._ready = app, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,3 +76,55 @@ class Server(uvicorn.Server):
         state: Any = self._app.state.longgraft
         state.worker.close()
         await super().shutdown(sockets)
+
+
+class Connection(H11Protocol):
+    """A connection whose requests must arrive in time, and whose protocol errors have the API's form."""
+
+    _waits_for: Any = None
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """The first headers are waited for."""
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for."""
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def handle_events(self) -> None:
+        """Called for what has arrived, and after each response."""
+        super().handle_events()
+        self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        """One for the headers and one for the body: what trickles in does not move it."""
+        state = self.conn.their_state
+        if state is self._waits_for:
+            return
+        self._waits_for = state
+        if self._deadline is not None:
+            self._deadline.cancel()
+        seconds = PATIENCE.get(state)
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._too_late, seconds)
+
+    def _too_late(self, seconds: float) -> None:
+        self._refuse(ApiError(408, f"The request did not arrive within {seconds:g} s. Send it faster, or less."))
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's own is plain text."""
+        self._refuse(ApiError(400, "The request is no valid HTTP/1.1."))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, where no answer has begun, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(error.body).encode()
+            headers = [("content-type", "application/json"), ("content-length", str(len(body))),
+                       ("connection", "close")]
+            for event in (h11.Response(status_code=error.status_code, headers=headers), h11.Data(data=body),
+                          h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

@@ -38,8 +38,7 @@ class Read:
 
 def completion(state: State, asked: CompletionAsked) -> Read:
     """A bare prompt, or one with a suffix."""
-    with refusing("prompt"):
-        prompt = asked.one_prompt()
+    prompt = asked.prompt
     if asked.suffix:
         return _filling(state, asked, prompt, asked.suffix)
     with refusing("prompt"):

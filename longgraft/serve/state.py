@@ -12,6 +12,7 @@ from typing import Any
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import Layout
 from longgraft.engine.session import Session
+from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
@@ -27,6 +28,7 @@ class State:
     session: Session
     options: Serving
     worker: Worker
+    pool: EncodingPool
     usual: Sampling = field(default_factory=Sampling)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -77,6 +79,12 @@ class State:
         except UnicodeEncodeError as error:
             raise ApiError(400, f"{param} has half a character at place {error.start:,}: it was decoded wrongly. Read "
                                 "it as UTF-8.", param) from error
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """ApiError about this field where the vocabulary has not all of them."""
+        size = self.session.target.vocab_size
+        if ids and (largest := max(ids)) >= size:
+            raise ApiError(400, f"{param} holds {largest}, and {self.name} knows 0 to {size - 1}.", param)
 
     def need_template(self, param: str) -> Any:
         """The tokenizer; ApiError about this field where it has no chat template."""

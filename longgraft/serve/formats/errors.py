@@ -6,8 +6,7 @@ Knows HTTP; knows no model.
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +20,7 @@ from longgraft.serve.worker import Busy, Closing, Failed
 
 LOG = logging.getLogger(__name__)
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-SENTENCES = {400: "The body is no JSON in UTF-8.", 404: "There is nothing at {path}. Known: {known}.",
+SENTENCES = {404: "There is nothing at {path}. Known: {known}.",
              405: "{path} does not take {method}; it takes {allowed}."}
 
 
@@ -102,18 +101,5 @@ def _no_such(request: Request, error: Any) -> JSONResponse:
 
 
 def _invalid(request: Request, error: Any) -> JSONResponse:
-    """Pydantic's findings, the first field's alone."""
-    found: Sequence[Mapping[str, Any]] = error.errors()
-    place = found[0]["loc"]
-    if found[0]["type"] == "json_invalid":
-        why = found[0].get("ctx", {}).get("error", "")
-        return ApiError(400, f"The body is no JSON: {str(why).rstrip('.').lower()}.").response()
-    if len(place) < 2:
-        return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.").response()
-    param = str(place[1])
-    if found[0]["type"] == "missing":
-        return ApiError(400, f"{param} is missing. Give it.", param).response()
-    # Of several types that would do, each says that it is not what was found.
-    reasons = dict.fromkeys(re.sub(r"^\w+ should | after validation", "", str(one["msg"])) for one in found
-                            if str(one["loc"][1]) == param)
-    return ApiError(400, f"{param} must {', or '.join(reasons).replace(', or be ', ', or ')}.", param).response()
+    """FastAPI's own finding: the body is empty, or of another type."""
+    return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.").response()

@@ -37,6 +37,7 @@ class Filled:
     state: State
     asked: Wanted
     laid: Laid
+    prompt: str
     running: Cutting
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Filled:
             "index": 0, "content": "" if self._warms else text,
             "tokens": list(ids) if self.asked.return_tokens and not self._warms else [], "id_slot": 0, "stop": True,
             "model": self.state.name, "tokens_predicted": new, "tokens_evaluated": stats.prompt_tokens,
-            "generation_settings": self._settings(), "prompt": self.state.text(laid.ids),
+            "generation_settings": self._settings(), "prompt": self.prompt,
             "has_new_line": "\n" in text, "truncated": bool(laid.unused), "stop_type": STOPS[end.reason],
             "stopping_word": word, "tokens_cached": stats.reused_tokens, "layout": laid.form,
             "timings": timings(stats, new, self.running.drafted)}

@@ -11,12 +11,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.text import stop_strings
 
 STOPS = 64      # strings at most: each is looked for in every piece of text
+MESSAGES = 4096     # of a chat, and parts of a message: far more than are sent
 USUAL_TOKENS = 16       # of a completion that says no number: OpenAI's
 # What these may be beside null: with anything else the answer would need what is not done here, mostly the logits.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -28,7 +29,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": (), "guided_choice": (), "guided_grammar": (), "truncate_prompt_tokens": (), "tools": ([],),
     "functions": ([],), "audio": (), "modalities": (["text"],), "continue_final_message": (False,),
     "add_generation_prompt": (True,)}
-Ids = list[Annotated[int, Field(ge=0)]]
+# Without fail_fast a list has an error for each of its items, and a MiB of them takes seconds and a GB.
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 class Unsupported(ValueError):
@@ -48,11 +50,14 @@ class Part(BaseModel):
     text: str | None = None
 
 
+ContentParts = Annotated[list[Part], Field(fail_fast=True, max_length=MESSAGES)]
+
+
 class Message(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | ContentParts | None = None
     tool_calls: list[Any] | None = None
 
     def plain(self) -> dict[str, str]:
@@ -69,7 +74,7 @@ class Prediction(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["content"] = "content"
-    content: str | list[Part]
+    content: str | ContentParts
 
 
 class StreamOptions(BaseModel):
@@ -89,7 +94,8 @@ class Drawing(BaseModel):
     top_k: int | None = Field(None, description="0 or -1: off")
     min_p: float | None = None
     seed: int | None = Field(None, description="-1, or none: another one for each request")
-    stop: str | list[str] | None = Field(None, description=f"Up to {STOPS} strings; the text ends before them")
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
+        None, description=f"Up to {STOPS} strings; the text ends before them")
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = False
     stream: bool | None = False
@@ -117,11 +123,8 @@ class Drawing(BaseModel):
                         usual.min_p if self.min_p is None else self.min_p, seed)
 
     def stops(self) -> tuple[str, ...]:
-        """ValueError for an empty one, and for too many."""
-        found = stop_strings(self.stop or None)
-        if len(found) > STOPS:
-            raise ValueError(f"stop has {len(found)} strings, and {STOPS} are the most.")
-        return found
+        """ValueError for an empty one."""
+        return stop_strings(self.stop or None)
 
     def eos(self, usual: Sequence[int]) -> tuple[int, ...]:
         """Tokens that end the answer.  usual: the model's own."""
@@ -143,27 +146,28 @@ class Drawing(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+def one_prompt(prompt: Any) -> Any:
+    """The prompt in a list of one; ValueError where there are several."""
+    if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], str | list)):
+        if len(prompt) != 1:
+            raise ValueError(f"{len(prompt):,} prompts were given; one request answers one. Send them one by one.")
+        return prompt[0]
+    return prompt
+
+
 class CompletionAsked(Drawing):
     """Of /v1/completions."""
 
-    prompt: str | Ids | list[str] | list[Ids]
+    prompt: Annotated[str | Ids, BeforeValidator(one_prompt)] = Field(
+        description="Text or token ids; a list of one of them is taken, too")
     suffix: str | None = Field(None, description="What follows the completion")
     echo: bool | None = False
-
-    def one_prompt(self) -> str | list[int]:
-        """Text or token ids; ValueError where there are several."""
-        prompt: Any = self.prompt
-        if isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], int)):
-            if len(prompt) != 1:
-                raise ValueError(f"{len(prompt)} prompts were given; one request answers one. Send them one by one.")
-            return prompt[0]
-        return prompt
 
 
 class ChatAsked(Drawing):
     """Of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
 
 

@@ -7,11 +7,11 @@ a request draws as all others do.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +22,7 @@ from longgraft.serve.formats.llamacpp_answers import Filled
 from longgraft.serve.formats.request_fields import Drawing
 from longgraft.serve.infill_stops import Cut, Cutting
 from longgraft.serve.prompts import drawn, predicted
+from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import begin
 from longgraft.serve.state import State
 from longgraft.serve.streaming import EITHER, Events, whole
@@ -29,6 +30,8 @@ from longgraft.serve.worker import Job
 
 PROJECT = "myproject"       # llama.cpp's, where a layout names the repository
 NAME = "filename"           # and its name of the file
+PIECES = 256                # llama.vim's ring has 16
+CHARACTERS = 16             # of a token at most: pieces behind so many for each token of the prompt cannot be shown
 
 
 class Extra(BaseModel):
@@ -45,7 +48,8 @@ class InfillAsked(Drawing):
 
     input_prefix: str
     input_suffix: str
-    input_extra: list[Extra] | None = Field(None, description="Other text, the most useful last")
+    input_extra: Annotated[list[Extra], Field(max_length=PIECES, fail_fast=True)] | None = Field(
+        None, description=f"Other text, the most useful last; {PIECES} pieces at most")
     prompt: str | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: the "
                                                            "prompt is read, so that the next one is read faster")
@@ -53,7 +57,8 @@ class InfillAsked(Drawing):
                                                                   "begins at least")
     t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="From the first token on; then the "
                                            "answer ends with a line; 0: no limit")
-    response_fields: list[str] | None = Field(None, description="Paths such as timings/prompt_n; none: all")
+    response_fields: Annotated[list[str], Field(max_length=PIECES, fail_fast=True)] | None = Field(
+        None, description="Paths such as timings/prompt_n; none: all")
     return_tokens: bool | None = False
 
     @property
@@ -80,20 +85,19 @@ class InfillAsked(Drawing):
 
 
 def router(state: State) -> APIRouter:
-    routes, prompts = APIRouter(), Prompts(state)
+    routes, prompts = APIRouter(route_class=BodyRoute), Prompts(state)
 
     @routes.post("/infill", response_model=None, responses=EITHER)
-    async def infill(asked: InfillAsked, request: Request) -> Response:
+    async def infill(asked: InfillAsked, request: BodyRequest) -> Response:
         """What stands between a prefix and a suffix, for llama.vim and its like."""
         begin(state, asked)
-        laid, job = await asyncio.to_thread(prompts.job_of, asked)
+        laid, job, prompt = await request.run(prompts.job_of, asked)
         cut = Cut(asked.n_indent or 0, asked.seconds, laid.held)
         running = Cutting(state.worker.submit(replace(job, reached=cut.reaches())), cut)
-        told = Filled(state, asked, laid, running)
+        told = Filled(state, asked, laid, prompt, running)
         if asked.stream:
             return Events(running, told, state.options.beat, last="")
-        # It has the prompt as text, which takes its time.
-        return JSONResponse(await asyncio.to_thread(told.whole, await whole(request, running)))
+        return JSONResponse(told.whole(await whole(request, running)))
 
     return routes
 
@@ -105,8 +109,8 @@ class Prompts:
         self.state = state
         self._used: tuple[Piece, ...] = ()
 
-    def job_of(self, asked: InfillAsked) -> tuple[Laid, Job]:
-        """The prompt, and what the worker is given."""
+    def job_of(self, asked: InfillAsked) -> tuple[Laid, Job, str]:
+        """The prompt, what the worker is given, and the prompt as text where the answer has it."""
         state = self.state
         state.need_tokenizer("input_prefix")
         for name in ("input_prefix", "input_suffix", "prompt"):
@@ -117,11 +121,26 @@ class Prompts:
         answer = min(wanted, state.options.max_answer_tokens, state.positions // 2)
         most = min(state.most_prompt, state.positions - 1 - answer)
         with refusing("input_prefix"):
-            laid = state.layout.lay_out(asked.cursor, asked.pieces, most, PROJECT, self._used)
+            shown, others = _within(asked.pieces, CHARACTERS * most)
+            laid = state.layout.lay_out(asked.cursor, shown, most, PROJECT, self._used)
+            laid = replace(laid, unused=(*laid.unused, *others))
         self._used = laid.used
         sampling = drawn(state, asked)
         with refusing("stop"):
             stop = asked.stops()
         prediction = [text for text in (*laid.prediction, predicted(state, asked)) if text]
-        return laid, Job(laid.ids, state.room(laid.ids, max(1, wanted)), sampling, stop,
-                         (*asked.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds)
+        state.check_ids(asked.stop_token_ids or (), "stop_token_ids")
+        job = Job(laid.ids, state.room(laid.ids, max(1, wanted)), sampling, stop,
+                  (*asked.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds)
+        fields = () if asked.stream else asked.response_fields or ()
+        return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
+
+
+def _within(pieces: Sequence[Piece], characters: int) -> tuple[Sequence[Piece], Sequence[Piece]]:
+    """(the first that have no more characters together, the others): what takes time is not the request's length."""
+    total = 0
+    for count, piece in enumerate(pieces):
+        total += len(piece.text)
+        if total > characters:
+            return pieces[:count], pieces[count:]
+    return pieces, ()

@@ -64,8 +64,9 @@ class Meter:
         self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
                                     "session.")
         self._gauge("num_requests_running", "Requests that are decoded.", lambda: worker.current is not None)
-        self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting)
-        self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.", lambda: worker.refused)
+        self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
+        self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.",
+                    lambda: worker.refused + state.pool.refused)
         if (kept := self._prefixes) is not None:
             self._gauge("prefix_cache_bytes", "Kept of prompts that were read.", lambda: kept.bytes)
         ProcessCollector(registry=self.registry)

@@ -13,8 +13,9 @@ from longgraft.serve.state import State
 def router(state: State) -> APIRouter:
     routes = APIRouter()
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
-    @routes.get("/v1/health", include_in_schema=False)
+    @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:
         """Whether requests are answered."""
         if not state.worker.alive:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from longgraft.serve.formats.errors import ApiError, refusing
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, Telling
 from longgraft.serve.formats.request_fields import USUAL_TOKENS, ChatAsked, CompletionAsked, Drawing, Unsupported
 from longgraft.serve.prompts import Read, chat, completion, drawn, predicted
+from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 from longgraft.serve.streaming import EITHER, Events, whole
 from longgraft.serve.worker import Job
 
 
 def router(state: State) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/completions", response_model=None, responses=EITHER)
-    async def completions(asked: CompletionAsked, request: Request) -> Response:
+    async def completions(asked: CompletionAsked, request: BodyRequest) -> Response:
         """Continue a prompt, or fill the place before a suffix."""
-        begin(state, asked)
-        read = await asyncio.to_thread(completion, state, asked)
-        return await _answered(state, request, asked, read, COMPLETION, asked.wanted_tokens or USUAL_TOKENS)
+        return await _answered(state, request, asked, COMPLETION, completion, asked.wanted_tokens or USUAL_TOKENS)
 
     @routes.post("/v1/chat/completions", response_model=None, responses=EITHER)
-    async def chat_completions(asked: ChatAsked, request: Request) -> Response:
+    async def chat_completions(asked: ChatAsked, request: BodyRequest) -> Response:
         """The next message, by the model's chat template."""
-        begin(state, asked)
-        read = await asyncio.to_thread(chat, state, asked)
-        return await _answered(state, request, asked, read, CHAT, asked.wanted_tokens)
+        return await _answered(state, request, asked, CHAT, chat, asked.wanted_tokens)
 
     return routes
 
@@ -53,16 +51,22 @@ def job_of(state: State, asked: Drawing, read: Read, wanted: int | None) -> Job:
         stop = (*asked.stops(), *read.stop)
     if stop:
         state.need_tokenizer("stop")
+    state.check_ids(asked.stop_token_ids or (), "stop_token_ids")
     return Job(read.ids, state.room(read.ids, wanted), sampling, stop,
                (*asked.eos(state.session.eos), *read.eos), seconds=state.options.max_seconds)
 
 
-async def _answered(state: State, request: Request, asked: Drawing, read: Read, kind: Kind, wanted: int | None
-                    ) -> Response:
-    job = job_of(state, asked, read, wanted)
-    expected = await asyncio.to_thread(predicted, state, asked)
-    # What is said last is what a retriever believes first.
-    job = replace(job, prediction=[text for text in (*read.told, expected) if text])
+async def _answered(state: State, request: BodyRequest, asked: Any, kind: Kind,
+                    encode: Callable[[State, Any], Read], wanted: int | None) -> Response:
+    """encode: of the body, to its prompt."""
+    def prepare() -> tuple[Read, Job, Sequence[int]]:
+        read = encode(state, asked)
+        job, expected = job_of(state, asked, read, wanted), predicted(state, asked)
+        # What is said last is what a retriever believes first.
+        return read, replace(job, prediction=[text for text in (*read.told, expected) if text]), expected
+
+    begin(state, asked)
+    read, job, expected = await request.run(prepare)
     telling = Telling(kind, state.name, job.sampling, expected, read.echo, read.form, bool(asked.return_token_ids),
                       asked.tells_usage)
     running = state.worker.submit(job)

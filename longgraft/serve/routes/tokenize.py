@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.request_fields import Ids
+from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
 
@@ -30,24 +29,28 @@ class DetokenizeAsked(BaseModel):
 
 
 def router(state: State) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
     def tokens_of(asked: TokenizeAsked) -> list[Any]:
         ids = state.ids(asked.content, "content", bool(asked.add_special))
-        return [{"id": one, "piece": state.text([one])} for one in ids] if asked.with_pieces else ids
+        if not asked.with_pieces:
+            return ids
+        pieces = {one: state.text([one]) for one in set(ids)}
+        return [{"id": one, "piece": pieces[one]} for one in ids]
+
+    def text_of(asked: DetokenizeAsked) -> str:
+        state.need_tokenizer("tokens")
+        state.check_ids(asked.tokens, "tokens")
+        return state.text(asked.tokens)
 
     @routes.post("/tokenize")
-    async def tokenize(asked: TokenizeAsked) -> dict[str, Any]:
+    async def tokenize(asked: TokenizeAsked, request: BodyRequest) -> dict[str, Any]:
         """Text as token ids; special tokens that are written out are found."""
-        return {"tokens": await asyncio.to_thread(tokens_of, asked)}
+        return {"tokens": await request.run(tokens_of, asked)}
 
     @routes.post("/detokenize")
-    async def detokenize(asked: DetokenizeAsked) -> dict[str, str]:
+    async def detokenize(asked: DetokenizeAsked, request: BodyRequest) -> dict[str, str]:
         """Token ids as text."""
-        state.need_tokenizer("tokens")
-        vocabulary = state.session.target.vocab_size
-        if wrong := [token for token in asked.tokens if token >= vocabulary]:
-            raise ApiError(400, f"tokens holds {wrong[0]}, and {state.name} knows 0 to {vocabulary - 1}.", "tokens")
-        return {"content": await asyncio.to_thread(state.text, asked.tokens)}
+        return {"content": await request.run(text_of, asked)}
 
     return routes

@@ -28,9 +28,10 @@ from longgraft.serve.formats.errors import ApiError, refusing
 from longgraft.serve.formats.request_fields import USUAL_TOKENS, Drawing
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.serve.prompts import Read
+from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import begin, job_of
 from longgraft.serve.state import State
-from longgraft.serve.worker import Running
+from longgraft.serve.worker import Job, Running
 
 Event = tuple[str, dict[str, Any]]
 
@@ -44,11 +45,21 @@ class Watched(Drawing):
 
 
 def router(state: State) -> APIRouter:
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter(include_in_schema=False, route_class=BodyRoute)
     page = (files("longgraft.serve") / "page.html").read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff",
                "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 
+    def prepare(asked: Watched) -> Job:
+        state.need_tokenizer("prompt")
+        if asked.chat:
+            state.need_template("chat")
+        text: Any = [{"role": "user", "content": asked.prompt}] if asked.chat else asked.prompt
+        with refusing("prompt"):
+            ids = state.session.encode(text)
+        return job_of(state, asked, Read(ids), asked.wanted_tokens or USUAL_TOKENS)
+
+    @routes.head("/")
     @routes.get("/")
     async def index() -> HTMLResponse:
         """The same for everyone."""
@@ -61,16 +72,10 @@ def router(state: State) -> APIRouter:
         return {"about": told, "chat": bool(getattr(state.tokenizer, "chat_template", None))}
 
     @routes.post("/watch")
-    async def watch(asked: Watched) -> StreamingResponse:
+    async def watch(asked: Watched, request: BodyRequest) -> StreamingResponse:
         """One answer as events."""
         begin(state, asked)
-        state.need_tokenizer("prompt")
-        if asked.chat:
-            state.need_template("chat")
-        text: Any = [{"role": "user", "content": asked.prompt}] if asked.chat else asked.prompt
-        with refusing("prompt"):
-            ids = await asyncio.to_thread(state.session.encode, text)
-        running = state.worker.submit(job_of(state, asked, Read(ids), asked.wanted_tokens or USUAL_TOKENS))
+        running = state.worker.submit(await request.run(prepare, asked))
         # A client that was gone before the first event ends it, too.
         return StreamingResponse(_lines(state, running, asked.compare), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
