@@ -17,6 +17,7 @@ from served import Gate, asking, listening, until
 from longgraft.completion.prompt.encoding import Coder
 from longgraft.serve import http_server, request_body
 from longgraft.serve.encoding_pool import THREADS
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.request_fields import ChatAsked, CompletionAsked
 from longgraft.serve.routes.infill import InfillAsked
 from longgraft.serve.routes.tokenize import DetokenizeAsked
@@ -41,6 +42,12 @@ def test_a_list_is_refused_by_its_first_bad_item(model, body):
     with pytest.raises(ValidationError) as found:
         model.model_validate(body)
     assert found.value.error_count() <= 4
+
+
+def test_a_refusal_keeps_nothing_of_the_body():
+    with pytest.raises(ApiError) as found:
+        request_body.parse(CompletionAsked, b'{"prompt": [-1]}')
+    assert found.value.__context__ is None
 
 
 @pytest.fixture

@@ -7,13 +7,16 @@ asyncio; knows no HTTP.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from longgraft.serve.worker import Busy
 
 T = TypeVar("T")
+TRIM_AFTER = 0.5        # seconds
 THREADS = 2             # for small bodies; they share the interpreter with the decoding thread
 LARGE = 2 ** 18         # bytes of a body: a prompt of 64K tokens as text is about as long
 
@@ -45,7 +48,22 @@ class EncodingPool:
         self._tasks.append(task)
         return await asyncio.wrap_future(task)
 
+    def trim_later(self, size: int) -> None:
+        """Give the memory of a large body's objects back to the system, when the response has let go of them."""
+        if size > LARGE:
+            asyncio.get_running_loop().call_later(TRIM_AFTER, self._trim)
+
+    def _trim(self) -> None:
+        with suppress(RuntimeError):        # closed by now
+            self._large.submit(trim)
+
     def close(self) -> None:
         """Drop the tasks that wait.  Does not wait for those that run."""
         for threads in (self._small, self._large):
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def trim() -> None:
+    """glibc keeps freed memory between blocks that are in use; of another C library nothing is known."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

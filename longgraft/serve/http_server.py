@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import socket
 from collections.abc import Callable, Mapping
@@ -54,6 +55,9 @@ def url(made: socket.socket, options: Serving) -> str:
 
 def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until a signal.  ready: called when requests are taken."""
+    # Else each body of many lists has the collector look through the model's and torch's objects, again and again.
+    gc.collect()
+    gc.freeze()
     Server(app, ready).run([listens])
 
 

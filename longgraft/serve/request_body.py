@@ -63,7 +63,11 @@ class BodyRoute(APIRoute):
         model: Any = field.field_info.annotation
 
         async def handle(request: Request) -> Response:
-            return await handler(BodyRequest(request, model))
+            made = BodyRequest(request, model)
+            try:
+                return await handler(made)
+            finally:
+                request.app.state.longgraft.pool.trim_later(len(await made.body()))
         return handle
 
 
@@ -89,7 +93,8 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid(error, value) from None
+        refusal = invalid(error, value)
+    raise refusal       # out here it has no context, which would keep all that was parsed
 
 
 def invalid(error: ValidationError, value: Any) -> ApiError:
