@@ -38,7 +38,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.session import Session
 from longgraft.runtime.device_memory import resident
 from longgraft.serve.app import make_app
-from longgraft.serve.http_server import Server, bound, url
+from longgraft.serve.http_server import Server, bind, url
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
 
@@ -59,7 +59,7 @@ WRONG: list[dict[str, Any]] = [
 def served(session: Session, **options: Any) -> Iterator[tuple[str, Worker]]:
     """(address, worker) of a server of this process."""
     given = Serving(port=0, **options)
-    made, listens, ready = make_app(session, given), bound(given), threading.Event()
+    made, listens, ready = make_app(session, given), bind(given), threading.Event()
     server = Server(made, ready.set)
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()

@@ -18,9 +18,9 @@ from longgraft.completion.prompt.encoding import Coder
 from longgraft.serve import http_server, request_body
 from longgraft.serve.encoding_pool import THREADS
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.formats.request_fields import ChatAsked, CompletionAsked
-from longgraft.serve.routes.infill import InfillAsked
-from longgraft.serve.routes.tokenize import DetokenizeAsked
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest
+from longgraft.serve.routes.infill import InfillRequest
+from longgraft.serve.routes.tokenize import DetokenizeRequest
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "def total(xs):\n    return sum(xs)\n"
@@ -28,16 +28,16 @@ MANY = 10_000
 
 
 @pytest.mark.parametrize("model, body", [
-    (CompletionAsked, {"prompt": [-1] * MANY}), (CompletionAsked, {"prompt": [{}] * MANY}),
-    (CompletionAsked, {"prompt": [["a"] * MANY]}), (CompletionAsked, {"prompt": "a", "stop": [1] * MANY}),
-    (CompletionAsked, {"prompt": "a", "stop": ["x"] * MANY}),
-    (CompletionAsked, {"prompt": "a", "stop_token_ids": ["x"] * MANY}),
-    (CompletionAsked, {"prompt": "a", "prediction": {"content": [1] * MANY}}),
-    (ChatAsked, {"messages": [1] * MANY}), (ChatAsked, {"messages": [{}] * MANY}),
-    (ChatAsked, {"messages": [{"role": "user", "content": [1] * MANY}]}),
-    (InfillAsked, {"input_prefix": "", "input_suffix": "", "input_extra": [{}] * MANY}),
-    (InfillAsked, {"input_prefix": "", "input_suffix": "", "response_fields": [1] * MANY}),
-    (DetokenizeAsked, {"tokens": [-1] * MANY})])
+    (CompletionRequest, {"prompt": [-1] * MANY}), (CompletionRequest, {"prompt": [{}] * MANY}),
+    (CompletionRequest, {"prompt": [["a"] * MANY]}), (CompletionRequest, {"prompt": "a", "stop": [1] * MANY}),
+    (CompletionRequest, {"prompt": "a", "stop": ["x"] * MANY}),
+    (CompletionRequest, {"prompt": "a", "stop_token_ids": ["x"] * MANY}),
+    (CompletionRequest, {"prompt": "a", "prediction": {"content": [1] * MANY}}),
+    (ChatRequest, {"messages": [1] * MANY}), (ChatRequest, {"messages": [{}] * MANY}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+    (InfillRequest, {"input_prefix": "", "input_suffix": "", "input_extra": [{}] * MANY}),
+    (InfillRequest, {"input_prefix": "", "input_suffix": "", "response_fields": [1] * MANY}),
+    (DetokenizeRequest, {"tokens": [-1] * MANY})])
 def test_a_list_is_refused_by_its_first_bad_item(model, body):
     with pytest.raises(ValidationError) as found:
         model.model_validate(body)
@@ -46,7 +46,7 @@ def test_a_list_is_refused_by_its_first_bad_item(model, body):
 
 def test_a_refusal_keeps_nothing_of_the_body():
     with pytest.raises(ApiError) as found:
-        request_body.parse(CompletionAsked, b'{"prompt": [-1]}')
+        request_body.parse(CompletionRequest, b'{"prompt": [-1]}')
     assert found.value.__context__ is None
 
 
@@ -149,7 +149,7 @@ def test_the_work_of_other_files_is_bounded_by_the_prompt_and_not_by_what_is_sen
     [b"GET /health HT"], [b"G"] * 20, [b""], [request(COMPLETIONS, b'{"prompt": "a"}')[:-3]],
     [request(COMPLETIONS, b'{"prompt": "%s"}' % (b"a" * 40))[:-40], *[b"a"] * 20]])
 def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_closed(monkeypatch, parts):
-    monkeypatch.setattr(http_server, "PATIENCE", {h11.IDLE: 0.15, h11.SEND_BODY: 0.15})
+    monkeypatch.setattr(http_server, "DEADLINES", {h11.IDLE: 0.15, h11.SEND_BODY: 0.15})
     with listening() as (url, _):
         began = time.monotonic()
         with sent(url, parts[0]) as wire:
@@ -166,7 +166,7 @@ def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_c
 
 
 def test_the_deadline_of_a_request_is_none_of_its_answer(monkeypatch):
-    monkeypatch.setattr(http_server, "PATIENCE", {h11.IDLE: 0.1, h11.SEND_BODY: 0.1})
+    monkeypatch.setattr(http_server, "DEADLINES", {h11.IDLE: 0.1, h11.SEND_BODY: 0.1})
     gate = Gate()
     with listening(None, gate) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
         for _ in range(2):      # over one connection

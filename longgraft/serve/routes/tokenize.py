@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as llama.cpp's server has them."""
+"""/tokenize and /detokenize of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from longgraft.serve.formats.request_fields import Ids
+from longgraft.serve.formats.request_fields import TokenIds
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
 
-class TokenizeAsked(BaseModel):
-    """add_special: with the tokens that the tokenizer puts around a prompt; with_pieces: each with its text."""
+class TokenizeRequest(BaseModel):
+    """add_special: with the tokens that the tokenizer adds to a prompt; with_pieces: each with its text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -22,35 +22,35 @@ class TokenizeAsked(BaseModel):
     with_pieces: bool | None = False
 
 
-class DetokenizeAsked(BaseModel):
+class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    tokens: Ids
+    tokens: TokenIds
 
 
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
-    def tokens_of(asked: TokenizeAsked) -> list[Any]:
-        ids = state.ids(asked.content, "content", bool(asked.add_special))
-        if not asked.with_pieces:
+    def tokens_of(body: TokenizeRequest) -> list[Any]:
+        ids = state.ids(body.content, "content", bool(body.add_special))
+        if not body.with_pieces:
             return ids
         pieces = {one: state.text([one]) for one in set(ids)}
         return [{"id": one, "piece": pieces[one]} for one in ids]
 
-    def text_of(asked: DetokenizeAsked) -> str:
+    def text_of(body: DetokenizeRequest) -> str:
         state.need_tokenizer("tokens")
-        state.check_ids(asked.tokens, "tokens")
-        return state.text(asked.tokens)
+        state.check_ids(body.tokens, "tokens")
+        return state.text(body.tokens)
 
     @routes.post("/tokenize")
-    async def tokenize(asked: TokenizeAsked, request: BodyRequest) -> dict[str, Any]:
-        """Text as token ids; special tokens that are written out are found."""
-        return {"tokens": await request.run(tokens_of, asked)}
+    async def tokenize(body: TokenizeRequest, request: BodyRequest) -> dict[str, Any]:
+        """Text to token ids; special tokens in the text are recognised."""
+        return {"tokens": await request.run(tokens_of, body)}
 
     @routes.post("/detokenize")
-    async def detokenize(asked: DetokenizeAsked, request: BodyRequest) -> dict[str, str]:
-        """Token ids as text."""
-        return {"content": await request.run(text_of, asked)}
+    async def detokenize(body: DetokenizeRequest, request: BodyRequest) -> dict[str, str]:
+        """Token ids to text."""
+        return {"content": await request.run(text_of, body)}
 
     return routes
