@@ -2,8 +2,9 @@
 
     python -m benchmarks.serving overhead
     python -m benchmarks.serving many --requests 10000
+    python -m benchmarks.serving stalls
 
-Knows the server, its clients and the process's memory; what is decoded is the embedded pair's affair.
+Knows the server, its clients and the process's memory; the model is the embedded pair.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ import asyncio
 import json
 import logging
 import random
+import shlex
 import statistics
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
+import torch
 import typer
-import uvicorn
 
 import longgraft
 from benchmarks.report import Report, Row
@@ -34,10 +38,11 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.session import Session
 from longgraft.runtime.device_memory import resident
 from longgraft.serve.app import make_app
-from longgraft.serve.http_server import Server, bound, url
+from longgraft.serve.http_server import Server, bind, url
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
 
+T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 Minutes = Annotated[float, typer.Option(help="After which it has ended.")]
@@ -54,8 +59,8 @@ WRONG: list[dict[str, Any]] = [
 def served(session: Session, **options: Any) -> Iterator[tuple[str, Worker]]:
     """(address, worker) of a server of this process."""
     given = Serving(port=0, **options)
-    made, listens, ready = make_app(session, given), bound(given), threading.Event()
-    server = Server(uvicorn.Config(made, log_level="warning", access_log=False), made, ready.set)
+    made, listens, ready = make_app(session, given), bind(given), threading.Event()
+    server = Server(made, ready.set)
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()
     ready.wait()
@@ -234,6 +239,99 @@ async def _one(http: httpx.AsyncClient, how: str, body: dict[str, Any], wanted: 
         if text != wanted:
             told.wrong.append(f"{text!r} instead of {wanted!r}")
     return how
+
+
+def _bad_bodies(size: int) -> dict[str, tuple[str, bytes]]:
+    """{name: (path, body)} of requests whose refusal or answer once stopped all others.  size: bytes of each list;
+    of a MiB the pieces are as many as they are called."""
+    def listed(before: str, item: str, after: str) -> bytes:
+        return (before + ",".join([item] * (size // (len(item) + 1))) + after).encode()
+    extra = b'{"input_prefix": "a", "input_suffix": "", "n_predict": 1, "input_extra": [%s]}'
+    piece = b'{"text": "def f%d(x):\\n    return x + 1\\n"}'
+    pieces = {count: extra % b",".join(piece % n for n in range(count * size >> 20)) for count in (2_000, 20_000)}
+    return {
+        "prompt: [-1, ...]": (COMPLETIONS, listed('{"prompt": [', "-1", "]}")),
+        "prompt: [{}, ...]": (COMPLETIONS, listed('{"prompt": [', "{}", "]}")),
+        "prompt: [[1], ...]": (COMPLETIONS, listed('{"prompt": [', "[1]", "]}")),
+        "messages: [1, ...]": ("/v1/chat/completions", listed('{"messages": [', "1", "]}")),
+        "stop: [1, ...]": (COMPLETIONS, listed('{"prompt": "a", "stop": [', "1", "]}")),
+        "tokens: [-1, ...]": ("/detokenize", listed('{"tokens": [', "-1", "]}")),
+    } | {f"input_extra: {count:,} pieces": ("/infill", body) for count, body in pieces.items()}
+
+
+@app.command()
+def stalls(server: Annotated[str, typer.Option(help="Command that starts the server.")] = "longgraft serve",
+           port: int = 8713, size: Annotated[int, typer.Option(help="Bytes of a bad list.")] = 2 ** 20,
+           limit: Annotated[float, typer.Option(help="Added seconds that are allowed.")] = 0.1,
+           out: Out = HERE, minutes: Minutes = 30.0) -> None:
+    """What /health and a short completion wait for longer while a bad body is answered, and the memory it leaves."""
+    report = Report("serving-stalls", out, minutes, torch.device("cpu"), server=server, size=size)
+    address, process = f"http://127.0.0.1:{port}", subprocess.Popen([*shlex.split(server), "--port", str(port)])
+    try:
+        _until_healthy(address)
+        for path, body in _bad_bodies(2 ** 12).values():        # what a first request loads is not what one leaves
+            _post(address, path, body)
+        for name, (path, body) in _bad_bodies(size).items():
+            before, _ = _probed(address, partial(time.sleep, 3))
+            memory, began = _resident(process.pid), time.perf_counter()
+            during, status = _probed(address, partial(_post, address, path, body))
+            seconds = time.perf_counter() - began
+            time.sleep(1)
+            left = (_resident(process.pid) - memory) / 2 ** 20
+            health, completion = (max(0.0, one - other) for one, other in zip(during, before, strict=True))
+            report.add(Row(name, f"{status}; /health +{1000 * health:.0f} ms, completion +{1000 * completion:.0f} ms, "
+                           f"memory {left:+.1f} MiB", seconds, ok=max(health, completion) <= limit and left < 8,
+                           figures={"before": before, "during": during, "left": left}))
+    finally:
+        process.terminate()
+        process.wait()
+    raise typer.Exit(report.finish())
+
+
+def _probed(address: str, work: Callable[[], T]) -> tuple[tuple[float, float], T]:
+    """(the longest seconds of /health and of a short completion, each asked again and again while `work` runs; what it
+    returns)."""
+    longest, done = [0.0, 0.0], threading.Event()
+
+    def ask(at: int) -> None:
+        with httpx.Client(base_url=address, timeout=600) as http:
+            while True:
+                began = time.perf_counter()
+                if at:
+                    http.post(COMPLETIONS, json={"prompt": "def f(x):", "max_tokens": 2})
+                else:
+                    http.get("/health")
+                longest[at] = max(longest[at], time.perf_counter() - began)
+                if done.wait(0.002):
+                    return
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    result = work()
+    done.set()
+    for thread in threads:
+        thread.join()
+    return (longest[0], longest[1]), result
+
+
+def _post(address: str, path: str, body: bytes) -> int:
+    return httpx.post(address + path, content=body, headers={"Content-Type": "application/json"},
+                      timeout=600).status_code
+
+
+def _until_healthy(address: str) -> None:
+    for _ in range(600):
+        with suppress(httpx.TransportError):
+            httpx.get(f"{address}/health")
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"No server answers at {address} after 60 s.")
+
+
+def _resident(process: int) -> int:
+    """Bytes in memory of a process, without those of files."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ from functools import cache
 from typing import Any
 
 import httpx
-import uvicorn
 from conftest import toy_session
 
 from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
 from longgraft.serve.app import make_app
-from longgraft.serve.http_server import Server, bound, url
+from longgraft.serve.http_server import Server, bind, url
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import End, Running, Worker
 
@@ -89,11 +88,10 @@ class Gate:
 def listening(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Worker]]:
     """(URL, worker) of a server behind a real socket."""
     given = Serving(port=0, **options)
-    app, listens, ready = make_app(session or text_session(), given), bound(given), threading.Event()
+    app, listens, ready = make_app(session or text_session(), given), bind(given), threading.Event()
     worker = app.state.longgraft.worker
     worker.watchers += watchers
-    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
-    server = Server(config, app, ready.set)
+    server = Server(app, ready.set)
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()
     try:

@@ -38,7 +38,7 @@ def test_it_says_where_it_is_when_it_is_ready_and_keeps_what_it_reads(pair, caps
     code, out, err = run(capsys, monkeypatch, *serve(pair, "--model-name", "toy", "--queue", 3))
     assert code == 0 and out == "" and re.search(r"toy is served at http://127.0.0.1:\d+; Ctrl-C ends it\n", err)
     state = seen[0].state.longgraft
-    assert state.worker.most == 3 and state.session.engine.prefixes.most == 4 * 2 ** 30
+    assert state.worker.limit == 3 and state.session.engine.prefixes.most == 4 * 2 ** 30
     run(capsys, monkeypatch, *serve(pair, "--prefixes", "none"))
     assert seen[1].state.longgraft.session.engine.prefixes is None
 

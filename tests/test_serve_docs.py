@@ -12,7 +12,7 @@ from typer.main import get_command
 from longgraft.cli.app import app
 from longgraft.config.options import options
 from longgraft.serve.app import make_app
-from longgraft.serve.formats.request_fields import STOPS, USUAL_TOKENS
+from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, STOPS
 from longgraft.serve.options import Serving
 
 TEXT = (Path(__file__).parents[1] / "docs/serving.md").read_text()
@@ -44,4 +44,4 @@ def test_the_numbers_of_the_guide_are_the_defaults():
     assert f"http://{defaults['host']}:{defaults['port']}" in TEXT
     assert f"`--queue` of them may wait ({defaults['queue']})" in TEXT
     assert f"`--max-body` ({defaults['max_body']} MiB, 413)" in TEXT
-    assert f"(up to {STOPS} strings)" in TEXT and f"has {USUAL_TOKENS} tokens" in TEXT
+    assert f"(up to {STOPS} strings)" in TEXT and f"has {DEFAULT_TOKENS} tokens" in TEXT

@@ -11,7 +11,7 @@ from served import FIM, asking, characters, client, text_session
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.session import answer as answered
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.serve.formats.request_fields import usual_sampling
+from longgraft.serve.formats.request_fields import default_sampling
 from longgraft.serve.state import State
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
@@ -157,9 +157,9 @@ def test_what_is_not_said_is_as_the_models_generation_config_has_it():
     class Configured:
         class generation_config:
             do_sample, temperature, top_p, top_k, min_p = True, 0.6, 0.9, None, None
-    assert usual_sampling(Configured()) == Sampling(0.6, 0.9)
+    assert default_sampling(Configured()) == Sampling(0.6, 0.9)
     Configured.generation_config.do_sample = False
-    assert usual_sampling(Configured()) == Sampling() == usual_sampling(object())
+    assert default_sampling(Configured()) == Sampling() == default_sampling(object())
     session = text_session()
     model = session.target.model
     before = model.generation_config

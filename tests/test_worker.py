@@ -127,7 +127,7 @@ def test_what_one_job_raises_ends_that_job_alone():
         broken, large, wrong = (worker.submit(Job(PROMPT, new)) for new in (7, 8, 10 ** 6))
         with pytest.raises(Failed, match="log says why") as failed:
             await tokens_of(broken)
-        with pytest.raises(Failed, match=r"not memory enough to decode this here\. Shorten the prompt\.$"):
+        with pytest.raises(Failed, match=r"not enough memory to decode this here\. Shorten the prompt\.$"):
             await tokens_of(large)
         with pytest.raises(ValueError, match="512 positions"):
             await tokens_of(wrong)
@@ -149,7 +149,7 @@ def test_where_memory_runs_out_what_was_kept_of_prompts_makes_room_and_the_next_
         kept = worker.session.engine.prefixes = Prefixes(2 ** 30, 16)
         await tokens_of(worker.submit(Job(PROMPT, 2)))
         found = [len(kept)]
-        for told in (r"made room\. Ask again", r"Shorten the prompt\.$"):
+        for told in (r"was dropped\. Try again", r"Shorten the prompt\.$"):
             with pytest.raises(Failed, match=told):
                 await tokens_of(worker.submit(Job(PROMPT[::-1] if len(kept) else PROMPT[:10], 8)))
             found.append(len(kept))

@@ -24,13 +24,13 @@ def serve(pair: Pair, settings: Settings, serving: Serving) -> None:
     """Answer editors and other clients over HTTP, as OpenAI's and llama.cpp's servers do."""
     try:
         from longgraft.serve.app import make_app
-        from longgraft.serve.http_server import bound, run, url
+        from longgraft.serve.http_server import bind, run, url
     except ImportError as error:
         raise ImportError(f"The server needs {error.name}. Install it with: pip install longgraft[serve]") from error
 
     if serving.api_key is None:
         serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))
-    listens = bound(serving)        # an address that is taken is said before a model is loaded
+    listens = bind(serving)        # an address that is taken is said before a model is loaded
     if not serving.local and serving.api_key is None:
         _say(f"whoever reaches {url(listens, serving)} is answered; set {KEY_VARIABLE} to let in only who knows a key")
     session, _ = open_session(pair, settings, tell=True)

@@ -1,1 +1,1 @@
-"""Answers over HTTP, as editors and chat clients ask for them."""
+"""A session as an HTTP server for editors and chat clients."""

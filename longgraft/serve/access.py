@@ -1,8 +1,8 @@
-"""Who is let in, before anything is read: by key, by the page that asks, by the name that was called, by size.
+"""Access control before a body is read: API key, origin of the page, host name, size.
 
-A server on this machine is within reach of every page that a browser here shows.  A foreign page's request carries its
-Origin, and is refused unless that origin was allowed; a page whose name was made to point here (DNS rebinding) calls
-the server by that name, and is refused, too.  Knows HTTP; knows no route.
+Every page in a browser on this machine can send requests to a server on this machine.  A request of another origin has
+an Origin header, and is refused unless the origin is allowed.  A request of a page whose name resolves to this machine
+(DNS rebinding) has that name in its Host header, and is refused, too.  Knows HTTP; knows no route.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 MIB = 2 ** 20
-# The page is the same for everyone, and asks for the key itself.
-OPEN = ("/", "/health", "/v1/health")
+# The page is the same for everyone, and sends the key itself.
+PUBLIC_PATHS = ("/", "/health", "/v1/health")
 
 
 class Guard:
-    """ASGI middleware: what is not let in is answered here."""
+    """ASGI middleware that answers the requests it refuses."""
 
     def __init__(self, app: Asgi, options: Serving) -> None:
         self.app, self.options = app, options
@@ -36,58 +36,58 @@ class Guard:
             return await self.app(scope, receive, send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            self._called(headers.get("host", ""))
-            self._asked_by(headers.get("origin"), headers.get("host", ""))
-            if scope["path"] not in OPEN:
-                self._knows_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
-            self._small(headers.get("content-length", ""))
+            self._check_host(headers.get("host", ""))
+            self._check_origin(headers.get("origin"), headers.get("host", ""))
+            if scope["path"] not in PUBLIC_PATHS:
+                self._check_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
+            self._check_length(headers.get("content-length", ""))
         except ApiError as error:
             return await error.response()(scope, receive, send)
-        await self.app(scope, self._counted(receive), send)
+        await self.app(scope, self._limited(receive), send)
 
-    def _called(self, host: str) -> None:
-        """A server of this machine knows its names; one of a network does not."""
+    def _check_host(self, host: str) -> None:
+        """The names of a server on this machine are known; those of a server on a network are not."""
         name = _split(f"//{host}", "Host").hostname or ""
         known = [one.lower() for one in self.options.hosts]
         if self.options.local and not of_this_machine(name) and name not in known:
-            raise ApiError(403, f"This server was called {name!r}, which is not its name. Call it "
+            raise ApiError(403, f"The Host header names {name!r}, which is not this server. Call it "
                                 f"{self.options.host}, or allow the name with --allow-host.")
 
-    def _asked_by(self, origin: str | None, host: str) -> None:
+    def _check_origin(self, origin: str | None, host: str) -> None:
         allowed = self.options.cors
         if origin is None or "*" in allowed or origin in allowed or _split(origin, "Origin").netloc == host != "":
             return
-        raise ApiError(403, f"A page of {origin} asks, and this server answers only its own. Allow it with --cors "
-                            "and that origin.")
+        raise ApiError(403, f"The request comes from a page of {origin}, and this server answers only its own. "
+                            "Allow it with --cors and that origin.")
 
-    def _knows_key(self, authorization: str, plain: str) -> None:
-        wanted = self.options.api_key
-        if wanted is None:
+    def _check_key(self, authorization: str, plain: str) -> None:
+        key = self.options.api_key
+        if key is None:
             return
         scheme, _, bearer = authorization.partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else plain
-        # The bytes that came, in a time that does not tell how many of them were right.
-        if not hmac.compare_digest(given.encode("latin-1"), wanted.encode()):
+        # In constant time, which does not reveal how many bytes are right.
+        if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
             raise ApiError(401, "The API key is wrong. Send the server's as `Authorization: Bearer KEY`." if given else
                            "This server needs an API key. Send it as `Authorization: Bearer KEY`.",
                            code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def _small(self, length: str) -> None:
+    def _check_length(self, length: str) -> None:
         if length.isdecimal() and int(length[:20]) > self.options.max_body * MIB:
             raise self._too_large()
 
-    def _counted(self, receive: Receive) -> Receive:
-        """The body, as long as it is small: not every client says its length."""
+    def _limited(self, receive: Receive) -> Receive:
+        """`receive` up to the largest body: not every client sends a Content-Length."""
         seen = 0
 
-        async def counted() -> Message:
+        async def limited() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self.options.max_body * MIB:
                 raise self._too_large()
             return message
-        return counted
+        return limited
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that is read. "

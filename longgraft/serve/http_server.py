@@ -1,27 +1,35 @@
-"""From an application to an address: a socket that is bound before a model is loaded, and a server that ends at once.
+"""From an application to an address: a socket that is bound before a model is loaded, and a server that stops at once.
 
 Knows sockets and uvicorn; knows no route.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
+import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
 
-LEAVE = 5       # seconds that clients have to take what was sent, when the server ends
+GRACE_SECONDS = 5       # in which clients can receive the rest of their answers when the server stops
+# Seconds in which a client sends a request's headers, and then its body: of --max-body's 16 MiB 2.2 Mbit/s.
+DEADLINES: Mapping[Any, float] = {h11.IDLE: 10.0, h11.SEND_BODY: 60.0}
 
 
-def bound(options: Serving) -> socket.socket:
-    """A socket that is bound and does not listen yet: nobody's first request waits for a model to be loaded.
+def bind(options: Serving) -> socket.socket:
+    """A bound socket that does not listen yet, so that no request waits for a model to be loaded.
 
-    ValueError where the address cannot be had.
+    ValueError where the address is not available.
     """
     where = f"{options.host}:{options.port}"
     try:
@@ -40,32 +48,87 @@ def bound(options: Serving) -> socket.socket:
 
 
 def url(made: socket.socket, options: Serving) -> str:
-    """Where a bound socket is reached."""
+    """The URL of a bound socket."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"http://{host}:{made.getsockname()[1]}"
 
 
 def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until a signal.  ready: called when requests are taken."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", server_header=False,
-                            proxy_headers=False, timeout_graceful_shutdown=LEAVE)
-    Server(config, app, ready).run([listens])
+    """Serve until a signal.  ready: called when requests are accepted."""
+    # Else each body of many lists has the collector look through the model's and torch's objects, again and again.
+    gc.collect()
+    gc.freeze()
+    Server(app, ready).run([listens])
 
 
 class Server(uvicorn.Server):
-    """Ends what is decoded when it is told to end, where uvicorn would wait for it."""
+    """Cancels running requests at shutdown, where uvicorn would wait for them."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, ready: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
+        super().__init__(uvicorn.Config(
+            app, http=Connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
+            proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS))
         self._app, self._ready = app, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Then it is ready."""
+        """Calls `ready` afterwards."""
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The worker first: answers that are on their way end with its next step."""
+        """Closes the worker first: running answers end with its next step."""
         state: Any = self._app.state.longgraft
         state.worker.close()
         await super().shutdown(sockets)
+
+
+class Connection(H11Protocol):
+    """HTTP/1.1 with a deadline for each request, and with protocol errors in the API's form."""
+
+    _client_state: Any = None
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """The deadline of the first headers begins."""
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No deadline is left."""
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def handle_events(self) -> None:
+        """Called for what has arrived, and after each response."""
+        super().handle_events()
+        self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        """One for the headers and one for the body; data that arrives does not extend it."""
+        state = self.conn.their_state
+        if state is self._client_state:
+            return
+        self._client_state = state
+        if self._deadline is not None:
+            self._deadline.cancel()
+        seconds = DEADLINES.get(state)
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
+        self._refuse(ApiError(408, f"The request did not arrive within {seconds:g} s. Send it faster, or less."))
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's own is plain text."""
+        self._refuse(ApiError(400, "The request is no valid HTTP/1.1."))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, where no answer has begun, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(error.body).encode()
+            headers = [("content-type", "application/json"), ("content-length", str(len(body))),
+                       ("connection", "close")]
+            for event in (h11.Response(status_code=error.status_code, headers=headers), h11.Data(data=body),
+                          h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

@@ -1,4 +1,4 @@
-"""Where an editor's completion ends before its limit: at a line that is indented less, or with a line when time is up.
+"""Where an /infill answer ends before its token limit: before a line with less indentation, or after a time limit.
 
 llama.cpp's n_indent and t_max_predict_ms.  Knows text and the worker; knows no HTTP.
 """
@@ -14,38 +14,42 @@ from longgraft.serve.worker import End, Job, Running
 
 
 @dataclass(frozen=True)
-class Cut:
-    """indent: blanks with which each line after the first begins at least; 0: any.  seconds: from the first token on,
-    after which it ends with a line; None: no limit.  held: blanks that the model may say once more."""
+class InfillStop:
+    """The limits of one answer.
+
+    indent:  spaces and tabs with which every line after the first must begin; 0: any
+    seconds: from the first token; the answer then ends with its line; None: no limit
+    held:    spaces and tabs before the cursor that the prompt leaves out, so that the model may repeat them
+    """
 
     indent: int = 0
     seconds: float | None = None
     held: str = ""
 
-    def reaches(self) -> Callable[[Step], bool]:
-        """For a job: whether its answer has come to its end with this step."""
-        said, until = "", 0.0
+    def detector(self) -> Callable[[Step], bool]:
+        """For a job: whether the answer is complete with this step."""
+        decoded, deadline = "", 0.0
 
-        def reached(step: Step) -> bool:
-            nonlocal said, until
-            said += step.text
+        def complete(step: Step) -> bool:
+            nonlocal decoded, deadline
+            decoded += step.text
             if step.tokens and self.seconds is not None:
-                until = until or time.monotonic() + self.seconds
-                if "\n" in step.text and time.monotonic() >= until:
+                deadline = deadline or time.monotonic() + self.seconds
+                if "\n" in step.text and time.monotonic() >= deadline:
                     return True
-            return self.end(self.behind(said)) is not None
+            return self.end(self.without_held(decoded)) is not None
 
-        return reached
+        return complete
 
-    def behind(self, said: str) -> str:
-        """Without what stands before the cursor already, as far as it is said."""
+    def without_held(self, decoded: str) -> str:
+        """The text behind the cursor: without the held blanks, as far as the model repeated them."""
         same = 0
-        while same < min(len(said), len(self.held)) and said[same] == self.held[same]:
+        while same < min(len(decoded), len(self.held)) and decoded[same] == self.held[same]:
             same += 1
-        return said[same:]
+        return decoded[same:]
 
     def end(self, text: str) -> int | None:
-        """Before the first line that is indented less; None without one."""
+        """The place before the first line with too little indentation; None without one."""
         start = text.find("\n") + 1 if self.indent else 0
         while start:
             line = text[start:]
@@ -55,19 +59,19 @@ class Cut:
         return None
 
     def certain(self, text: str) -> int:
-        """How much of a text without an end is kept, whatever follows: a last line may be too short to tell."""
+        """Characters that are kept whatever follows: of a short last line the indentation is not known yet."""
         start = text.rfind("\n")
         return start if self.indent and start >= 0 and len(text) - start - 1 < self.indent else len(text)
 
 
-class Cutting:
-    """A job's steps as its client is told them: with the text up to the cut.
+class TrimmedJob:
+    """A running job whose steps have their text up to the stop.
 
-    drafted: nodes that were proposed
+    drafted: proposed nodes so far
     """
 
-    def __init__(self, running: Running, cut: Cut) -> None:
-        self.running, self.cut = running, cut
+    def __init__(self, running: Running, stop: InfillStop) -> None:
+        self.running, self.stop = running, stop
         self.drafted = 0
 
     @property
@@ -79,29 +83,29 @@ class Cutting:
         return self.running.end
 
     def cancel(self) -> None:
-        """As `Running` has it."""
+        """As `Running.cancel`."""
         self.running.cancel()
 
     def __aiter__(self) -> AsyncIterator[Step]:
         return (step async for step in self.steps() if step is not None)
 
     async def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]:
-        """As `Running` has it."""
-        said, text, told = "", "", 0
+        """As `Running.steps`."""
+        decoded, text, sent = "", "", 0
         async for step in self.running.steps(beat):
             if step is not None:
                 self.drafted += 0 if step.tree is None else len(step.tree) - 1
-                said += step.text
-                text = self.cut.behind(said)
-                end = self.cut.end(text)
-                upto = max(told, self.cut.certain(text) if end is None else end)
-                step, told = replace(step, text=text[told:upto]), upto
+                decoded += step.text
+                text = self.stop.without_held(decoded)
+                end = self.stop.end(text)
+                upto = max(sent, self.stop.certain(text) if end is None else end)
+                step, sent = replace(step, text=text[sent:upto]), upto
             yield step
-        end = self.cut.end(text)
-        if rest := text[told:end]:
+        end = self.stop.end(text)
+        if rest := text[sent:end]:
             yield Step(text=rest)
 
 
 def _blanks(line: str) -> int:
-    """Spaces and tabs that it begins with."""
+    """Spaces and tabs at the line's beginning."""
     return len(line) - len(line.lstrip(" \t"))

@@ -13,9 +13,9 @@ KEY_VARIABLE = "LONGGRAFT_API_KEY"
 
 @dataclass(frozen=True)
 class Serving:
-    """Who may ask, and for how much.
+    """Address, access control and limits.
 
-    cors: pages of these origins may ask from a browser; hosts: names by which the server may be called beside its own
+    cors: origins whose pages may send requests; hosts: names of the server beside its own
     """
 
     host: str = option("127.0.0.1", "Address to listen on; beyond this machine only with a key")

@@ -1,4 +1,4 @@
-"""From what was asked to token ids: bare prompts, prompts with a suffix, chats.  Knows tokenizers; knows no HTTP."""
+"""From request fields to token ids: plain prompts, prompts with a suffix, chats.  Knows tokenizers; knows no HTTP."""
 
 from __future__ import annotations
 
@@ -10,93 +10,94 @@ from jinja2.exceptions import TemplateError
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.snippets import Cursor
-from longgraft.serve.formats.errors import ApiError, refusing
-from longgraft.serve.formats.request_fields import USUAL_TOKENS, ChatAsked, CompletionAsked, Drawing
+from longgraft.serve.formats.errors import ApiError, client_errors
+from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, ChatRequest, CompletionRequest, GenerationRequest
 from longgraft.serve.state import State
 
-# What the template is given by the server itself.
-OURS = {"messages", "conversation", "tokenize", "return_dict", "return_tensors", "add_generation_prompt",
-        "chat_template", "continue_final_message", "tools", "documents"}
+# Arguments of a chat template that the server sets itself.
+RESERVED = {"messages", "conversation", "tokenize", "return_dict", "return_tensors", "add_generation_prompt",
+            "chat_template", "continue_final_message", "tools", "documents"}
 
 
 @dataclass(frozen=True)
-class Read:
-    """A prompt.
+class EncodedPrompt:
+    """A prompt's token ids.
 
-    stop, eos: what ends the answer beside what was asked; echo: the prompt as text, where it was asked back; form: of a
-    prompt with a suffix, fim or left-to-right; told: ids of texts that the answer may repeat, and the prompt does not
-    show
+    stop, eos:   stop strings and end tokens beside the request's
+    echo:        the prompt as text, where the request has `echo`
+    layout:      of a prompt with a suffix: fim or left-to-right
+    predictions: token ids of texts that the prompt does not show and the answer may repeat
     """
 
     ids: list[int]
     stop: tuple[str, ...] = ()
     eos: tuple[int, ...] = ()
     echo: str = ""
-    form: str = ""
-    told: tuple[Sequence[int], ...] = ()
+    layout: str = ""
+    predictions: tuple[Sequence[int], ...] = ()
 
 
-def completion(state: State, asked: CompletionAsked) -> Read:
-    """A bare prompt, or one with a suffix."""
-    with refusing("prompt"):
-        prompt = asked.one_prompt()
-    if asked.suffix:
-        return _filling(state, asked, prompt, asked.suffix)
-    with refusing("prompt"):
+def completion(state: State, body: CompletionRequest) -> EncodedPrompt:
+    """A plain prompt, or one with a suffix."""
+    prompt = body.prompt
+    if body.suffix:
+        return _with_suffix(state, body, prompt, body.suffix)
+    with client_errors("prompt"):
         ids = state.session.encode(prompt)
-    if not asked.echo:
-        return Read(ids)
-    return Read(ids, echo=prompt if isinstance(prompt, str) else state.text(ids))
+    if not body.echo:
+        return EncodedPrompt(ids)
+    return EncodedPrompt(ids, echo=prompt if isinstance(prompt, str) else state.text(ids))
 
 
-def _filling(state: State, asked: CompletionAsked, prompt: str | list[int], suffix: str) -> Read:
-    """What stands between two texts: by the model's own fill-in-the-middle tokens; where it has none, the first is gone
-    on with, and the second is known to those who propose."""
+def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int], suffix: str) -> EncodedPrompt:
+    """By the model's fill-in-the-middle tokens; a model without them continues the prompt, and the suffix is a
+    prediction."""
     if not isinstance(prompt, str):
         raise ApiError(400, "A suffix goes with a prompt that is text. Send the text, or lay the ids out yourself.",
                        "suffix")
-    if asked.echo:
+    if body.echo:
         raise ApiError(400, "echo does not go with a suffix. Leave one of them out.", "echo")
     rest = state.ids(suffix, "suffix")
-    with refusing("prompt"):
+    with client_errors("prompt"):
         if state.layout.form != "fim":
-            return Read(state.session.encode(prompt), form=state.layout.form, told=(rest[:state.positions],))
-        # The prompt is cut to what has room beside the wanted tokens; of the suffix the beginning is shown.
-        room = max(state.most_prompt - (asked.wanted_tokens or USUAL_TOKENS), state.most_prompt // 2)
-        state.whole(prompt, "prompt")
+            return EncodedPrompt(state.session.encode(prompt), layout=state.layout.form,
+                                 predictions=(rest[:state.positions],))
+        # Prompt and suffix are cut to what leaves room for the new tokens.
+        room = max(state.max_prompt_tokens - (body.token_limit or DEFAULT_TOKENS), state.max_prompt_tokens // 2)
+        state.check_text(prompt, "prompt")
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
-        return Read(list(laid.ids), eos=laid.ends, form=laid.form, told=laid.prediction)
+        return EncodedPrompt(list(laid.ids), eos=laid.ends, layout=laid.form, predictions=laid.prediction)
 
 
-def drawn(state: State, asked: Drawing) -> Sampling:
-    """How tokens are drawn; ApiError about the field that is wrong, with whose name the sentence begins."""
+def sampling_of(state: State, body: GenerationRequest) -> Sampling:
+    """The request's sampling; ApiError about the field that is out of range: the sentence begins with its name."""
     try:
-        return asked.sampling(state.usual)
+        return body.sampling(state.default_sampling)
     except ValueError as error:
         raise ApiError(400, str(error), str(error).partition(" ")[0]) from error
 
 
-def chat(state: State, asked: ChatAsked) -> Read:
-    """Messages, by the model's template."""
+def chat(state: State, body: ChatRequest) -> EncodedPrompt:
+    """Messages, by the model's chat template."""
     tokenizer = state.need_template("messages")
-    with refusing("messages"):
-        messages = [message.plain() for message in asked.messages]
-    kwargs: dict[str, Any] = asked.chat_template_kwargs or {}
-    if taken := OURS & set(kwargs):
-        raise ApiError(400, f"chat_template_kwargs sets {min(taken)}, which is the server's to say. Leave it out.",
+    with client_errors("messages"):
+        messages = [message.for_template() for message in body.messages]
+    kwargs: dict[str, Any] = body.chat_template_kwargs or {}
+    if taken := RESERVED & set(kwargs):
+        raise ApiError(400, f"chat_template_kwargs sets {min(taken)}, which the server sets itself. Leave it out.",
                        "chat_template_kwargs")
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ApiError(400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.",
                        "messages") from error
-    return Read(state.ids(text, "messages"))
+    return EncodedPrompt(state.ids(text, "messages"))
 
 
-def predicted(state: State, asked: Drawing) -> list[int]:
-    """A prediction's token ids; none where there is none.  ApiError for more than any answer could repeat."""
-    with refusing("prediction"):
-        ids = [token for text in state.session.predicted(asked.predicted) for token in text]
+def prediction_ids(state: State, body: GenerationRequest) -> list[int]:
+    """Token ids of the request's prediction, [] without one; ApiError where no answer could be as long."""
+    with client_errors("prediction"):
+        ids = [token for text in state.session.predicted(body.prediction_text) for token in text]
     if len(ids) > state.positions:
         raise ApiError(400, f"The prediction has {len(ids):,} tokens, and no answer here has more than "
                             f"{state.positions:,}. Shorten it.", "prediction")

@@ -12,6 +12,7 @@ from typing import Any
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import Layout
 from longgraft.engine.session import Session
+from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
@@ -19,20 +20,21 @@ from longgraft.serve.worker import Worker
 
 @dataclass(frozen=True)
 class State:
-    """Of one server.  The session is the worker's: here it is only asked what it is, never opened.
+    """Of one server.  Only the worker opens requests on the session; here its properties are read.
 
-    usual: how tokens are drawn where a request does not say
+    default_sampling: for requests that set no sampling
     """
 
     session: Session
     options: Serving
     worker: Worker
-    usual: Sampling = field(default_factory=Sampling)
+    pool: EncodingPool
+    default_sampling: Sampling = field(default_factory=Sampling)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def name(self) -> str:
-        """Of the model, for clients: of a folder its last part alone, which says nothing about this machine."""
+        """Of the model, for clients: of a folder only its last part, which reveals nothing of this machine."""
         name = self.session.target.name
         folder = Path(name).is_absolute() or Path(name).is_dir()
         return self.options.model_name or (Path(name).name if folder else name)
@@ -43,12 +45,12 @@ class State:
 
     @cached_property
     def layout(self) -> Layout:
-        """Of prompts that go on behind the cursor.  ValueError where the model came without a tokenizer."""
+        """Of fill-in-the-middle prompts.  ValueError where the model has no tokenizer."""
         return Layout(self.tokenizer, self.session.target.vocab_size)
 
     @property
-    def most_prompt(self) -> int:
-        """Tokens of a prompt, so that one more has a place."""
+    def max_prompt_tokens(self) -> int:
+        """Tokens of a prompt at most, with room for one new token."""
         allowed = self.options.max_prompt_tokens
         return self.positions - 1 if allowed is None else min(self.positions - 1, allowed)
 
@@ -58,25 +60,31 @@ class State:
         return min(self.session.engine.limits.values())
 
     def need_tokenizer(self, param: str) -> Any:
-        """The tokenizer; ApiError about this field where the model came without one."""
+        """The tokenizer; ApiError about this field where the model has none."""
         if self.tokenizer is None:
-            raise ApiError(400, f"{self.name} came without a tokenizer, so it knows no text. Send token ids as the "
+            raise ApiError(400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids as the "
                                 "prompt.", param)
         return self.tokenizer
 
     def ids(self, text: str, param: str, special: bool = False) -> list[int]:
         """Of text; special: with the tokens that the tokenizer puts around a prompt.  ApiError about this field."""
         tokenizer = self.need_tokenizer(param)
-        self.whole(text, param)
+        self.check_text(text, param)
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def whole(self, text: str, param: str) -> None:
-        """ApiError about this field where its text has half a character, of which there are no tokens."""
+    def check_text(self, text: str, param: str) -> None:
+        """ApiError about this field where its text has half a surrogate pair, which no tokenizer encodes."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ApiError(400, f"{param} has half a character at place {error.start:,}: it was decoded wrongly. Read "
-                                "it as UTF-8.", param) from error
+            raise ApiError(400, f"{param} has half a character at place {error.start:,}: it was decoded wrongly. "
+                                "Decode it as UTF-8.", param) from error
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """ApiError about this field where the vocabulary has not all of them."""
+        size = self.session.target.vocab_size
+        if ids and (largest := max(ids)) >= size:
+            raise ApiError(400, f"{param} holds {largest}, and {self.name} knows 0 to {size - 1}.", param)
 
     def need_template(self, param: str) -> Any:
         """The tokenizer; ApiError about this field where it has no chat template."""
@@ -86,15 +94,18 @@ class State:
         return self.tokenizer
 
     def text(self, ids: Sequence[int]) -> str:
-        """Special tokens written out; of no tokenizer, nothing."""
+        """With special tokens; "" without a tokenizer."""
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def room(self, ids: Sequence[int], wanted: int | None, param: str = "prompt") -> int:
-        """New tokens for this prompt: the wanted ones, as many as fit and are allowed.  ApiError where none fit."""
-        if len(ids) > self.most_prompt:
-            raise ApiError(400, f"The prompt has {len(ids):,} tokens, and {self.name} takes {self.most_prompt:,} here. "
-                                "Shorten it.", param, "context_length_exceeded")
+    def new_tokens(self, ids: Sequence[int], requested: int | None, param: str = "prompt") -> int:
+        """New tokens for this prompt: as many of the requested ones as fit and are allowed.  ApiError where none fit.
+
+        requested: None: as many as are allowed
+        """
+        if len(ids) > self.max_prompt_tokens:
+            raise ApiError(400, f"The prompt has {len(ids):,} tokens, and {self.name} takes "
+                                f"{self.max_prompt_tokens:,} here. Shorten it.", param, "context_length_exceeded")
         allowed = min(self.positions - len(ids), self.options.max_answer_tokens)
-        return allowed if wanted is None else min(wanted, allowed)
+        return allowed if requested is None else min(requested, allowed)

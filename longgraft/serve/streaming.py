@@ -1,6 +1,6 @@
-"""From a job to an answer, whole or as server-sent events; who goes away is not decoded for.
+"""From a job to an answer, as one response or as server-sent events; a disconnected client's job is cancelled.
 
-Knows ASGI and the worker; knows no API's form.
+Knows ASGI and the worker; knows no API's fields.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longgraft.engine.decoder import Step
-from longgraft.serve.formats.errors import ApiError, refusing
+from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.worker import End, Job
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 DONE = "data: [DONE]\n\n"
 EVENTS = "text/event-stream"
-# Of a route, for its description: whole, or as events.
-EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, EVENTS: {}}}}
+# Of a route, for the OpenAPI schema.
+JSON_OR_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, EVENTS: {}}}}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """text: before a stop string; ids: with the tokens that completed it."""
+    """text: up to a stop string; ids: with the tokens of the stop string."""
 
     text: str
     ids: list[int]
     end: End
 
 
-class Taken(Protocol):
-    """A job that was taken, as `Running` has it."""
+class JobSteps(Protocol):
+    """A submitted job, as `Running` has it."""
 
     @property
     def job(self) -> Job: ...
@@ -52,28 +52,28 @@ class Taken(Protocol):
     def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]: ...
 
 
-class Form(Protocol):
-    """How an API tells an answer in parts."""
+class AnswerFormat(Protocol):
+    """The chunks of an answer in one API's fields."""
 
-    def begins(self) -> Iterator[Any]:
+    def opening_chunks(self) -> Iterator[Any]:
         """Before the first step."""
 
-    def goes_on(self, text: str, ids: list[int]) -> Any:
-        """New text and the tokens since the last."""
+    def text_chunk(self, text: str, ids: list[int]) -> Any:
+        """New text, and the tokens since the last chunk."""
 
-    def ends(self, ids: list[int], rest: list[int], end: End) -> Iterator[Any]:
-        """ids: of the whole answer; rest: those that no part told."""
+    def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Any]:
+        """ids: of the whole answer; rest: those that no chunk had."""
 
 
 @asynccontextmanager
-async def attended(receive: Receive, running: Taken) -> AsyncIterator[None]:
-    """Within, the job is cancelled when its client goes away; it does not outlive the block."""
-    async def until_gone() -> None:
+async def cancelled_on_disconnect(receive: Receive, running: JobSteps) -> AsyncIterator[None]:
+    """Cancels the job when its client disconnects, and at the end of the block."""
+    async def cancel_job() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         running.cancel()
 
-    watching = asyncio.create_task(until_gone())
+    watching = asyncio.create_task(cancel_job())
     try:
         yield
     finally:
@@ -81,11 +81,11 @@ async def attended(receive: Receive, running: Taken) -> AsyncIterator[None]:
         running.cancel()
 
 
-async def whole(request: Request, running: Taken) -> Answer:
-    """The answer when it has ended.  ApiError where the session refuses the job."""
+async def whole_answer(request: Request, running: JobSteps) -> Answer:
+    """The complete answer.  ApiError where the session refuses the job."""
     text, ids = [], list[int]()
-    async with attended(request.receive, running):
-        with refusing():
+    async with cancelled_on_disconnect(request.receive, running):
+        with client_errors():
             async for step in running:
                 text.append(step.text)
                 ids += step.tokens
@@ -93,27 +93,27 @@ async def whole(request: Request, running: Taken) -> Answer:
     return Answer("".join(text), ids, running.end)
 
 
-class Events(Response):
-    """Server-sent events of one job.  beat: seconds after which silence is broken by a comment; last: the last one."""
+class EventStream(Response):
+    """Server-sent events of one job.  beat: seconds without a chunk until a comment is sent; last: the last event."""
 
     media_type = EVENTS
 
-    def __init__(self, running: Taken, form: Form, beat: float, last: str = DONE) -> None:
+    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, last: str = DONE) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.running, self.form, self.beat, self.last = running, form, beat, last
 
     async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
-        async with attended(receive, self.running):
+        async with cancelled_on_disconnect(receive, self.running):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self._events():
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[str]:
-        """An error after the first byte has no status left to be told by: it is an event."""
+        """An error after the first byte is an event: the status was sent before."""
         try:
-            with refusing():
+            with client_errors():
                 async for event in self._parts():
                     yield event
         except Exception as error:
@@ -122,22 +122,22 @@ class Events(Response):
             yield self.last
 
     async def _parts(self) -> AsyncIterator[str]:
-        for part in self.form.begins():
+        for part in self.form.opening_chunks():
             yield event_of(part)
-        ids, told, spoke, read = list[int](), 0, time.monotonic(), 0
+        ids, sent, sent_at, read = list[int](), 0, time.monotonic(), 0
         async for step in self.running.steps(self.beat):
             if step is not None:
                 read += step.read
                 ids += step.tokens
                 if step.text:
-                    yield event_of(self.form.goes_on(step.text, ids[told:]))
-                    told, spoke = len(ids), time.monotonic()
+                    yield event_of(self.form.text_chunk(step.text, ids[sent:]))
+                    sent, sent_at = len(ids), time.monotonic()
                     continue
-            if time.monotonic() - spoke >= self.beat:
+            if time.monotonic() - sent_at >= self.beat:
                 yield f": {read} of {len(self.running.job.ids)} prompt tokens read\n\n"
-                spoke = time.monotonic()
+                sent_at = time.monotonic()
         assert self.running.end is not None
-        for part in self.form.ends(ids, ids[told:], self.running.end):
+        for part in self.form.closing_chunks(ids, ids[sent:], self.running.end):
             yield event_of(part)
 
 

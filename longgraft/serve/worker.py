@@ -1,4 +1,4 @@
-"""One thread that decodes, for many who ask: a bounded queue before it, and what happens is told as it happens.
+"""One decoding thread with a bounded queue; each job's steps are streamed to its coroutine.
 
 Knows sessions and asyncio; knows no HTTP.
 """
@@ -23,14 +23,14 @@ from longgraft.engine.session import Session
 from longgraft.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
-RECENT = 16     # requests whose durations foretell the next one's
+RECENT = 16     # requests whose mean duration is Retry-After
 
 
 class Busy(Exception):
-    """The queue is full.  retry_after: seconds until there is likely room."""
+    """The queue is full.  retry_after: seconds, estimated."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
-        super().__init__(f"{waiting} requests wait already, and no more are taken. Try again in {retry_after} s.")
+        super().__init__(f"{waiting} requests wait already, and no more are accepted. Try again in {retry_after} s.")
         self.retry_after = retry_after
 
 
@@ -42,16 +42,16 @@ class Closing(Exception):
 
 
 class Failed(Exception):
-    """Decoding raised; what it raised is the cause, and in the log."""
+    """Decoding raised; the exception is the cause, and in the log."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be answered: the arguments of `Session.open`, the prompt as token ids.
+    """The arguments of `Session.open`, with the prompt as token ids, and further limits.
 
-    seconds: decoding ends after so many, counted from the first new token; None: with its goal alone
-    session: who answers, opened by the worker's thread alone; None: the worker's own
-    reached: is asked after each step whether the answer has come to its end, in the thread that decodes
+    seconds:  of decoding, from the first new token; None: no limit
+    session:  decodes instead of the worker's own; None: the worker's
+    complete: whether the answer is complete with this step; called in the decoding thread
     """
 
     ids: Sequence[int]
@@ -62,13 +62,12 @@ class Job:
     prediction: Prediction | None = None
     seconds: float | None = None
     session: Session | None = None
-    reached: Callable[[Step], bool] | None = None
+    complete: Callable[[Step], bool] | None = None
 
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended.  reason: the request's, time (its seconds were up) or cut (as the job has reached it); queued:
-    seconds before it was begun."""
+    """How a job ended.  reason: the request's, time (`Job.seconds`) or cut (`Job.complete`); queued: seconds waited."""
 
     reason: FinishReason | Literal["time", "cut"]
     stats: Stats = field(default_factory=Stats)
@@ -76,68 +75,68 @@ class End:
 
 
 class Watcher(Protocol):
-    """Is told of every job, in the thread that decodes: what it does there, everyone waits for."""
+    """Observes every job, in the decoding thread, which waits for it."""
 
     def stepped(self, running: Running, step: Step, seconds: float) -> None:
-        """seconds: of the step, what it was told to others included."""
+        """seconds: of the step."""
 
     def ended(self, running: Running, end: End | None) -> None:
         """end: None where decoding raised."""
 
 
 class Running:
-    """A job that was taken.  Iterate it, once, for its steps; then `end` says how it ended.
+    """A submitted job.  Iterate it, once, for its steps; `end` is set afterwards.
 
-    It raises Failed where decoding did, ValueError where the session refused the job, and Closing.
+    Iteration raises Failed where decoding raised, ValueError where the session refused the job, and Closing.
     """
 
-    def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, leave: Callable[[Running], None]) -> None:
+    def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
         self.job, self.since, self.queued = job, time.monotonic(), 0.0
         self.end: End | None = None
         self.cancelled = False
-        self._loop, self._leave = loop, leave
-        self._told: asyncio.Queue[Step | End | Exception] = asyncio.Queue()
+        self._loop, self._remove = loop, remove
+        self._events: asyncio.Queue[Step | End | Exception] = asyncio.Queue()
 
     def cancel(self) -> None:
-        """End it before its next step, or before its first.  From any thread, as often as one likes."""
+        """End it before its next step, or before its first.  From any thread, any number of times."""
         self.cancelled = True
-        self._leave(self)
+        self._remove(self)
 
     def __aiter__(self) -> AsyncIterator[Step]:
         return (step async for step in self.steps() if step is not None)
 
     async def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]:
-        """The steps as they come, and None whenever nothing came for `beat` seconds."""
+        """The steps, and None for every `beat` seconds without one."""
         while self.end is None:
             try:
-                waits = beat is not None and self._told.empty()     # a wait with a limit costs more than one without
-                told = await (asyncio.wait_for(self._told.get(), beat) if waits else self._told.get())
+                waits = beat is not None and self._events.empty()     # a timeout has its cost
+                event = await (asyncio.wait_for(self._events.get(), beat) if waits else self._events.get())
             except TimeoutError:
                 yield None
                 continue
-            if isinstance(told, Exception):
-                raise told
-            if isinstance(told, End):
-                self.end = told
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, End):
+                self.end = event
             else:
-                yield told
+                yield event
 
-    def tell(self, event: Step | End | Exception) -> None:
-        """To who iterates; from any thread."""
+    def send(self, event: Step | End | Exception) -> None:
+        """To the coroutine that iterates; from any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._told.put_nowait, event)
-        except RuntimeError:        # the loop is closed: nobody is left who iterates
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:        # the loop is closed: no coroutine is left
             self.cancelled = True
 
 
 class Worker:
     """Owns the session: only its thread opens and steps requests.
 
-    waiting: jobs that may stand in the queue, beside the one that is decoded; watchers: are told of every job
+    waiting: jobs that may wait, beside the one that is decoded; watchers: observe every job
     """
 
     def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = ()) -> None:
-        self.session, self.most, self.watchers = session, waiting, list(watchers)
+        self.session, self.limit, self.watchers = session, waiting, list(watchers)
         self.current: Running | None = None
         self.refused = 0
         self._queue: deque[Running] = deque()
@@ -148,26 +147,26 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue, without the one that is decoded."""
+        """Jobs in the queue; the one that is decoded is not among them."""
         return len(self._queue)
 
     @property
     def alive(self) -> bool:
-        """Whether jobs are taken, and the thread that decodes them has not died."""
+        """Whether jobs are accepted, and the decoding thread has not died."""
         return not self._closed and (self._thread is None or self._thread.is_alive())
 
     def check(self) -> None:
-        """Busy or Closing where a job would not be taken now: said before a long prompt is read."""
+        """Busy or Closing where a job would be refused now; called before a long prompt is encoded."""
         with self._changed:
             if self._closed:
                 raise Closing
-            if self.waiting + (self.current is not None) > self.most:
+            if self.waiting + (self.current is not None) > self.limit:
                 self.refused += 1
                 raise Busy(self.waiting, self._retry_after())
 
     def submit(self, job: Job) -> Running:
-        """Take a job, from a coroutine.  Busy where the queue is full, Closing after `close`."""
-        running = Running(job, asyncio.get_running_loop(), self._leave)
+        """Queue a job, from a coroutine.  Busy where the queue is full, Closing after `close`."""
+        running = Running(job, asyncio.get_running_loop(), self._remove)
         with self._changed:
             self.check()
             if self._thread is None:
@@ -178,7 +177,7 @@ class Worker:
         return running
 
     def close(self) -> None:
-        """Take no more, and end what waits and what is decoded; the thread ends after its step.  Does not wait."""
+        """Accept no more jobs, and end all; the thread ends after its step.  Does not wait."""
         with self._changed:
             self._closed = True
             waiting = list(self._queue)
@@ -187,7 +186,7 @@ class Worker:
                 self.current.cancelled = True
             self._changed.notify()
         for running in waiting:
-            running.tell(Closing())
+            running.send(Closing())
 
     def join(self, seconds: float | None = None) -> None:
         """Wait for the thread, after `close`."""
@@ -195,16 +194,16 @@ class Worker:
             self._thread.join(seconds)
 
     def _retry_after(self) -> int:
-        """Seconds until one of the waiting is likely begun: what one request took lately."""
+        """Seconds until a place is free: the mean duration of recent requests."""
         return max(1, math.ceil(sum(self._recent) / max(1, len(self._recent))))
 
-    def _leave(self, running: Running) -> None:
-        """A job that still waits makes room at once."""
+    def _remove(self, running: Running) -> None:
+        """A cancelled job leaves the queue at once."""
         with self._changed:
             if running not in self._queue:
                 return
             self._queue.remove(running)
-        running.tell(End("cancelled", queued=time.monotonic() - running.since))
+        running.send(End("cancelled", queued=time.monotonic() - running.since))
 
     def _next(self) -> Running | None:
         with self._changed:
@@ -221,7 +220,7 @@ class Worker:
             running.queued = began - running.since
             found = self._outcome(running)
             end = None if isinstance(found, Exception) else found
-            # Before it is told: who hears of the end may ask for what was counted.
+            # Before the client has the end, and may read the counts.
             for watcher in self.watchers:
                 try:
                     watcher.ended(running, end)
@@ -229,10 +228,10 @@ class Worker:
                     LOG.exception("a watcher failed")
             self._recent.append(time.monotonic() - began)
             closed = self._closed and end is not None and end.reason == "cancelled"
-            running.tell(Closing() if closed else found)
+            running.send(Closing() if closed else found)
 
     def _outcome(self, running: Running) -> End | Exception:
-        """Its end, or what is to be told instead: what is wrong with the job, or that decoding failed."""
+        """Its end, or the exception for its client: what is wrong with the job, or that decoding failed."""
         job = running.job
         try:
             try:
@@ -244,17 +243,17 @@ class Worker:
                 return self._decode(running, request)
         except Exception as error:
             LOG.exception("decoding failed")
-            failed = Failed(self._no_room() if ran_out(error) else "Decoding failed; the server's log says why.")
+            failed = Failed(self._no_room() if out_of_memory(error) else "Decoding failed; the server's log says why.")
             failed.__cause__ = error
             return failed
 
     def _no_room(self) -> str:
-        """What is to be told where memory ran out; what was kept of prompts gives way first."""
+        """The message where memory ran out; kept prompts are dropped first."""
         if not (kept := self.session.engine.prefixes):
-            return "There is not memory enough to decode this here. Shorten the prompt."
+            return "There is not enough memory to decode this here. Shorten the prompt."
         kept.clear()
-        return ("There was not memory enough to decode this here, and what was kept of earlier prompts made room. Ask "
-                "again; where it happens often, start the server with less of --prefixes.")
+        return ("There was not enough memory to decode this here, and what was kept of earlier prompts was dropped. "
+                "Try again; if it happens often, start the server with less of --prefixes.")
 
     def _decode(self, running: Running, request: Request) -> End:
         """Step it to its end; cancelled jobs end before their next step."""
@@ -266,13 +265,13 @@ class Worker:
             step = request.step()
             if step is None:
                 break
-            running.tell(step)
+            running.send(step)
             now = time.monotonic()
             for watcher in self.watchers:
                 watcher.stepped(running, step, now - began)
             if step.tokens and job.seconds is not None:
                 until = min(until, now + job.seconds)
-            cut = job.reached is not None and job.reached(step)
+            cut = job.complete is not None and job.complete(step)
             if (cut or now >= until) and request.finish_reason is None:
                 request.close()
                 return End("cut" if cut else "time", request.stats, running.queued)
@@ -280,7 +279,7 @@ class Worker:
         return End(request.finish_reason, request.stats, running.queued)
 
 
-def ran_out(error: Exception) -> bool:
-    """Of memory: torch.OutOfMemoryError is a RuntimeError, and the CPU allocator has no class of its own."""
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said
+def out_of_memory(error: Exception) -> bool:
+    """torch.OutOfMemoryError is a RuntimeError, and the CPU allocator's error has no class of its own."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message

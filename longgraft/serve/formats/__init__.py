@@ -1,1 +1,1 @@
-"""Request bodies, answers and errors, as clients write and read them."""
+"""The fields of request bodies, answers and errors."""

@@ -1,4 +1,4 @@
-"""What a client did wrong, in the API's own form: {"error": {"message", "type", "param", "code"}}, one sentence each.
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}, one sentence each.
 
 Knows HTTP; knows no model.
 """
@@ -6,8 +6,7 @@ Knows HTTP; knows no model.
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +20,7 @@ from longgraft.serve.worker import Busy, Closing, Failed
 
 LOG = logging.getLogger(__name__)
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-SENTENCES = {400: "The body is no JSON in UTF-8.", 404: "There is nothing at {path}. Known: {known}.",
+SENTENCES = {404: "There is nothing at {path}. Known: {known}.",
              405: "{path} does not take {method}; it takes {allowed}."}
 
 
@@ -33,13 +32,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every answer that is none."""
+    """Every error response."""
 
     error: ErrorDetail
 
 
 class ApiError(HTTPException):
-    """An answer that is none.  param: the field that is wrong; code: for programs."""
+    """An API error response.  param: the field that is wrong; code: for programs."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
                  headers: Mapping[str, str] | None = None) -> None:
@@ -48,7 +47,7 @@ class ApiError(HTTPException):
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """What a client is told of an exception; one that nobody foresaw is our mistake, and goes to the log."""
+        """The response to an exception; an unexpected one is our mistake, and goes to the log."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, Busy):
@@ -63,7 +62,7 @@ class ApiError(HTTPException):
     @property
     def body(self) -> dict[str, Any]:
         kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
-        # Half a character of a client's own text would not be JSON again.
+        # A client's own text may have half a surrogate pair, which UTF-8 has not.
         message = self.detail.encode("utf-8", "replace").decode()
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -72,18 +71,18 @@ class ApiError(HTTPException):
 
 
 @contextmanager
-def refusing(param: str | None = None) -> Iterator[None]:
-    """A ValueError in here is the client's mistake, and about this field."""
+def client_errors(param: str | None = None) -> Iterator[None]:
+    """Turns a ValueError into a 400 about this field."""
     try:
         yield
     except ValueError as error:
         raise ApiError(400, " ".join(str(error).split()), param) from error
 
 
-def install(app: FastAPI) -> None:
-    """Everything that goes wrong is answered in this form."""
-    for foreseen in (ApiError, Busy, Closing, Failed, Exception):
-        app.add_exception_handler(foreseen, _raised)
+def install_handlers(app: FastAPI) -> None:
+    """All exceptions are answered in this form."""
+    for kind in (ApiError, Busy, Closing, Failed, Exception):
+        app.add_exception_handler(kind, _raised)
     app.add_exception_handler(HTTPException, _no_such)
     app.add_exception_handler(RequestValidationError, _invalid)
 
@@ -93,27 +92,14 @@ def _raised(request: Request, error: Exception) -> JSONResponse:
 
 
 def _no_such(request: Request, error: Any) -> JSONResponse:
-    """The framework's own: no such path, no such method, a body that cannot be read."""
+    """The framework's own: no such path, no such method."""
     facts = {"path": request.url.path, "method": request.method, "known": ", ".join(request.app.openapi()["paths"]),
              "allowed": (error.headers or {}).get("Allow", "others")}
-    said = SENTENCES.get(error.status_code)
-    message = said.format(**facts) if said else f"{str(error.detail).rstrip('.')}."
+    sentence = SENTENCES.get(error.status_code)
+    message = sentence.format(**facts) if sentence else f"{str(error.detail).rstrip('.')}."
     return ApiError(error.status_code, message, headers=error.headers).response()
 
 
 def _invalid(request: Request, error: Any) -> JSONResponse:
-    """Pydantic's findings, the first field's alone."""
-    found: Sequence[Mapping[str, Any]] = error.errors()
-    place = found[0]["loc"]
-    if found[0]["type"] == "json_invalid":
-        why = found[0].get("ctx", {}).get("error", "")
-        return ApiError(400, f"The body is no JSON: {str(why).rstrip('.').lower()}.").response()
-    if len(place) < 2:
-        return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.").response()
-    param = str(place[1])
-    if found[0]["type"] == "missing":
-        return ApiError(400, f"{param} is missing. Give it.", param).response()
-    # Of several types that would do, each says that it is not what was found.
-    reasons = dict.fromkeys(re.sub(r"^\w+ should | after validation", "", str(one["msg"])) for one in found
-                            if str(one["loc"][1]) == param)
-    return ApiError(400, f"{param} must {', or '.join(reasons).replace(', or be ', ', or ')}.", param).response()
+    """FastAPI's own finding: the body is empty, or of another type."""
+    return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.").response()

@@ -1,4 +1,4 @@
-"""How /infill tells an answer, in the fields of llama.cpp's server.  Knows field names; knows no HTTP."""
+"""Answers of /infill, in the fields of llama.cpp's server.  Knows field names; knows no HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from longgraft.completion.prompt.layout import Laid
 from longgraft.engine.stats import Stats
-from longgraft.serve.infill_stops import Cutting
+from longgraft.serve.infill_stops import TrimmedJob
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
 from longgraft.serve.worker import End
@@ -17,8 +17,8 @@ STOPS = {"eos": "eos", "stop": "word", "length": "limit", "time": "limit", "cut"
 MILLI = 1000.0
 
 
-class Wanted(Protocol):
-    """Of what was asked."""
+class InfillFields(Protocol):
+    """Of the request."""
 
     stream: bool | None
     return_tokens: bool | None
@@ -27,66 +27,67 @@ class Wanted(Protocol):
     t_max_predict_ms: float | None
 
     @property
-    def wanted(self) -> int | None: ...
+    def new_tokens(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
-class Filled:
-    """Of one answer."""
+class LlamaCppFormat:
+    """The responses and chunks of one answer.  prompt: as text."""
 
     state: State
-    asked: Wanted
+    body: InfillFields
     laid: Laid
-    running: Cutting
+    prompt: str
+    running: TrimmedJob
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """The response, or the fields of it that were asked for, each under its path."""
+    def response(self, answer: Answer) -> dict[str, Any]:
+        """Whole, or the fields in response_fields, each under its path."""
         found = self._ended(answer.text, answer.ids, answer.end)
-        paths = self.asked.response_fields
+        paths = self.body.response_fields
         return found if not paths else {path: value for path in paths if (value := _at(found, path)) is not None}
 
-    def begins(self) -> Iterator[dict[str, Any]]:
-        """Nothing."""
+    def opening_chunks(self) -> Iterator[dict[str, Any]]:
+        """None."""
         return iter(())
 
-    def goes_on(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Mostly several tokens at once."""
+    def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
+        """Often of several tokens."""
         return {"index": 0, "content": "" if self._warms else text, "tokens": [] if self._warms else ids, "stop": False,
                 "id_slot": 0, "tokens_evaluated": len(self.laid.ids)}
 
-    def ends(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
-        """What it took, without the text."""
+    def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
+        """The statistics, without the text."""
         yield self._ended("", ids, end) | {"tokens": []}
 
     @property
     def _warms(self) -> bool:
-        """Nothing is to be said: the prompt is read, and the one token that comes of that is kept back."""
-        return self.asked.wanted == 0
+        """n_predict 0: the prompt is read, and the one token that this yields is left out."""
+        return self.body.new_tokens == 0
 
     def _ended(self, text: str, ids: Sequence[int], end: End) -> dict[str, Any]:
         stats, laid, job = end.stats, self.laid, self.running.job
         new = 0 if self._warms else stats.new_tokens
-        said = self.state.text(ids[-64:])
-        word = next((stop for stop in job.stop if stop in said), "") if end.reason == "stop" else ""
+        tail = self.state.text(ids[-64:])
+        word = next((stop for stop in job.stop if stop in tail), "") if end.reason == "stop" else ""
         return {
             "index": 0, "content": "" if self._warms else text,
-            "tokens": list(ids) if self.asked.return_tokens and not self._warms else [], "id_slot": 0, "stop": True,
+            "tokens": list(ids) if self.body.return_tokens and not self._warms else [], "id_slot": 0, "stop": True,
             "model": self.state.name, "tokens_predicted": new, "tokens_evaluated": stats.prompt_tokens,
-            "generation_settings": self._settings(), "prompt": self.state.text(laid.ids),
+            "generation_settings": self._settings(), "prompt": self.prompt,
             "has_new_line": "\n" in text, "truncated": bool(laid.unused), "stop_type": STOPS[end.reason],
             "stopping_word": word, "tokens_cached": stats.reused_tokens, "layout": laid.form,
             "timings": timings(stats, new, self.running.drafted)}
 
     def _settings(self) -> dict[str, Any]:
         job = self.running.job
-        drawn = {name: value for name, value in vars(job.sampling).items() if name != "replay"}
-        return drawn | {"n_predict": self.asked.wanted if self.asked.wanted is not None else -1,
-                        "max_tokens": job.max_new_tokens, "stop": list(job.stop), "stream": bool(self.asked.stream),
-                        "n_indent": self.asked.n_indent or 0, "t_max_predict_ms": self.asked.t_max_predict_ms or 0}
+        sampling = {name: value for name, value in vars(job.sampling).items() if name != "replay"}
+        return sampling | {"n_predict": self.body.new_tokens if self.body.new_tokens is not None else -1,
+                        "max_tokens": job.max_new_tokens, "stop": list(job.stop), "stream": bool(self.body.stream),
+                        "n_indent": self.body.n_indent or 0, "t_max_predict_ms": self.body.t_max_predict_ms or 0}
 
 
 def timings(stats: Stats, new: int, drafted: int) -> dict[str, float]:
-    """Tokens and milliseconds of prompt and answer, as llama.cpp counts them: prompt_n was read, cache_n was not."""
+    """Tokens and milliseconds of prompt and answer, as llama.cpp counts them: cache_n of the prompt were reused."""
     read = stats.prompt_tokens - stats.reused_tokens
     found: dict[str, float] = {"cache_n": stats.reused_tokens}
     for name, tokens, seconds in (("prompt", read, stats.prefill_seconds), ("predicted", new, stats.decode_seconds)):
@@ -97,7 +98,7 @@ def timings(stats: Stats, new: int, drafted: int) -> dict[str, float]:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What stands at a/b; None where nothing does."""
+    """The value at a path such as a/b; None where there is none."""
     for key in path.split("/"):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

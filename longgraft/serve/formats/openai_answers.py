@@ -1,4 +1,4 @@
-"""How OpenAI's API tells an answer: whole, or in chunks; what it cost, and what longgraft adds to that.
+"""Answers in the fields of OpenAI's API, whole or in chunks, with longgraft's statistics.
 
 Knows field names; knows no HTTP and no session.
 """
@@ -22,13 +22,17 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", 
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells completions from chats.  opening, last: of the first chunk and of the one with the finish reason."""
+    """The fields in which completions and chats differ.
+
+    message, delta: a choice's text in the response and in a chunk
+    opening, last:  of the first chunk and of the one with the finish reason
+    """
 
     prefix: str
     name: str
     chunk_name: str
-    said: Callable[[str], dict[str, Any]]
-    added: Callable[[str], dict[str, Any]]
+    message: Callable[[str], dict[str, Any]]
+    delta: Callable[[str], dict[str, Any]]
     opening: dict[str, Any] | None
     last: dict[str, Any]
 
@@ -41,12 +45,11 @@ CHAT = Kind("chatcmpl", "chat.completion", "chat.completion.chunk",
 
 
 @dataclass(frozen=True)
-class Telling:
-    """Of one answer.
+class OpenAIFormat:
+    """The responses and chunks of one answer.
 
-    sampling: how its tokens were drawn; predicted: token ids of the prediction; echo: text that comes before the
-    answer's; form: how a suffix was shown; with_ids: each choice has its token ids; with_usage: the stream ends with a
-    chunk of what it cost
+    predicted: token ids of the prediction; echo: text before the answer's; layout: of a prompt with a suffix; with_ids:
+    each choice has its token ids; with_usage: the stream ends with a chunk of its usage
     """
 
     kind: Kind
@@ -54,45 +57,45 @@ class Telling:
     sampling: Sampling = field(default_factory=Sampling)
     predicted: Sequence[int] = ()
     echo: str = ""
-    form: str = ""
+    layout: str = ""
     with_ids: bool = False
     with_usage: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """The response."""
-        choice = self._choice(self.kind.said(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
+    def response(self, answer: Answer) -> dict[str, Any]:
+        """Whole."""
+        choice = self._choice(self.kind.message(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
         return self._object(self.kind.name, [choice]) | {
             "usage": usage(answer.end, answer.ids, self.predicted), "longgraft": self._cost(answer.end)}
 
-    def begins(self) -> Iterator[dict[str, Any]]:
-        """The role; the prompt, where it is echoed."""
+    def opening_chunks(self) -> Iterator[dict[str, Any]]:
+        """The role; the echoed prompt."""
         if self.kind.opening is not None:
             yield self._chunk(self.kind.opening)
         if self.echo:
-            yield self._chunk(self.kind.added(self.echo))
+            yield self._chunk(self.kind.delta(self.echo))
 
-    def goes_on(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Mostly several tokens at once."""
-        return self._chunk(self.kind.added(text), ids)
+    def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
+        """Often of several tokens."""
+        return self._chunk(self.kind.delta(text), ids)
 
-    def ends(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
-        """The finish reason with what it took; then the usage, where it was asked for."""
+    def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
+        """The finish reason with the statistics; then the usage, where the request includes it."""
         yield self._chunk(self.kind.last, rest, REASONS[end.reason]) | {"longgraft": self._cost(end)}
         if self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": usage(end, ids, self.predicted)}
 
     def _cost(self, end: End) -> dict[str, Any]:
-        drawn = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
-        return cost(end) | {"sampling": drawn} | ({"layout": self.form} if self.form else {})
+        sampling = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
+        return cost(end) | {"sampling": sampling} | ({"layout": self.layout} if self.layout else {})
 
-    def _chunk(self, said: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
-        made = self._object(self.kind.chunk_name, [self._choice(said, ids, reason)])
+    def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
+        made = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
         return made | {"usage": None} if self.with_usage else made
 
-    def _choice(self, said: dict[str, Any], ids: Sequence[int], reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+    def _choice(self, fields: dict[str, Any], ids: Sequence[int], reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **fields, "logprobs": None, "finish_reason": reason}
         return choice | {"token_ids": list(ids)} if self.with_ids else choice
 
     def _object(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,7 +104,7 @@ class Telling:
 
 
 def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, Any]:
-    """Tokens; those of the prompt that were not read again, and those of the prediction that the answer repeated."""
+    """Token counts; of the prompt those that were reused, of the prediction those that the answer repeated."""
     stats = end.stats
     repeated, others = accepted(predicted, ids)
     return {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.new_tokens,

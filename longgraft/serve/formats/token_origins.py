@@ -1,4 +1,4 @@
-"""An answer token by token, as it is shown: whose each piece of text is, and the tree that a step verified.
+"""An answer token by token for the page: the origin of each piece of text, and the tree that each step verified.
 
 Knows tokenizers, steps and trees; knows no HTTP.
 """
@@ -15,14 +15,14 @@ BY = {DRAFT: "drafted", RETRIEVED: "retrieved", DRAFT | RETRIEVED: "both"}
 
 
 def proposed_by(bits: int) -> str:
-    """A token's origin in a word; what nobody proposed is the target's."""
+    """A token's origin in a word; a token that was not proposed is the target's."""
     return BY.get(bits & (DRAFT | RETRIEVED), "target")
 
 
 class Spans:
-    """Shares a request's text out among its tokens, as it becomes certain.
+    """Assigns a request's text to its tokens, as it becomes certain.
 
-    A character that several tokens make is the last one's.  What a stop string cuts off is nobody's.
+    A character of several tokens belongs to the last one.  Text that a stop string cuts off belongs to none.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -31,36 +31,36 @@ class Spans:
         self._open: list[tuple[int, str, int]] = []      # (token's place, origin, characters still to be shown)
 
     def push(self, step: Step) -> list[dict[str, Any]]:
-        """The step's tokens, {at, origin, text}, behind earlier ones of which more is certain now.
+        """The step's tokens, {at, origin, text}, after earlier ones with newly certain text.
 
         at: place in the answer.  The texts together are the step's.
         """
         for token, bits in zip(step.tokens, step.origins, strict=True):
             self._open.append((self._tokens, proposed_by(bits), len(self._text.push([token]))))
             self._tokens += 1
-        told, left, rest, new = list[dict[str, Any]](), [], step.text, self._tokens - len(step.tokens)
+        spans, left, rest, new = list[dict[str, Any]](), [], step.text, self._tokens - len(step.tokens)
         for at, origin, length in self._open:
             shown, rest = rest[:length], rest[length:]
             if shown or at >= new:
-                told.append({"at": at, "origin": origin, "text": shown})
+                spans.append({"at": at, "origin": origin, "text": shown})
             if len(shown) < length:
                 left.append((at, origin, length - len(shown)))
-        if rest:        # bytes that are no character, given out at the end
-            told[-1]["text"] += rest
+        if rest:        # bytes that are no character, flushed at the end
+            spans[-1]["text"] += rest
         self._open = left
-        return told
+        return spans
 
 
 class Pictures:
-    """Trees as lists for JSON.  A token is shown by its text; a part of a character as the vocabulary spells it."""
+    """Trees as lists for JSON.  A token is its text; a part of a character is its entry in the vocabulary."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, str] = {}
 
     def of(self, step: Step) -> dict[str, Any] | None:
-        """Of a decoding step: tokens, parents, origins and scores of its nodes; the path that was emitted; the bonus,
-        None where an end cut it off."""
+        """Of a decoding step: tokens, parents, origins and scores of its nodes; the emitted path; the bonus
+        token, None where an end cut it off."""
         tree = step.tree
         if tree is None:
             return None
@@ -71,7 +71,7 @@ class Pictures:
                 "path": path, "bonus": self.text(step.tokens[-1]) if len(path) == len(step.tokens) else None}
 
     def text(self, token: int) -> str:
-        """One token alone."""
+        """Of one token."""
         if token not in self._known:
             spelt = str(self._tokenizer.convert_ids_to_tokens(token))
             text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)

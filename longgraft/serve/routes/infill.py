@@ -1,34 +1,37 @@
-"""/infill, as llama.cpp's server has it and llama.vim asks it: what stands between a prefix and a suffix.
+"""/infill, as llama.cpp's server has it and llama.vim uses it: the text between a prefix and a suffix.
 
-Other files' text is laid out before the file as the model knows it (`completion/prompt/layout.py`); what does not fit,
-and the suffix of a model that fills in left to right, is told to memories.  Its samplers are not this server's:
-a request draws as all others do.
+Other files' text is laid out before the file in the model's format (`completion/prompt/layout.py`).  What does not fit,
+and the suffix where the model has no fill-in-the-middle tokens, is a prediction.  llama.cpp's samplers are ignored: the
+sampling fields are those of all requests.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from longgraft.completion.prompt.layout import Laid
 from longgraft.completion.snippets import Cursor, Piece
-from longgraft.serve.formats.errors import refusing
-from longgraft.serve.formats.llamacpp_answers import Filled
-from longgraft.serve.formats.request_fields import Drawing
-from longgraft.serve.infill_stops import Cut, Cutting
-from longgraft.serve.prompts import drawn, predicted
-from longgraft.serve.routes.openai import begin
+from longgraft.serve.formats.errors import client_errors
+from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
+from longgraft.serve.formats.request_fields import GenerationRequest
+from longgraft.serve.infill_stops import InfillStop, TrimmedJob
+from longgraft.serve.prompts import prediction_ids, sampling_of
+from longgraft.serve.request_body import BodyRequest, BodyRoute
+from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
-from longgraft.serve.streaming import EITHER, Events, whole
+from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
 from longgraft.serve.worker import Job
 
 PROJECT = "myproject"       # llama.cpp's, where a layout names the repository
-NAME = "filename"           # and its name of the file
+NAME = "filename"           # llama.cpp's name of the file at the cursor
+PIECES = 256                # llama.vim's ring has 16
+CHARACTERS = 16             # of a token, generously: pieces beyond so many for each token of the prompt do not fit
 
 
 class Extra(BaseModel):
@@ -40,20 +43,22 @@ class Extra(BaseModel):
     filename: str | None = None
 
 
-class InfillAsked(Drawing):
-    """Of /infill.  prompt: what is typed of the middle already, between the prefix and the answer."""
+class InfillRequest(GenerationRequest):
+    """Of /infill.  prompt: text between the prefix and the answer, typed already."""
 
     input_prefix: str
     input_suffix: str
-    input_extra: list[Extra] | None = Field(None, description="Other text, the most useful last")
+    input_extra: Annotated[list[Extra], Field(max_length=PIECES, fail_fast=True)] | None = Field(
+        None, description=f"Other text, the most useful last; {PIECES} pieces at most")
     prompt: str | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: the "
                                                            "prompt is read, so that the next one is read faster")
-    n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(None, description="Blanks with which each new line "
-                                                                  "begins at least")
+    n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(None, description="Indentation of each "
+                                                                  "new line at least")
     t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="From the first token on; then the "
                                            "answer ends with a line; 0: no limit")
-    response_fields: list[str] | None = Field(None, description="Paths such as timings/prompt_n; none: all")
+    response_fields: Annotated[list[str], Field(max_length=PIECES, fail_fast=True)] | None = Field(
+        None, description="Paths such as timings/prompt_n; none: all")
     return_tokens: bool | None = False
 
     @property
@@ -67,61 +72,75 @@ class InfillAsked(Drawing):
         return [Piece(one.filename or "tmp", one.text, worth=float(n)) for n, one in enumerate(extra)][::-1]
 
     @property
-    def wanted(self) -> int | None:
-        """New tokens; None: what is allowed."""
-        wanted = self.wanted_tokens if self.n_predict is None else self.n_predict
-        return None if wanted is None or wanted < 0 else wanted
+    def new_tokens(self) -> int | None:
+        """At most; None: as many as are allowed."""
+        limit = self.token_limit if self.n_predict is None else self.n_predict
+        return None if limit is None or limit < 0 else limit
 
     @property
     def seconds(self) -> float | None:
-        """After which it ends with a line."""
+        """After which the answer ends with its line."""
         limit = self.t_max_predict_ms or 0.0
         return limit / 1000 if limit > 0 else None
 
 
 def router(state: State) -> APIRouter:
-    routes, prompts = APIRouter(), Prompts(state)
+    routes, prompts = APIRouter(route_class=BodyRoute), Prompts(state)
 
-    @routes.post("/infill", response_model=None, responses=EITHER)
-    async def infill(asked: InfillAsked, request: Request) -> Response:
-        """What stands between a prefix and a suffix, for llama.vim and its like."""
-        begin(state, asked)
-        laid, job = await asyncio.to_thread(prompts.job_of, asked)
-        cut = Cut(asked.n_indent or 0, asked.seconds, laid.held)
-        running = Cutting(state.worker.submit(replace(job, reached=cut.reaches())), cut)
-        told = Filled(state, asked, laid, running)
-        if asked.stream:
-            return Events(running, told, state.options.beat, last="")
-        # It has the prompt as text, which takes its time.
-        return JSONResponse(await asyncio.to_thread(told.whole, await whole(request, running)))
+    @routes.post("/infill", response_model=None, responses=JSON_OR_EVENTS)
+    async def infill(body: InfillRequest, request: BodyRequest) -> Response:
+        """The text between a prefix and a suffix, for llama.vim and similar plugins."""
+        check_request(state, body)
+        laid, job, prompt = await request.run(prompts.job_of, body)
+        stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
+        running = TrimmedJob(state.worker.submit(replace(job, complete=stop.detector())), stop)
+        form = LlamaCppFormat(state, body, laid, prompt, running)
+        if body.stream:
+            return EventStream(running, form, state.options.beat, last="")
+        return JSONResponse(form.response(await whole_answer(request, running)))
 
     return routes
 
 
 class Prompts:
-    """One layout for all requests.  It keeps what stood in the last prompt, so that the next begins alike."""
+    """Prompts of all requests.  The pieces of the last one are kept, so that the next begins alike."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._used: tuple[Piece, ...] = ()
 
-    def job_of(self, asked: InfillAsked) -> tuple[Laid, Job]:
-        """The prompt, and what the worker is given."""
+    def job_of(self, body: InfillRequest) -> tuple[Laid, Job, str]:
+        """The layout of the prompt, the job, and the prompt as text where the response has it."""
         state = self.state
         state.need_tokenizer("input_prefix")
         for name in ("input_prefix", "input_suffix", "prompt"):
-            state.whole(getattr(asked, name) or "", name)
-        for piece in asked.pieces:
-            state.whole(piece.path + piece.text, "input_extra")
-        wanted = state.options.max_answer_tokens if asked.wanted is None else asked.wanted
-        answer = min(wanted, state.options.max_answer_tokens, state.positions // 2)
-        most = min(state.most_prompt, state.positions - 1 - answer)
-        with refusing("input_prefix"):
-            laid = state.layout.lay_out(asked.cursor, asked.pieces, most, PROJECT, self._used)
+            state.check_text(getattr(body, name) or "", name)
+        for piece in body.pieces:
+            state.check_text(piece.path + piece.text, "input_extra")
+        limit = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
+        answer = min(limit, state.options.max_answer_tokens, state.positions // 2)
+        most = min(state.max_prompt_tokens, state.positions - 1 - answer)
+        with client_errors("input_prefix"):
+            shown, others = _within(body.pieces, CHARACTERS * most)
+            laid = state.layout.lay_out(body.cursor, shown, most, PROJECT, self._used)
+            laid = replace(laid, unused=(*laid.unused, *others))
         self._used = laid.used
-        sampling = drawn(state, asked)
-        with refusing("stop"):
-            stop = asked.stops()
-        prediction = [text for text in (*laid.prediction, predicted(state, asked)) if text]
-        return laid, Job(laid.ids, state.room(laid.ids, max(1, wanted)), sampling, stop,
-                         (*asked.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds)
+        sampling = sampling_of(state, body)
+        with client_errors("stop"):
+            stop = body.stops()
+        prediction = [text for text in (*laid.prediction, prediction_ids(state, body)) if text]
+        state.check_ids(body.stop_token_ids or (), "stop_token_ids")
+        job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
+                  (*body.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds)
+        fields = () if body.stream else body.response_fields or ()
+        return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
+
+
+def _within(pieces: Sequence[Piece], characters: int) -> tuple[Sequence[Piece], Sequence[Piece]]:
+    """(the first pieces with so many characters at most together, the others)."""
+    total = 0
+    for count, piece in enumerate(pieces):
+        total += len(piece.text)
+        if total > characters:
+            return pieces[:count], pieces[count:]
+    return pieces, ()

@@ -1,6 +1,6 @@
-"""/metrics in Prometheus' form, by the names that vLLM and llama.cpp share behind their prefixes; ours is `longgraft:`.
+"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, prefixed by `longgraft:`.
 
-Counts in the decoding thread, as a watcher of every job.  Knows jobs and steps; knows no method.
+Counts in the decoding thread, as a watcher of all jobs.  Knows jobs and steps; knows no method.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
 
 
 def router(state: State) -> APIRouter:
-    routes, meter = APIRouter(), Meter(state)
-    state.worker.watchers.append(meter)
+    routes, counts = APIRouter(), RequestMetrics(state)
+    state.worker.watchers.append(counts)
 
     @routes.get("/metrics", response_class=Response)
     def metrics(accept: str = Header("")) -> Response:
         """Counts since the server began, for Prometheus."""
         encode, kind = choose_encoder(accept)
-        return Response(encode(meter.registry), media_type=kind)
+        return Response(encode(counts.registry), media_type=kind)
 
     return routes
 
 
-class Meter:
+class RequestMetrics:
     """Of one server, in a registry of its own."""
 
     def __init__(self, state: State) -> None:
@@ -64,8 +64,9 @@ class Meter:
         self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
                                     "session.")
         self._gauge("num_requests_running", "Requests that are decoded.", lambda: worker.current is not None)
-        self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting)
-        self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.", lambda: worker.refused)
+        self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
+        self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.",
+                    lambda: worker.refused + state.pool.refused)
         if (kept := self._prefixes) is not None:
             self._gauge("prefix_cache_bytes", "Kept of prompts that were read.", lambda: kept.bytes)
         ProcessCollector(registry=self.registry)
@@ -82,10 +83,10 @@ class Meter:
         if step.tree is not None and len(step.tree) > 1:
             self.drafts.inc()
             self.drafted.inc(len(step.tree) - 1)
-            # What an end cut off was not taken.
-            taken = min(len(step.path) - 1, len(step.tokens))
-            self.accepted.inc(taken)
-            for position in range(taken):
+            # Tokens behind an end were not accepted.
+            accepted = min(len(step.path) - 1, len(step.tokens))
+            self.accepted.inc(accepted)
+            for position in range(accepted):
                 self.at.labels(self._name, str(position)).inc()
 
     def ended(self, running: Running, end: End | None) -> None:

@@ -13,12 +13,13 @@ from longgraft.serve.state import State
 def router(state: State) -> APIRouter:
     routes = APIRouter()
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
-    @routes.get("/v1/health", include_in_schema=False)
+    @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:
-        """Whether requests are answered."""
+        """Whether requests are decoded."""
         if not state.worker.alive:
-            raise ApiError(503, "Nothing is decoded here any more. Start the server again.")
+            raise ApiError(503, "The decoding thread has ended. Start the server again.")
         return {"status": "ok"}
 
     @routes.get("/v1/models")

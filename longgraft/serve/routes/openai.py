@@ -1,71 +1,81 @@
-"""/v1/completions and /v1/chat/completions, as OpenAI's API has them."""
+"""/v1/completions and /v1/chat/completions of OpenAI's API."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from longgraft.serve.formats.errors import ApiError, refusing
-from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, Telling
-from longgraft.serve.formats.request_fields import USUAL_TOKENS, ChatAsked, CompletionAsked, Drawing, Unsupported
-from longgraft.serve.prompts import Read, chat, completion, drawn, predicted
+from longgraft.serve.formats.errors import ApiError, client_errors
+from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat
+from longgraft.serve.formats.request_fields import (
+    DEFAULT_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Unsupported,
+)
+from longgraft.serve.prompts import EncodedPrompt, chat, completion, prediction_ids, sampling_of
+from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
-from longgraft.serve.streaming import EITHER, Events, whole
+from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
 from longgraft.serve.worker import Job
 
 
 def router(state: State) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
-    @routes.post("/v1/completions", response_model=None, responses=EITHER)
-    async def completions(asked: CompletionAsked, request: Request) -> Response:
-        """Continue a prompt, or fill the place before a suffix."""
-        begin(state, asked)
-        read = await asyncio.to_thread(completion, state, asked)
-        return await _answered(state, request, asked, read, COMPLETION, asked.wanted_tokens or USUAL_TOKENS)
+    @routes.post("/v1/completions", response_model=None, responses=JSON_OR_EVENTS)
+    async def completions(body: CompletionRequest, request: BodyRequest) -> Response:
+        """Continue a prompt, or fill in before a suffix."""
+        return await _answered(state, request, body, COMPLETION, completion, body.token_limit or DEFAULT_TOKENS)
 
-    @routes.post("/v1/chat/completions", response_model=None, responses=EITHER)
-    async def chat_completions(asked: ChatAsked, request: Request) -> Response:
+    @routes.post("/v1/chat/completions", response_model=None, responses=JSON_OR_EVENTS)
+    async def chat_completions(body: ChatRequest, request: BodyRequest) -> Response:
         """The next message, by the model's chat template."""
-        begin(state, asked)
-        read = await asyncio.to_thread(chat, state, asked)
-        return await _answered(state, request, asked, read, CHAT, asked.wanted_tokens)
+        return await _answered(state, request, body, CHAT, chat, body.token_limit)
 
     return routes
 
 
-def begin(state: State, asked: Drawing) -> None:
-    """What can be refused before anything is read, is."""
+def check_request(state: State, body: GenerationRequest) -> None:
+    """Refuses what can be refused before the prompt is encoded."""
     try:
-        asked.refuse()
+        body.check_supported()
     except Unsupported as error:
         raise ApiError(400, str(error), error.param, "unsupported_parameter") from error
     state.worker.check()
 
 
-def job_of(state: State, asked: Drawing, read: Read, wanted: int | None) -> Job:
-    """What the worker is given.  wanted: new tokens; None: what is allowed."""
-    sampling = drawn(state, asked)
-    with refusing("stop"):
-        stop = (*asked.stops(), *read.stop)
+def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
+    """The worker's job.  limit: new tokens; None: as many as are allowed."""
+    sampling = sampling_of(state, body)
+    with client_errors("stop"):
+        stop = (*body.stops(), *prompt.stop)
     if stop:
         state.need_tokenizer("stop")
-    return Job(read.ids, state.room(read.ids, wanted), sampling, stop,
-               (*asked.eos(state.session.eos), *read.eos), seconds=state.options.max_seconds)
+    state.check_ids(body.stop_token_ids or (), "stop_token_ids")
+    return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
+               (*body.eos(state.session.eos), *prompt.eos), seconds=state.options.max_seconds)
 
 
-async def _answered(state: State, request: Request, asked: Drawing, read: Read, kind: Kind, wanted: int | None
-                    ) -> Response:
-    job = job_of(state, asked, read, wanted)
-    expected = await asyncio.to_thread(predicted, state, asked)
-    # What is said last is what a retriever believes first.
-    job = replace(job, prediction=[text for text in (*read.told, expected) if text])
-    telling = Telling(kind, state.name, job.sampling, expected, read.echo, read.form, bool(asked.return_token_ids),
-                      asked.tells_usage)
+async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,
+                    encode: Callable[[State, Any], EncodedPrompt], limit: int | None) -> Response:
+    """encode: from the request fields to the prompt."""
+    def prepare() -> tuple[EncodedPrompt, Job, Sequence[int]]:
+        prompt = encode(state, body)
+        job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
+        # Retrievers prefer the last text.
+        return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
+
+    check_request(state, body)
+    prompt, job, expected = await request.run(prepare)
+    form = OpenAIFormat(kind, state.name, job.sampling, expected, prompt.echo, prompt.layout,
+                        bool(body.return_token_ids), body.with_usage_chunk)
     running = state.worker.submit(job)
-    if asked.stream:
-        return Events(running, telling, state.options.beat)
-    return JSONResponse(telling.whole(await whole(request, running)))
+    if body.stream:
+        return EventStream(running, form, state.options.beat)
+    return JSONResponse(form.response(await whole_answer(request, running)))

@@ -1,20 +1,19 @@
-"""/tokenize and /detokenize, as llama.cpp's server has them."""
+"""/tokenize and /detokenize of llama.cpp's server."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.formats.request_fields import Ids
+from longgraft.serve.formats.request_fields import TokenIds
+from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
 
-class TokenizeAsked(BaseModel):
-    """add_special: with the tokens that the tokenizer puts around a prompt; with_pieces: each with its text."""
+class TokenizeRequest(BaseModel):
+    """add_special: with the tokens that the tokenizer adds to a prompt; with_pieces: each with its text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -23,31 +22,35 @@ class TokenizeAsked(BaseModel):
     with_pieces: bool | None = False
 
 
-class DetokenizeAsked(BaseModel):
+class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    tokens: Ids
+    tokens: TokenIds
 
 
 def router(state: State) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=BodyRoute)
 
-    def tokens_of(asked: TokenizeAsked) -> list[Any]:
-        ids = state.ids(asked.content, "content", bool(asked.add_special))
-        return [{"id": one, "piece": state.text([one])} for one in ids] if asked.with_pieces else ids
+    def tokens_of(body: TokenizeRequest) -> list[Any]:
+        ids = state.ids(body.content, "content", bool(body.add_special))
+        if not body.with_pieces:
+            return ids
+        pieces = {one: state.text([one]) for one in set(ids)}
+        return [{"id": one, "piece": pieces[one]} for one in ids]
+
+    def text_of(body: DetokenizeRequest) -> str:
+        state.need_tokenizer("tokens")
+        state.check_ids(body.tokens, "tokens")
+        return state.text(body.tokens)
 
     @routes.post("/tokenize")
-    async def tokenize(asked: TokenizeAsked) -> dict[str, Any]:
-        """Text as token ids; special tokens that are written out are found."""
-        return {"tokens": await asyncio.to_thread(tokens_of, asked)}
+    async def tokenize(body: TokenizeRequest, request: BodyRequest) -> dict[str, Any]:
+        """Text to token ids; special tokens in the text are recognised."""
+        return {"tokens": await request.run(tokens_of, body)}
 
     @routes.post("/detokenize")
-    async def detokenize(asked: DetokenizeAsked) -> dict[str, str]:
-        """Token ids as text."""
-        state.need_tokenizer("tokens")
-        vocabulary = state.session.target.vocab_size
-        if wrong := [token for token in asked.tokens if token >= vocabulary]:
-            raise ApiError(400, f"tokens holds {wrong[0]}, and {state.name} knows 0 to {vocabulary - 1}.", "tokens")
-        return {"content": await asyncio.to_thread(state.text, asked.tokens)}
+    async def detokenize(body: DetokenizeRequest, request: BodyRequest) -> dict[str, str]:
+        """Token ids to text."""
+        return {"content": await request.run(text_of, body)}
 
     return routes

@@ -1,4 +1,4 @@
-"""The page at / and what it watches: one answer, told step by step with its trees, then plain decoding beside it.
+"""The page at / and its stream: one answer step by step with its trees, then plain decoding for comparison.
 
 Knows HTTP and sessions; knows no method.
 """
@@ -24,19 +24,20 @@ from longgraft.comparison.levels import first_divergence, may_differ
 from longgraft.comparison.loops import loops
 from longgraft.comparison.with_plain import plain_session
 from longgraft.engine.decoder import Step
-from longgraft.serve.formats.errors import ApiError, refusing
-from longgraft.serve.formats.request_fields import USUAL_TOKENS, Drawing
+from longgraft.serve.formats.errors import ApiError, client_errors
+from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, GenerationRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
-from longgraft.serve.prompts import Read
-from longgraft.serve.routes.openai import begin, job_of
+from longgraft.serve.prompts import EncodedPrompt
+from longgraft.serve.request_body import BodyRequest, BodyRoute
+from longgraft.serve.routes.openai import check_request, job_of
 from longgraft.serve.state import State
-from longgraft.serve.worker import Running
+from longgraft.serve.worker import Job, Running
 
 Event = tuple[str, dict[str, Any]]
 
 
-class Watched(Drawing):
-    """What the page asks for.  chat: as a message to a model that chats; compare: decode it plainly afterwards."""
+class WatchRequest(GenerationRequest):
+    """The page's request.  chat: send the prompt as a chat message; compare: decode it plain_job afterwards."""
 
     prompt: str
     chat: bool = False
@@ -44,11 +45,21 @@ class Watched(Drawing):
 
 
 def router(state: State) -> APIRouter:
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter(include_in_schema=False, route_class=BodyRoute)
     page = (files("longgraft.serve") / "page.html").read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff",
                "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 
+    def prepare(body: WatchRequest) -> Job:
+        state.need_tokenizer("prompt")
+        if body.chat:
+            state.need_template("chat")
+        text: Any = [{"role": "user", "content": body.prompt}] if body.chat else body.prompt
+        with client_errors("prompt"):
+            ids = state.session.encode(text)
+        return job_of(state, body, EncodedPrompt(ids), body.token_limit or DEFAULT_TOKENS)
+
+    @routes.head("/")
     @routes.get("/")
     async def index() -> HTMLResponse:
         """The same for everyone."""
@@ -56,23 +67,17 @@ def router(state: State) -> APIRouter:
 
     @routes.get("/watch")
     async def about() -> dict[str, Any]:
-        """What decodes here.  A folder's place on this machine is nobody's business."""
-        told = [line.replace(state.session.target.name, state.name) for line in state.session.about]
-        return {"about": told, "chat": bool(getattr(state.tokenizer, "chat_template", None))}
+        """The session's description, without the paths of folders."""
+        lines = [line.replace(state.session.target.name, state.name) for line in state.session.about]
+        return {"about": lines, "chat": bool(getattr(state.tokenizer, "chat_template", None))}
 
     @routes.post("/watch")
-    async def watch(asked: Watched) -> StreamingResponse:
+    async def watch(body: WatchRequest, request: BodyRequest) -> StreamingResponse:
         """One answer as events."""
-        begin(state, asked)
-        state.need_tokenizer("prompt")
-        if asked.chat:
-            state.need_template("chat")
-        text: Any = [{"role": "user", "content": asked.prompt}] if asked.chat else asked.prompt
-        with refusing("prompt"):
-            ids = await asyncio.to_thread(state.session.encode, text)
-        running = state.worker.submit(job_of(state, asked, Read(ids), asked.wanted_tokens or USUAL_TOKENS))
-        # A client that was gone before the first event ends it, too.
-        return StreamingResponse(_lines(state, running, asked.compare), media_type="text/event-stream",
+        check_request(state, body)
+        running = state.worker.submit(await request.run(prepare, body))
+        # Also for a client that disconnects before the first event.
+        return StreamingResponse(_lines(state, running, body.compare), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
                                  background=BackgroundTask(running.cancel))
 
@@ -82,7 +87,7 @@ def router(state: State) -> APIRouter:
 async def _lines(state: State, running: Running, compare: bool) -> AsyncIterator[str]:
     """Server-sent events: start; read, step, done; with `compare` plain, compared; error; end, and comments between."""
     try:
-        with refusing():
+        with client_errors():
             async for event in _answer(state, running, compare):
                 yield ": waiting\n\n" if event is None else _line(*event)
     except Exception as error:
@@ -90,37 +95,37 @@ async def _lines(state: State, running: Running, compare: bool) -> AsyncIterator
     yield _line("end", {})
 
 
-def _line(name: str, told: dict[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(told, separators=(',', ':'))}\n\n"
+def _line(name: str, fields: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(fields, separators=(',', ':'))}\n\n"
 
 
 async def _answer(state: State, running: Running, compare: bool) -> AsyncIterator[Event | None]:
-    """All there is to tell of one answer; None: a sign of life."""
+    """The events of one answer; None: nothing new for a beat."""
     job, beat = running.job, state.options.beat
     yield "start", {"prompt_tokens": len(job.ids), "max_tokens": job.max_new_tokens}
-    spans, pictures, count = Spans(state.tokenizer), Pictures(state.tokenizer), Count(len(job.ids))
+    spans, pictures, progress = Spans(state.tokenizer), Pictures(state.tokenizer), Progress(len(job.ids))
     async for step in _steps(running, beat):
         if step is None:
             yield None
-        elif not count.step(step):
-            yield "read", count.reading()
+        elif not progress.step(step):
+            yield "read", progress.reading()
         else:
-            yield "step", count.decoding() | {"tokens": spans.push(step), "tree": pictures.of(step)}
+            yield "step", progress.decoding() | {"tokens": spans.push(step), "tree": pictures.of(step)}
     end = running.end
     assert end is not None
     yield "done", {"finish_reason": end.reason, "stats": end.stats.as_dict(),
-                   "loops": await asyncio.to_thread(loops, count.ids)}
+                   "loops": await asyncio.to_thread(loops, progress.ids)}
     if not compare or end.reason in ("cancelled", "time"):
         return
-    ours, again = count.ids, Count(len(job.ids))
-    plainly = state.worker.submit(replace(job, session=plain_session(state.session)))
-    async for step in _steps(plainly, beat):
+    ours, again = progress.ids, Progress(len(job.ids))
+    plain_job = state.worker.submit(replace(job, session=plain_session(state.session)))
+    async for step in _steps(plain_job, beat):
         if step is None:
             yield None
         else:
             yield "plain", again.decoding() if again.step(step) else again.reading()
-    assert plainly.end is not None
-    rate, plain = end.stats.decode_tokens_per_second, plainly.end.stats.decode_tokens_per_second
+    assert plain_job.end is not None
+    rate, plain = end.stats.decode_tokens_per_second, plain_job.end.stats.decode_tokens_per_second
     at = first_divergence(ours, again.ids)
     yield "compared", {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain,
                        "speedup": rate / plain if plain else 0.0,
@@ -128,7 +133,7 @@ async def _answer(state: State, running: Running, compare: bool) -> AsyncIterato
 
 
 async def _steps(running: Running, beat: float) -> AsyncIterator[Step | None]:
-    """Its steps; who stops listening ends it."""
+    """The job's steps; it is cancelled when iteration ends."""
     try:
         async for step in running.steps(beat):
             yield step
@@ -136,8 +141,8 @@ async def _steps(running: Running, beat: float) -> AsyncIterator[Step | None]:
         running.cancel()
 
 
-class Count:
-    """What is said of an answer while it runs: by the time at which its steps are told."""
+class Progress:
+    """Counts of a running answer, by the time at which its steps arrive."""
 
     def __init__(self, prompt_tokens: int) -> None:
         self.prompt_tokens, self.read, self.reused, self.passes, self.ids = prompt_tokens, 0, 0, 0, list[int]()
@@ -145,7 +150,7 @@ class Count:
         self._began = self._now = time.monotonic()
 
     def step(self, step: Step) -> bool:
-        """Count one; whether it brought tokens."""
+        """Count one step; whether it has tokens."""
         self._now = time.monotonic()
         self.read += step.read
         self.reused += step.reused

@@ -1,0 +1,132 @@
+"""From the bytes of a request body to a pydantic model, off the event loop; or to one sentence about its first mistake.
+
+Knows FastAPI and pydantic; knows no field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.worker import Busy
+
+T = TypeVar("T")
+
+
+class BodyRequest(Request):
+    """A request whose body is parsed, and whose further work is done, in the server's encoding pool."""
+
+    def __init__(self, request: Request, model: type[BaseModel]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._model = model
+
+    async def json(self) -> Any:
+        """An instance of the model, which FastAPI's own validation passes through."""
+        return await self.run(parse, self._model, await self.body())
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """What `work` returns, in a thread of the pool.  ApiError: 429 where the pool is full, 499 where the client
+        has gone; work that has not begun by then never does."""
+        size = len(await self.body())
+        task = asyncio.ensure_future(self.app.state.longgraft.pool.run(size, work, *args))
+        gone = asyncio.create_task(disconnected(self))
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ApiError(499, "The client closed the connection.")
+            return task.result()
+        except Busy as error:       # FastAPI would call whatever else is raised here a body that cannot be parsed
+            raise ApiError.of(error) from error
+        finally:
+            gone.cancel()
+            task.cancel()
+
+
+class BodyRoute(APIRoute):
+    """A route that reads its body as a `BodyRequest` does."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's, with its own kind of request."""
+        handler, field = super().get_route_handler(), self.body_field
+        if field is None:
+            return handler
+        model: Any = field.field_info.annotation
+
+        async def handle(request: Request) -> Response:
+            made = BodyRequest(request, model)
+            try:
+                return await handler(made)
+            finally:
+                request.app.state.longgraft.pool.trim_later(len(await made.body()))
+        return handle
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client has gone; the body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def parse(model: type[BaseModel], body: bytes) -> BaseModel:
+    """ApiError for what is no JSON in UTF-8 or does not fit the model."""
+    try:
+        value = json.loads(body.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"The body is not UTF-8: byte {error.start:,} does not belong there.") from error
+    except json.JSONDecodeError as error:
+        raise ApiError(400, f"The body is no JSON: {error.msg.lower()} at character {error.pos:,}.") from error
+    except RecursionError as error:
+        raise ApiError(400, "The body's JSON is nested too deeply. Send fewer brackets within brackets.") from error
+    except ValueError as error:
+        raise ApiError(400, f"The body has a number of more than {sys.get_int_max_str_digits():,} digits. Shorten it."
+                       ) from error
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        refusal = invalid(error, value)
+    raise refusal       # out here it has no context, which would keep all that was parsed
+
+
+def invalid(error: ValidationError, value: Any) -> ApiError:
+    """The mistake of the first wrong field.  value: the body.
+
+    Of a field with several types, the type that fits the value furthest is the one that was meant.
+    """
+    errors = error.errors(include_url=False, include_input=False)
+    first = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    paths = [_path(one["loc"], value, one["type"] == "missing") for one in first]
+    deepest = max(paths, key=lambda path: (len(path), [part for part in path if isinstance(part, int)]))
+    if not deepest:
+        return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.")
+    meant = [one for one, path in zip(first, paths, strict=True) if path == deepest]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in deepest).removeprefix(".")
+    if meant[0]["type"] == "missing":
+        return ApiError(400, f"{name} is missing. Give it.", name)
+    if meant[0]["type"] == "value_error":
+        return ApiError(400, str(meant[0]["ctx"]["error"]), name)
+    reasons = dict.fromkeys("be a JSON object" if one["type"] == "model_type" else
+                            re.sub(r"^\w+ should | after validation", "", one["msg"]) for one in meant)
+    return ApiError(400, f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}.", name)
+
+
+def _path(place: tuple[int | str, ...], value: Any, missing: bool) -> tuple[int | str, ...]:
+    """Keys and indices that lead to a place in a value: pydantic's without the names of a union's types."""
+    found: list[int | str] = []
+    for part in place:
+        if isinstance(part, int):
+            found.append(part)
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif isinstance(value, dict) and part in value:
+            found.append(part)
+            value = value[part]
+    return (*found, place[-1]) if missing else tuple(found)

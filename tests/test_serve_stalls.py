@@ -1,0 +1,193 @@
+"""No client stalls another: bad bodies are refused at the first mistake, off the event loop; slow ones are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import h11
+import httpx
+import pytest
+from pydantic import ValidationError
+from served import Gate, asking, listening, until
+
+from longgraft.completion.prompt.encoding import Coder
+from longgraft.serve import http_server, request_body
+from longgraft.serve.encoding_pool import THREADS
+from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest
+from longgraft.serve.routes.infill import InfillRequest
+from longgraft.serve.routes.tokenize import DetokenizeRequest
+
+COMPLETIONS = "/v1/completions"
+PROMPT = "def total(xs):\n    return sum(xs)\n"
+MANY = 10_000
+
+
+@pytest.mark.parametrize("model, body", [
+    (CompletionRequest, {"prompt": [-1] * MANY}), (CompletionRequest, {"prompt": [{}] * MANY}),
+    (CompletionRequest, {"prompt": [["a"] * MANY]}), (CompletionRequest, {"prompt": "a", "stop": [1] * MANY}),
+    (CompletionRequest, {"prompt": "a", "stop": ["x"] * MANY}),
+    (CompletionRequest, {"prompt": "a", "stop_token_ids": ["x"] * MANY}),
+    (CompletionRequest, {"prompt": "a", "prediction": {"content": [1] * MANY}}),
+    (ChatRequest, {"messages": [1] * MANY}), (ChatRequest, {"messages": [{}] * MANY}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+    (InfillRequest, {"input_prefix": "", "input_suffix": "", "input_extra": [{}] * MANY}),
+    (InfillRequest, {"input_prefix": "", "input_suffix": "", "response_fields": [1] * MANY}),
+    (DetokenizeRequest, {"tokens": [-1] * MANY})])
+def test_a_list_is_refused_by_its_first_bad_item(model, body):
+    with pytest.raises(ValidationError) as found:
+        model.model_validate(body)
+    assert found.value.error_count() <= 4
+
+
+def test_a_refusal_keeps_nothing_of_the_body():
+    with pytest.raises(ApiError) as found:
+        request_body.parse(CompletionRequest, b'{"prompt": [-1]}')
+    assert found.value.__context__ is None
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """(permits, bodies that are parsed): parsing waits for a permit."""
+    permits, parsed, parse = threading.Semaphore(0), [], request_body.parse
+
+    def wait(model, body):
+        parsed.append(body)
+        assert permits.acquire(timeout=20)
+        return parse(model, body)
+    monkeypatch.setattr(request_body, "parse", wait)
+    yield permits, parsed
+    permits.release(1000)
+
+
+@pytest.mark.parametrize("path, body", [
+    (COMPLETIONS, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/infill", {"input_prefix": "a", "input_suffix": ""}), ("/tokenize", {"content": "a"}),
+    ("/detokenize", {"tokens": [1]}), ("/watch", {"prompt": "a"})])
+def test_while_bodies_are_parsed_others_are_answered_and_as_many_wait_as_in_the_queue(held, path, body):
+    permits, parsed = held
+
+    async def ask(http):
+        posts = [asyncio.create_task(http.post(path, json=body)) for _ in range(THREADS + 1)]
+        while len(parsed) < THREADS:
+            await asyncio.sleep(0.002)
+        assert (await http.get("/health")).status_code == 200
+        refused = await http.post(path, json=body)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
+        metrics = (await http.get("/metrics")).text
+        assert 'num_requests_refused{model_name="llama"} 1.0' in metrics
+        assert f'num_requests_waiting{{model_name="llama"}} {THREADS + 1}.0' in metrics
+        permits.release(1000)
+        return [(await post).status_code for post in posts]
+    statuses = asking(ask, queue=1)
+    assert set(statuses) <= {200, 429} and 200 in statuses and len(parsed) == THREADS + 1
+
+
+def test_a_large_body_does_not_hold_up_a_small_one(held):
+    permits, parsed = held
+
+    async def ask(http):
+        large = asyncio.create_task(http.post("/tokenize", json={"content": "a" * 300_000}))
+        others = [asyncio.create_task(http.post("/tokenize", json={"content": "b" * 300_000})) for _ in range(THREADS)]
+        while not parsed:
+            await asyncio.sleep(0.002)
+        small = asyncio.create_task(http.post("/tokenize", json={"content": "c"}))
+        while len(parsed) < 2:
+            await asyncio.sleep(0.002)
+        assert len(parsed[1]) < 100
+        permits.release(1000)
+        return [(await post).status_code for post in (small, large, *others)]
+    assert asking(ask) == [200] * (THREADS + 2)
+
+
+def sent(url: str, data: bytes) -> socket.socket:
+    """A connection over which this was sent."""
+    host, port = url.removeprefix("http://").split(":")
+    wire = socket.create_connection((host, int(port)), timeout=20)
+    wire.sendall(data)
+    return wire
+
+
+def request(path: str, body: bytes) -> bytes:
+    return (b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % (path.encode(), len(body))) + body
+
+
+def test_the_body_of_a_client_that_has_gone_is_never_encoded(held):
+    permits, parsed = held
+    with listening() as (url, _):
+        wires = [sent(url, request(COMPLETIONS, json.dumps({"prompt": PROMPT, "max_tokens": 3}).encode()))
+                 for _ in range(THREADS + 2)]
+        until(lambda: len(parsed) == THREADS)
+        wires[-1].close()
+        time.sleep(0.1)
+        permits.release(1000)
+        for wire in wires[:-1]:
+            with wire:
+                assert wire.recv(12) == b"HTTP/1.1 200"
+        assert len(parsed) == THREADS + 1
+
+
+def test_the_work_of_other_files_is_bounded_by_the_prompt_and_not_by_what_is_sent(monkeypatch):
+    encoded = []
+    plain = Coder._plain
+    monkeypatch.setattr(Coder, "_plain", lambda self, text: encoded.append(len(text)) or plain(self, text))
+    extra = [{"filename": f"{n}.py", "text": "x = 1\n" * 1000} for n in range(200)]
+
+    async def ask(http):
+        body = {"input_prefix": PROMPT, "input_suffix": "", "input_extra": extra, "n_predict": 1}
+        return (await http.post("/infill", json=body)).json()
+    assert asking(ask)["truncated"]
+    assert sum(encoded) < 20 * 16 * 512 < 200 * 6000 / 4
+
+
+@pytest.mark.parametrize("parts", [
+    [b"GET /health HT"], [b"G"] * 20, [b""], [request(COMPLETIONS, b'{"prompt": "a"}')[:-3]],
+    [request(COMPLETIONS, b'{"prompt": "%s"}' % (b"a" * 40))[:-40], *[b"a"] * 20]])
+def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_closed(monkeypatch, parts):
+    monkeypatch.setattr(http_server, "DEADLINES", {h11.IDLE: 0.15, h11.SEND_BODY: 0.15})
+    with listening() as (url, _):
+        began = time.monotonic()
+        with sent(url, parts[0]) as wire:
+            for part in parts[1:]:      # what trickles in moves no deadline
+                time.sleep(0.02)
+                try:
+                    wire.sendall(part)
+                except OSError:
+                    break
+            status, _, rest = wire.makefile("rb").read().partition(b"\r\n")
+        assert status.startswith(b"HTTP/1.1 408") and time.monotonic() - began < 5
+        assert "did not arrive" in json.loads(rest.partition(b"\r\n\r\n")[2])["error"]["message"]
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_the_deadline_of_a_request_is_none_of_its_answer(monkeypatch):
+    monkeypatch.setattr(http_server, "DEADLINES", {h11.IDLE: 0.1, h11.SEND_BODY: 0.1})
+    gate = Gate()
+    with listening(None, gate) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
+        for _ in range(2):      # over one connection
+            threading.Timer(0.4, gate.allow, [4]).start()
+            assert http.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+                                  b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"])
+def test_what_is_no_http_is_refused_in_the_form_of_the_api(data):
+    with listening() as (url, _), sent(url, data) as wire:
+        head, _, body = wire.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
+    assert json.loads(body)["error"] == {"message": "The request is no valid HTTP/1.1.", "type":
+                                         "invalid_request_error", "param": None, "code": None}
+
+
+def test_the_page_and_health_answer_head():
+    async def ask(http):
+        return [(await http.head(path)).status_code for path in ("/", "/health", "/v1/health")]
+    assert asking(ask) == [200] * 3
+    with listening() as (url, _):
+        answer = httpx.head(f"{url}/health")
+        assert answer.status_code == 200 and answer.content == b"" and int(answer.headers["content-length"]) > 0
