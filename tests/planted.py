@@ -180,7 +180,8 @@ MUTATIONS = (
     # lookup
     Mutation("an anchor is compared by its own state", "Anchors.closest", "np.concatenate(groups) - 1", "np.concatenate(groups)", "test_anchors.py::test_the_anchor_is_the_one_before_which_the_text_is_most_like_the_root_s"),
     Mutation("successors are chosen by the root's context", "AdaptiveLookup._beside", "[*found.values()], at)", "[*found.values()], len(text) - 2)", "test_anchors.py::test_a_successor_is_taken_where_the_text_is_most_like_the_anchor"),
-    Mutation("an older match gives way to a shorter continuation", "newest", "ends[full:][::-1]\n", "ends[full:]\n", "test_logitspec.py::test_continuations_are_those_of_the_official_pools"),
+    Mutation("an older match gives way to a shorter continuation", "longest", "np.argsort(pooled, kind=\"stable\")", "np.argsort(-pooled, kind=\"stable\")", "test_logitspec.py::test_continuations_are_those_of_the_official_pools"),
+    Mutation("the pool is as new as the text", "Rounds.pooled", "sizes[np.maximum(first, last)] - ends", "sizes[-1] - ends", "test_logitspec.py::test_after_rounds_that_accept_twenty_tokens_the_tree_is_still_the_official_one[1]"),
     Mutation("a prompt's last ranked row stands for its last token", "LastRow.observe", " and int(seen.ranked[-1]) == last:", ":", "test_logitspec.py::test_the_row_is_that_of_the_last_kept_node"),
     Mutation("the window stays where it was", "Trajectories._advance", "(below[0][1:], *below[1:])", "(below[0][:-1], *below[1:])", "test_lookahead.py::test_window_and_n_grams_are_those_of_the_official_loop"),
     Mutation("an n-gram that comes again stays old", "Trajectories._learn", "(one for one in had if one != rest), rest)", "had, *([] if rest in had else [rest]))", "test_lookahead.py::test_window_and_n_grams_are_those_of_the_official_loop"),
