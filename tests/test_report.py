@@ -103,15 +103,18 @@ def test_a_divergence_is_counted_and_named():
 
 
 @pytest.mark.parametrize(("dtype", "checks", "said"), [
-    ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, 64 tokens)"),
-    ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, 96 tokens)"),
+    ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, all 64 to 96 tokens)"),
+    ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, all 96 tokens)"),
+    ("float32", [(8, None, None), (96, None, None)], "exact: identical (2/2, the first 8 of up to 96 tokens)"),
     ("bfloat16", [(96, None, None), (96, 3, 0.02)],
      "greedy-bf16: 1/2 differ, margins below 0.1 or one step of bfloat16"),
     ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1 or one step of float32"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, 0.5)], "none: 2/2 differ, margin up to 0.50"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, None)], "none: 2/2 differ")])
 def test_losslessness_has_the_names_of_its_levels_and_a_margin_only_of_greedy_draws(dtype, checks, said):
-    assert lossless_level([Check(*check) for check in checks], dtype) == said
+    lengths = (96, 64) if checks[-1][0] == 64 else (96,) * len(checks)
+    found = replace(cell(ROWS, "graft", 4096), checks=tuple(Check(*check) for check in checks), lengths=lengths)
+    assert lossless_level([found], dtype) == said
 
 
 def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
@@ -120,7 +123,7 @@ def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
     assert cell(ended[-2:], "graft", 4096).prompts == 0 and cell(ended[-2:], "graft", 4096).failures == 0
     # Where plain decoding went on, it is a divergence.
     parted = [row("graft", 0, (), prompt="c", repeat=n, lossless=Check(8, 1)) for n in (0, 1)]
-    assert lossless_level(cell([*ROWS[:6], *parted], "graft", 4096).checks, "float32") == "none: 1/3 differ"
+    assert lossless_level([cell([*ROWS[:6], *parted], "graft", 4096)], "float32") == "none: 1/3 differ"
 
 
 def line_of(text, start):
