@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation("the rate counts the first token", "Stats.decode_tokens_per_second", "(self.new_tokens - 1) / self.decode_seconds", "self.new_tokens / self.decode_seconds", "test_figures.py::test_the_rate_is_of_the_tokens_that_decoding_yielded"),
     Mutation("both is draft", "_origin", 'return "both"', 'return "draft"', "test_figures.py::test_an_accepted_token_is_credited_to_all_who_proposed_it"),
     Mutation("intervals of 90 %", "bootstrap", "level: float = 0.95", "level: float = 0.90", "test_figures.py::test_the_interval_is_that_of_all_resamples"),
-    Mutation("resamples of one value less", "bootstrap", "(ROUNDS, len(sample))", "(ROUNDS, len(sample) - 1)", "test_figures.py::test_the_interval_is_that_of_all_resamples"),
+    Mutation("resamples of one value less", "bootstrap", "size=(RESAMPLES, size)", "size=(RESAMPLES, size - 1)", "test_report.py::test_the_bootstrap_is_of_samples_as_large_as_the_values_and_of_its_level"),
     # calibration
     Mutation("a stopped step costs a level less", "_gain.speed", "else stage + 1\n", "else stage\n", "test_calibrate.py::test_a_step_costs_the_levels_that_it_drafted_and_one_verification"),
     Mutation("the costs of drafting and verifying are swapped", "_gain", "draft, verify = costs", "verify, draft = costs", "test_calibrate.py::test_a_step_costs_the_levels_that_it_drafted_and_one_verification"),

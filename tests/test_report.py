@@ -60,7 +60,7 @@ def cell(rows, method, bucket, **more):
 def test_speedups_are_paired_by_prompt_and_repeat():
     found = cell(ROWS, "graft", 4096)
     # prompt a: 30 / 10 and 40 / 20, median 2.5; prompt b: 10 / 10
-    assert found.speedup == Mean((2.5 + 1.0) / 2) and found.mat == Mean((3 + 1) / 2) and found.prompts == 2
+    assert (found.speedup, found.mat, found.prompts) == (Mean((2.5 + 1) / 2, count=2), Mean((3 + 1) / 2, count=2), 2)
 
 
 def test_a_failed_row_is_a_failure_and_no_number():
@@ -181,16 +181,22 @@ def test_the_bootstrap_is_of_samples_as_large_as_the_values_and_of_its_level():
 
 
 def test_fewer_than_five_prompts_have_a_mean_and_no_interval():
-    assert Mean.of([1.0, 2.0, 3.0, 4.0]) == Mean(2.5) and f"{Mean.of([1.0, 2.0]):.2f}" == "1.50"
+    assert Mean.of([1.0, 2.0, 3.0, 4.0]) == Mean(2.5, count=4) and f"{Mean.of([1.0, 2.0]):.2f}" == "1.50"
     five = Mean.of([1.0, 2.0, 3.0, 4.0, 5.0])
     assert five.interval is not None and five.interval[0] < 3.0 < five.interval[1]
-    assert f"{Mean(1.0, (0.5, 2.0)):.2f}" == "1.00 (0.50-2.00)"
+
+
+@pytest.mark.parametrize(("low", "high", "count", "printed"), [
+    (0.52, 2.04, 5, "1.00 (0.5-2.0)"), (0.52, 2.04, 30, "1.00 (0.52-2.04)"), (0.96, 1.08, 5, "1.00 (0.96-1.08)"),
+    (0.9961, 1.0042, 5, "1.00 (1.00-1.00)"), (1.0, 1.0, 5, "1.00 (1.00-1.00)"), (20.4, 39.7, 5, "1.00 (20-40)")])
+def test_an_interval_has_no_more_decimals_than_its_prompts_support(low, high, count, printed):
+    assert f"{Mean(1.0, (low, high), count):.2f}" == printed
 
 
 def test_mat_is_given_over_prompts_and_over_steps(folder):
     rows = [row("graft", 1, (8,)), row("graft", 1, (1,) * 9, prompt="b"), row("graft", 1, (8,), repeat=1)]
     found = cell(rows, "graft", 4096)
-    assert found.mat == Mean((8 + 1) / 2) and found.mat_pooled == (8 + 9) / 10
+    assert found.mat == Mean((8 + 1) / 2, count=2) and found.mat_pooled == (8 + 9) / 10
     assert "| graft | 4.50; 1.70 |" in summary(run(rows))
     (folder / "per_prompt.jsonl").write_text("".join(as_json(r) + "\n" for r in rows))
     write(folder)

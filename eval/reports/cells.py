@@ -27,11 +27,11 @@ class Cell:
 
     prompts: measured; loops: of them; failures: decodings.  mat, speedup: means over prompts, speedup paired with plain
     decoding on the same prompt and repeat.  mat_pooled: over all steps, so that long answers count for more.  rate:
-    tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt; none of a lossy
-    method, which promises nothing.  lengths: tokens of each checked answer.  speedups: of each prompt, ascending.  tokens_per_step, and kinds, steps by
-    what was spent on them: over all repeats, which differ where costs are measured as they come.  forwards: of a step
-    beside its verification, by whose.  step_cost: seconds of a step in plain decoding's of the same prompt and repeat,
-    the median over prompts.
+    tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt, lengths: tokens of
+    each checked answer; none of a lossy method, which promises nothing.  speedups: of each prompt, ascending.
+    tokens_per_step, and kinds, steps by what was spent on them: over all repeats, which differ where costs are measured
+    as they come.  forwards: of a step beside its verification, by whose.  step_cost: seconds of a step in plain
+    decoding's of the same prompt and repeat, the median over prompts.
     """
 
     mode: str

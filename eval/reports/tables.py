@@ -143,6 +143,6 @@ def lossless_table(found: Sequence[Cell], dtype: str) -> str:
     apart = [cell for cell in found if cell.suite != ALL]
     for method in dict.fromkeys(cell.method for cell in apart):
         mine = [cell for cell in apart if cell.method == method]
-        lines.append(f"| {method} | {lossless_level(mine, dtype)} | {sum(c.prompts for c in mine)} | {sum(c.loops for c in mine)} "
-                     f"| {sum(c.failures for c in mine)} |")
+        counts = (sum(c.prompts for c in mine), sum(c.loops for c in mine), sum(c.failures for c in mine))
+        lines.append(f"| {method} | {lossless_level(mine, dtype)} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
