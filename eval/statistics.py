@@ -4,38 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor, log10
 
 import numpy as np
 
-ROUNDS = 10_000
-FEWEST = 5      # values: the interval of fewer is little more than their range
+RESAMPLES = 50_000      # where there are no more, all are taken: of up to six values
+FEWEST = 5              # values: the interval of fewer is little more than their range
+MANY = 30               # values: of fewer, an interval's width is known to one digit at best
 
 
 def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
-    """(mean, low, high): the percentile bootstrap over prompts (Efron, 1979)."""
+    """(mean, low, high): the percentile bootstrap over prompts (Efron, 1979), which of few values needs no seed."""
     sample = np.asarray(values, dtype=np.float64)
     if not len(sample):
         raise ValueError("There is nothing to average: no prompt was measured.")
-    rng = np.random.default_rng(seed)
-    means = sample[rng.integers(len(sample), size=(ROUNDS, len(sample)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    size = len(sample)
+    if size ** size <= RESAMPLES:
+        drawn = np.indices((size,) * size).reshape(size, -1).T
+    else:
+        drawn = np.random.default_rng(seed).integers(size, size=(RESAMPLES, size))
+    low, high = np.quantile(sample[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(sample.mean()), float(low), float(high)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over prompts.  interval: the 95 % bootstrap's ends; None of fewer than FEWEST prompts."""
+    """A mean over `count` prompts.  interval: the 95 % bootstrap's ends; None of fewer than FEWEST prompts."""
 
     value: float
     interval: tuple[float, float] | None = None
+    count: int = 1
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
         mean, low, high = bootstrap(values)
-        return cls(mean, (low, high) if len(values) >= FEWEST else None)
+        return cls(mean, (low, high) if len(values) >= FEWEST else None, len(values))
 
     def __format__(self, spec: str) -> str:
-        """1.45 (1.20-1.70), or 1.45 alone."""
+        """1.45 (1.2-1.7), or 1.45 alone.  spec: ".2f", of the mean.
+
+        The ends have at most as many decimals, and as many as their width is known to: one digit of half of it, two
+        from MANY prompts on.
+        """
         if self.interval is None:
             return format(self.value, spec)
-        return f"{self.value:{spec}} ({self.interval[0]:{spec}}-{self.interval[1]:{spec}})"
+        low, high = self.interval
+        most, digits = int(spec[1:-1]), 1 if self.count < MANY else 2
+        decimals = most if low == high else min(most, max(0, digits - 1 - floor(log10((high - low) / 2))))
+        return f"{self.value:{spec}} ({low:.{decimals}f}-{high:.{decimals}f})"

@@ -111,7 +111,7 @@ MUTATIONS = (
     Mutation("the rate counts the first token", "Stats.decode_tokens_per_second", "(self.new_tokens - 1) / self.decode_seconds", "self.new_tokens / self.decode_seconds", "test_figures.py::test_the_rate_is_of_the_tokens_that_decoding_yielded"),
     Mutation("both is draft", "_origin", 'return "both"', 'return "draft"', "test_figures.py::test_an_accepted_token_is_credited_to_all_who_proposed_it"),
     Mutation("intervals of 90 %", "bootstrap", "level: float = 0.95", "level: float = 0.90", "test_figures.py::test_the_interval_is_that_of_all_resamples"),
-    Mutation("resamples of one value less", "bootstrap", "(ROUNDS, len(sample))", "(ROUNDS, len(sample) - 1)", "test_figures.py::test_the_interval_is_that_of_all_resamples"),
+    Mutation("resamples of one value less", "bootstrap", "size=(RESAMPLES, size)", "size=(RESAMPLES, size - 1)", "test_report.py::test_the_bootstrap_is_of_samples_as_large_as_the_values_and_of_its_level"),
     # calibration
     Mutation("a stopped step costs a level less", "_gain.speed", "else stage + 1\n", "else stage\n", "test_calibrate.py::test_a_step_costs_the_levels_that_it_drafted_and_one_verification"),
     Mutation("the costs of drafting and verifying are swapped", "_gain", "draft, verify = costs", "verify, draft = costs", "test_calibrate.py::test_a_step_costs_the_levels_that_it_drafted_and_one_verification"),
@@ -179,7 +179,7 @@ MUTATIONS = (
     # lookup
     Mutation("an anchor is compared by its own state", "Anchors.closest", "np.concatenate(groups) - 1", "np.concatenate(groups)", "test_anchors.py::test_the_anchor_is_the_one_before_which_the_text_is_most_like_the_root_s"),
     Mutation("successors are chosen by the root's context", "AdaPld._beside", "[*found.values()], at)", "[*found.values()], len(text) - 2)", "test_anchors.py::test_a_successor_is_taken_where_the_text_is_most_like_the_anchor"),
-    Mutation("an older match gives way to a shorter continuation", "newest", "ends[full:][::-1]\n", "ends[full:]\n", "test_logitspec.py::test_continuations_are_those_of_the_official_pools"),
+    Mutation("an older match gives way to a shorter continuation", "longest", 'np.argsort(pooled, kind="stable")', 'np.argsort(-pooled, kind="stable")', "test_logitspec.py::test_continuations_are_those_of_the_official_pools"),
     Mutation("a prompt's last ranked row stands for its last token", "LastTopK.observe", " and int(seen.ranked[-1]) == last:", ":", "test_logitspec.py::test_the_row_is_that_of_the_last_kept_node"),
     Mutation("the window stays where it was", "Trajectories._advance", "(below[0][1:], *below[1:])", "(below[0][:-1], *below[1:])", "test_lookahead.py::test_window_and_n_grams_are_those_of_the_official_loop"),
     Mutation("an n-gram that comes again stays old", "Trajectories._learn", "(one for one in had if one != rest), rest)", "had, *([] if rest in had else [rest]))", "test_lookahead.py::test_window_and_n_grams_are_those_of_the_official_loop"),
@@ -299,4 +299,6 @@ MUTATIONS = (
     Mutation("all pieces of other files are encoded", "infill:_within", "if total > characters:", "if False:", "test_serve_stalls.py::test_the_work_of_other_files_is_bounded_by_the_prompt_and_not_by_what_is_sent"),
     Mutation("a missing field is blamed on the outer one", "request_body:_path", "(*found, place[-1]) if missing else tuple(found)", "tuple(found)", "test_serve_errors.py::test_a_bad_chat_is_refused_by_the_field_that_is_wrong"),
     Mutation("a stop token is of any vocabulary", "State.check_ids", "if ids and (largest := max(ids)) >= size:", "if ids and (largest := max(ids)) >= 10 ** 9:", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+    # figures
+    Mutation("the pool is as new as the text", "Rounds.pooled", "sizes[np.maximum(first, last)] - ends", "sizes[-1] - ends", "test_logitspec.py::test_after_rounds_that_accept_twenty_tokens_the_tree_is_still_the_official_one[1]"),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from test_cli import assert_before_loading, run
@@ -41,8 +43,9 @@ def test_help_begins_with_what_people_do_first():
     assert list(get_command(app).commands)[-1] == "train"
 
 
-def test_the_version_is_told(capsys, monkeypatch):
-    assert run(capsys, monkeypatch, "--version")[:2] == (0, "longgraft 0.1.0\n")
+def test_the_version_is_the_packages(capsys, monkeypatch):
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert run(capsys, monkeypatch, "--version")[:2] == (0, f"longgraft {project['version']}\n")
 
 
 def test_help_needs_no_torch():

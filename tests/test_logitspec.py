@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
 from time import perf_counter
 
 import numpy as np
@@ -18,7 +20,7 @@ from longgraft.memories.token_history import TokenHistory
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import WIDTH, LastTopK, LogitSpec, newest
+from longgraft.retrievers.logitspec import WIDTH, LastTopK, LogitSpec, Rounds, longest
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
@@ -27,13 +29,18 @@ VOCAB = 512
 
 
 def knowing(history: list[int], row: Iterable[int]) -> LogitSpec:
-    """A proposer that saw these tokens; the last row's order is `row`."""
-    text, last = TokenHistory(), LastTopK(WIDTH)
-    text.reset(len(history))
-    text.observe(prompt_chunk(history))
+    """A proposer that read these tokens as its prompt; the last row's order is `row`."""
+    proposer = LogitSpec(TokenHistory(), LastTopK(WIDTH), VOCAB)
+    proposer.memories[0].reset(len(history))
     row = torch.tensor(list(row)).int()[None].expand(len(history), -1)
-    last.observe(prompt_chunk(history, row))
-    return LogitSpec(text, last, VOCAB)
+    for memory in proposer.memories:
+        memory.observe(prompt_chunk(history, row))
+    return proposer
+
+
+def verified(tokens: list[int], topk: torch.Tensor | None = None) -> Observation:
+    """A verified chain, kept whole."""
+    return replace(prompt_chunk(tokens, topk), prompt=False)
 
 
 def paths(root: int, chains: Iterable[Iterable[int]]) -> set[tuple[int, ...]]:
@@ -56,31 +63,55 @@ def official(pools: list[dict], history: list[int], root: int, row: list[int], c
     return chains
 
 
-def pooled(history: list[int]) -> list[dict]:
-    """n-gram -> its continuation of up to 20 tokens; a later one takes its place where it is as long."""
+def pooled(prompt: list[int], rounds: Iterable[list[int]] = ()) -> list[dict]:
+    """n-gram -> its continuation of up to 20 tokens; a later one takes its place where it is as long.  The prompt is
+    read whole, and after each round the n-grams that begin in the last 40 tokens."""
     pools: list[dict] = [{}, {}, {}]
-    for n, pool in enumerate(pools, 1):
-        for end in range(n, len(history)):
-            key, found = tuple(history[end - n:end]), history[end:end + 20]
-            if len(found) >= len(pool.get(key, [])):
-                pool[key] = found
+    history, first = list(prompt), 0
+    for new in ([], *rounds):
+        history += new
+        first = max(0, len(history) - 40) if new else 0
+        for n, pool in enumerate(pools, 1):
+            for end in range(first + n, len(history)):
+                key, found = tuple(history[end - n:end]), history[end:end + 20]
+                if len(found) >= len(pool.get(key, [])):
+                    pool[key] = found
     return pools
 
 
 @pytest.mark.parametrize("case", [0, 1])
 def test_continuations_are_those_of_the_official_pools(golden, case):
     case, compared = json.loads((golden / "logitspec/cases.json").read_text())[case], 0
-    for pools, history in ((case["pool_before"], case["history"]),
-                           (case["pool_after"], case["history"] + case["update"])):
+    prompt, rounds = case["history"], Rounds()
+    for pools, new in ((case["pool_before"], []), (case["pool_after"], case["update"])):
+        history, followed = prompt + new, pooled(prompt, [new] if new else [])
+        rounds.observe(verified(new) if new else prompt_chunk(prompt))
         for n, pool in enumerate(pools, 1):
             theirs = {tuple(map(int, key.split())): found for key, found in pool.items() if len(key.split()) == n}
-            assert theirs == pooled(history)[n - 1]
+            assert theirs == followed[n - 1]
             for key, found in theirs.items():
-                ends = [end for end in range(n, len(history)) if tuple(history[end - n:end]) == key]
-                at, = newest(np.zeros(len(ends), int), np.array(ends), 1, len(history) - 20)
-                assert history[at:at + 20] == found, key
+                ends = np.array([end for end in range(n, len(history)) if tuple(history[end - n:end]) == key])
+                known = rounds.pooled(ends, n, 20, 0)
+                best, = longest(np.zeros(len(ends), int), known, 1)
+                assert history[ends[best]:ends[best] + known[best]] == found, key
                 compared += 1
     assert compared > 40
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_after_rounds_that_accept_twenty_tokens_the_tree_is_still_the_official_one(golden, case):
+    case = json.loads((golden / "logitspec/rounds.json").read_text())[case]
+    prompt, done = case["prompt"], []
+    proposer = knowing(prompt, case["rounds"][0]["row"])
+    for now in case["rounds"]:
+        done.append(now["tokens"])
+        row = torch.tensor(now["row"]).int()[None].expand(len(now["tokens"]), -1)
+        for memory in proposer.memories:
+            memory.observe(verified(now["tokens"], row))
+        root, history = now["row"][0], [*prompt, *chain.from_iterable(done)]
+        chains = official(pooled(prompt, done), history, root, now["row"], 24)
+        assert [one for one in chains if one] == now["candidates"]
+        assert shape_of(proposer.propose(Ask(root, 24, 0))) == paths(root, now["candidates"])
 
 
 @pytest.mark.parametrize("case", [0, 1])
@@ -98,10 +129,16 @@ def test_on_random_histories_it_proposes_what_the_rule_says():
     generator, merged, matched = np.random.default_rng(0), 0, 0
     for size in range(1, 161):
         history = generator.integers(0, generator.integers(2, 9), size).tolist()
-        row = generator.permutation(12).tolist()
+        row, rounds = generator.permutation(12).tolist(), []
         root, budget = row[generator.integers(0, 3)], int(generator.integers(1, 65))
-        chains = official(pooled(history), history, root, row, budget)
-        tree = knowing(history, row).propose(Ask(root, budget, size))
+        proposer = knowing(history, row)
+        for new in generator.integers(1, 22, size % 7):
+            rounds.append(generator.integers(0, 9, new).tolist())
+            for memory in proposer.memories:
+                memory.observe(verified(rounds[-1], torch.tensor(row).int()[None].expand(new, -1)))
+        text = [*history, *chain.from_iterable(rounds)]
+        chains = official(pooled(history, rounds), text, root, row, budget)
+        tree = proposer.propose(Ask(root, budget, len(text)))
         assert shape_of(tree) == paths(root, chains) and len(tree) <= budget
         merged += len(tree) < 1 + sum(map(len, chains))
         matched += int(tree.match.max()) == 3
@@ -138,7 +175,7 @@ def test_the_row_is_that_of_the_last_kept_node():
 
 def test_the_rows_are_those_of_the_roots_and_every_tree_is_the_official_one():
     target, prompt = toy_target(), toy_prompt(60)
-    history, row = TokenHistory(), LastTopK(WIDTH)
+    history, row, rounds = TokenHistory(), LastTopK(WIDTH), []
     proposer = LogitSpec(history, row, target.vocab_size)
     verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
     wants = Wants.union(memory.wants for memory in proposer.memories)
@@ -151,9 +188,10 @@ def test_the_rows_are_those_of_the_roots_and_every_tree_is_the_official_one():
         assert row.tokens[0] == root and len(row.tokens) == WIDTH
         text = history.up_to(root)[:-1].tolist()
         tree = proposer.propose(Ask(root, 64, verifier.cache.position))
-        assert shape_of(tree) == paths(root, official(pooled(text), text, root, row.tokens))
+        assert shape_of(tree) == paths(root, official(pooled(prompt, rounds), text, root, row.tokens))
         seen = verifier.verify(tree, wants)
         accepted += len(seen.path) - 1
+        rounds.append(seen.kept.tolist())
         for memory in proposer.memories:
             memory.observe(seen)
     assert accepted > 0
@@ -162,11 +200,10 @@ def test_the_rows_are_those_of_the_roots_and_every_tree_is_the_official_one():
 def test_looking_up_a_long_text_takes_about_a_millisecond():
     generator = np.random.default_rng(0)
     history = (generator.zipf(1.3, 65536) % 30000).tolist()
-    text, last = TokenHistory(), LastTopK(WIDTH)
-    text.reset(len(history))
-    text.observe(prompt_chunk(history))
-    last.observe(prompt_chunk(history[-1:], torch.arange(1, 65).int()[None]))
-    proposer, took = LogitSpec(text, last, 30000), []
+    proposer, took = LogitSpec(TokenHistory(), LastTopK(WIDTH), 30000), []
+    proposer.memories[0].reset(len(history))
+    for memory in proposer.memories:
+        memory.observe(prompt_chunk(history, torch.arange(1, 65).int()[None].expand(len(history), -1)))
     for _ in range(5):
         begin = perf_counter()
         proposer.propose(Ask(2, 64, 0))

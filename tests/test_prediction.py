@@ -84,7 +84,7 @@ def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
     history.observe_prediction(torch.tensor([3, 4]))
     observed(history, [8, 9], 5)
     retriever = LogitSpec(history, row, VOCAB)
-    assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0)]
+    assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0, 0)]
 
 
 def test_counts_of_what_was_told_are_part_of_a_state_and_gone_with_the_request():
@@ -102,8 +102,8 @@ def test_a_lookup_needs_all_that_it_copies_within_one_text():
     text = np.array([1, 2, 3, 4, -1, 7, 8, 9, 1, 2])
     assert lookup(text, 3, 2).tolist() == [3, 4] and lookup(text, 3, 3).tolist() == []
     assert lookup(np.array([1, -1, 1, -1, 1]), 3, 1).tolist() == []
-    assert continuation(text, 3, 5) == ([3, 4], 2)
-    assert continuation(np.array([1, 5, -1, 1, 6, -1, 1]), 3, 2) == ([6], 1)
+    assert continuation(text, 3, lambda ends, n: np.minimum(5, 9 - ends)) == ([3, 4], 2)
+    assert continuation(np.array([1, 5, -1, 1, 6, -1, 1]), 3, lambda ends, n: np.minimum(2, 6 - ends)) == ([6], 1)
 
 
 def observed(memory, tokens: list[int], following: int) -> None:

@@ -31,6 +31,11 @@ def test_the_files_named_there_exist():
         assert (Path(__file__).parents[1] / path).exists(), path
 
 
+def test_the_first_command_makes_its_prompt_of_files_that_exist():
+    folder, = re.findall(r"&& cat (\S+)/\*\.py \|", README)
+    assert sum(len(path.read_text().splitlines()) for path in (Path(__file__).parents[1] / folder).glob("*.py")) > 400
+
+
 def test_the_embedded_pair_is_exact_and_drafting_and_retrieval_both_help():
     """On this repository's own source: the training corpus has never seen it."""
     torch.set_num_threads(1)

@@ -60,7 +60,7 @@ def cell(rows, method, bucket, **more):
 def test_speedups_are_paired_by_prompt_and_repeat():
     found = cell(ROWS, "graft", 4096)
     # prompt a: 30 / 10 and 40 / 20, median 2.5; prompt b: 10 / 10
-    assert found.speedup == Mean((2.5 + 1.0) / 2) and found.mat == Mean((3 + 1) / 2) and found.prompts == 2
+    assert (found.speedup, found.mat, found.prompts) == (Mean((2.5 + 1) / 2, count=2), Mean((3 + 1) / 2, count=2), 2)
 
 
 def test_a_failed_row_is_a_failure_and_no_number():
@@ -103,15 +103,18 @@ def test_a_divergence_is_counted_and_named():
 
 
 @pytest.mark.parametrize(("dtype", "checks", "said"), [
-    ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, 64 tokens)"),
-    ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, 96 tokens)"),
+    ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, all 64 to 96 tokens)"),
+    ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, all 96 tokens)"),
+    ("float32", [(8, None, None), (96, None, None)], "exact: identical (2/2, the first 8 of up to 96 tokens)"),
     ("bfloat16", [(96, None, None), (96, 3, 0.02)],
      "greedy-bf16: 1/2 differ, margins below 0.1 or one step of bfloat16"),
     ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1 or one step of float32"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, 0.5)], "none: 2/2 differ, margin up to 0.50"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, None)], "none: 2/2 differ")])
 def test_losslessness_has_the_names_of_its_levels_and_a_margin_only_of_greedy_draws(dtype, checks, said):
-    assert lossless_level([Check(*check) for check in checks], dtype) == said
+    lengths = (96, 64) if checks[-1][0] == 64 else (96,) * len(checks)
+    found = replace(cell(ROWS, "graft", 4096), checks=tuple(Check(*check) for check in checks), lengths=lengths)
+    assert lossless_level([found], dtype) == said
 
 
 def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
@@ -120,7 +123,7 @@ def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
     assert cell(ended[-2:], "graft", 4096).prompts == 0 and cell(ended[-2:], "graft", 4096).failures == 0
     # Where plain decoding went on, it is a divergence.
     parted = [row("graft", 0, (), prompt="c", repeat=n, lossless=Check(8, 1)) for n in (0, 1)]
-    assert lossless_level(cell([*ROWS[:6], *parted], "graft", 4096).checks, "float32") == "none: 1/3 differ"
+    assert lossless_level([cell([*ROWS[:6], *parted], "graft", 4096)], "float32") == "none: 1/3 differ"
 
 
 def line_of(text, start):
@@ -178,16 +181,22 @@ def test_the_bootstrap_is_of_samples_as_large_as_the_values_and_of_its_level():
 
 
 def test_fewer_than_five_prompts_have_a_mean_and_no_interval():
-    assert Mean.of([1.0, 2.0, 3.0, 4.0]) == Mean(2.5) and f"{Mean.of([1.0, 2.0]):.2f}" == "1.50"
+    assert Mean.of([1.0, 2.0, 3.0, 4.0]) == Mean(2.5, count=4) and f"{Mean.of([1.0, 2.0]):.2f}" == "1.50"
     five = Mean.of([1.0, 2.0, 3.0, 4.0, 5.0])
     assert five.interval is not None and five.interval[0] < 3.0 < five.interval[1]
-    assert f"{Mean(1.0, (0.5, 2.0)):.2f}" == "1.00 (0.50-2.00)"
+
+
+@pytest.mark.parametrize(("low", "high", "count", "printed"), [
+    (0.52, 2.04, 5, "1.00 (0.5-2.0)"), (0.52, 2.04, 30, "1.00 (0.52-2.04)"), (0.96, 1.08, 5, "1.00 (0.96-1.08)"),
+    (0.9961, 1.0042, 5, "1.00 (1.00-1.00)"), (1.0, 1.0, 5, "1.00 (1.00-1.00)"), (20.4, 39.7, 5, "1.00 (20-40)")])
+def test_an_interval_has_no_more_decimals_than_its_prompts_support(low, high, count, printed):
+    assert f"{Mean(1.0, (low, high), count):.2f}" == printed
 
 
 def test_mat_is_given_over_prompts_and_over_steps(folder):
     rows = [row("graft", 1, (8,)), row("graft", 1, (1,) * 9, prompt="b"), row("graft", 1, (8,), repeat=1)]
     found = cell(rows, "graft", 4096)
-    assert found.mat == Mean((8 + 1) / 2) and found.mat_pooled == (8 + 9) / 10
+    assert found.mat == Mean((8 + 1) / 2, count=2) and found.mat_pooled == (8 + 9) / 10
     assert "| graft | 4.50; 1.70 |" in summary(run(rows))
     (folder / "per_prompt.jsonl").write_text("".join(as_json(r) + "\n" for r in rows))
     write(folder)

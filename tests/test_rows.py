@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 
 import pytest
 
 from longgraft.comparison.levels import Check
-from longgraft.eval.runs.rows import ROWS, Failure, Key, Row, RowLog, as_json, parse_row, read_rows, sole_sweep
+from longgraft.eval.runs.rows import (
+    COMPRESSED,
+    ROWS,
+    Failure,
+    Key,
+    Row,
+    RowLog,
+    as_json,
+    parse_row,
+    read_rows,
+    sole_sweep,
+)
 
 # As version 0.1.0 wrote it, before rows had a promise, a limit and what was learnt before.
 OLD = {"suite": "lcc", "bucket": 4096, "prompt_id": "a", "turn": 1, "cut_tokens": 3, "mode": "greedy",
@@ -92,6 +104,24 @@ def test_a_log_goes_on_after_a_broken_end_and_takes_out_failures_where_they_are_
         log.rows[-1]) + "\n"
     assert [row.key.prompt_id for row in RowLog(tmp_path, retry=True).rows] == ["a"]
     assert (tmp_path / ROWS).read_text() == json.dumps(OLD) + "\n"
+
+
+def test_compressed_rows_are_read_and_gone_on_with(tmp_path):
+    write(tmp_path, OLD, FAILED)
+    expected, text = read_rows(tmp_path), (tmp_path / ROWS).read_bytes()
+    packed = tmp_path / COMPRESSED
+    packed.write_bytes(gzip.compress(text))
+    with pytest.raises(ValueError, match="a run has one of them"):
+        read_rows(tmp_path)
+    (tmp_path / ROWS).unlink()
+    assert read_rows(tmp_path) == expected
+    packed.write_bytes(gzip.compress(text)[:-9])
+    with pytest.raises(ValueError, match="no whole gzip file"):
+        read_rows(tmp_path)
+    packed.write_bytes(gzip.compress(text))
+    log = RowLog(tmp_path)
+    log.close()
+    assert (log.rows, (tmp_path / ROWS).read_bytes(), packed.exists()) == (expected, text, False)
 
 
 def test_a_second_sweep_into_a_folder_is_refused_while_the_first_writes(tmp_path):

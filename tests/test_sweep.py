@@ -123,7 +123,8 @@ def test_a_method_that_loses_something_is_caught(rows, tmp_path, monkeypatch):
         assert parted["ar"] is None and parted["retrieval"] is not None
 
 
-def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path):
+@pytest.mark.parametrize("check_tokens", [None, 30])
+def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path, check_tokens):
     """Suites have limits of their own, and a replay's check may be longer than the replay."""
     named = tmp_path / "lcc.jsonl"
     named.write_text("".join(json.dumps({"_id": str(n), "context": Path(__file__).read_text()[n:n + 2500], "input": "",
@@ -131,9 +132,10 @@ def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path):
     limits = tmp_path / "longbench_prompts.json"
     limits.write_text(json.dumps({"lcc": {"prompt": "{context}Next line of code:\n", "max_gen": 5}}))
     made = config(rows, suites=("lcc",), data=str(tmp_path), lengths=(256,), methods=("pld",), max_new_tokens=9,
-                  check_tokens=30, budget=4, prompts=1)
+                  check_tokens=check_tokens, budget=4, prompts=1)
     found = sweep(made, tmp_path / "out")
-    assert {(row.key.mode, row.lossless.tokens) for row in found} == {("replay", 30), ("sampled", 5)}
+    assert {(row.key.mode, row.lossless.tokens) for row in found} == {
+        ("replay", check_tokens or len(found[0].token_ids)), ("sampled", 5)}
     assert {row.lossless.first_divergence for row in found} == {None} and len(found) == 4
 
 

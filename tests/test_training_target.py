@@ -178,7 +178,14 @@ def test_training_leaves_a_model_that_transformers_loads(corpus_file, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert model.dtype == torch.bfloat16 and model.config.tie_word_embeddings
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 0
+    assert model.generation_config.use_cache and model.config.use_cache
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["event"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["target", "small"])
+def test_a_shipped_model_generates_with_a_cache(name):
+    path = Path(__file__).parents[1] / f"yarn_drafters/embedded/{name}/generation_config.json"
+    assert json.loads(path.read_text())["use_cache"] is True
 
 
 def test_two_trainers_cannot_share_a_folder(corpus_file, tmp_path):

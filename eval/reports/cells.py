@@ -27,11 +27,11 @@ class Cell:
 
     prompts: measured; loops: of them; failures: decodings.  mat, speedup: means over prompts, speedup paired with plain
     decoding on the same prompt and repeat.  mat_pooled: over all steps, so that long answers count for more.  rate:
-    tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt; none of a lossy
-    method, which promises nothing.  speedups: of each prompt, ascending.  tokens_per_step, and kinds, steps by
-    what was spent on them: over all repeats, which differ where costs are measured as they come.  forwards: of a step
-    beside its verification, by whose.  step_cost: seconds of a step in plain decoding's of the same prompt and repeat,
-    the median over prompts.
+    tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt, lengths: tokens of
+    each checked answer; none of a lossy method, which promises nothing.  speedups: of each prompt, ascending.
+    tokens_per_step, and kinds, steps by what was spent on them: over all repeats, which differ where costs are measured
+    as they come.  forwards: of a step beside its verification, by whose.  step_cost: seconds of a step in plain
+    decoding's of the same prompt and repeat, the median over prompts.
     """
 
     mode: str
@@ -48,6 +48,7 @@ class Cell:
     speedup: Mean | None
     prefill_seconds: float | None
     checks: tuple[Check, ...]
+    lengths: tuple[int, ...] = ()
     speedups: tuple[float, ...] = ()
     tokens_per_step: float | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
@@ -96,11 +97,12 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
         by_prompt.setdefault((row.key.suite, row.key.prompt_id), []).append(row)
     looping = {prompt for prompt, mine in by_prompt.items() if mine[0].loop and mine[0].steps}
     by_prompt = {prompt: mine for prompt, mine in by_prompt.items() if with_loops or prompt not in looping}
-    checks = [] if promise == LOSSY else [_check_of_prompt(mine, plain) for mine in by_prompt.values()]
+    checked = [] if promise == LOSSY else [(check, len(mine[0].token_ids)) for mine in by_prompt.values()
+                                           if (check := _check_of_prompt(mine, plain)) is not None]
     kept = [mine for mine in by_prompt.values() if mine[0].steps]
-    found = tuple(check for check in checks if check is not None)
+    found, lengths = tuple(check for check, _ in checked), tuple(length for _, length in checked)
     if not kept:
-        return Cell(*about, promise, 0, len(looping), failures, None, None, None, None, None, found)
+        return Cell(*about, promise, 0, len(looping), failures, None, None, None, None, None, found, lengths)
     every = [row for mine in kept for row in mine]
     firsts = first_repeats(every)
     speedups = [ratio for mine in kept if (ratio := _ratio(mine, plain, _rate)) is not None]
@@ -110,7 +112,7 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
     q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
     return Cell(*about, promise, len(kept), len(looping), failures, Mean.of([row.mat for row in firsts]),
                 pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
-                median(row.prefill_seconds for row in firsts), found, tuple(sorted(speedups)),
+                median(row.prefill_seconds for row in firsts), found, lengths, tuple(sorted(speedups)),
                 sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every),
                 {whose: times / steps for whose, times in forwards.items()}, median(costs) if costs else None)
 

@@ -47,8 +47,7 @@ the mean over prompts (with a 95 % bootstrap interval from five prompts on), and
 steps, where long answers count for more. Decoding speed: of plain decoding (`ar`) the median tokens per second, of the
 others the speedup over it on the same prompt and repeat, decoding alone, after one shared prefill, a mean over prompts.
 The mean speedup is over the columns that plain decoding has, for methods that have all of them. Losslessness: answers
-whose tokens are plain decoding's, and how many tokens were compared at the least. Answers that ended at once are left
-out.
+whose tokens are plain decoding's, and how many tokens of each were compared. Answers that ended at once are left out.
 
 Beside this file: methods.md and methods.csv (methods beside one another, with the forwards that their drafts cost and
 what a step costs), summary.csv (all of it, and tokens per second with quartiles, time to the first token), steps.csv
@@ -62,7 +61,7 @@ to the turns before, for all methods."""
 
 MODE_NOTES = {
     "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
-              "Losslessness is checked by drawing beside it.",
+              "A replay cannot diverge: losslessness is checked on a second answer, which is drawn.",
     "sampled": "The target's own draws.",
     "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the answers that loop."}
 
@@ -169,7 +168,7 @@ def _line(cell: Cell, dtype: str) -> list[Any]:
     """Of summary.csv."""
     return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
             cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds, cell.promise,
-            lossless_level(cell.checks, dtype, cell.promise, cell.mode),
+            lossless_level([cell], dtype),
             *((median(cell.speedups), cell.speedups[0], cell.speedups[-1]) if cell.speedups else (None,) * 3),
             cell.tokens_per_step, *(cell.kinds.get(kind) for kind in KINDS)]
 

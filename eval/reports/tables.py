@@ -103,8 +103,11 @@ def _speed(cell: Cell) -> str:
     return "-" if cell.speedup is None else f"{cell.speedup:.2f}"
 
 
-def lossless_level(checks: Sequence[Check], dtype: str, promise: str = "exact", mode: str = "") -> str:
-    """The level that `longgraft verify` would name, and what plain decoding's tokens say of this method's."""
+def lossless_level(found: Sequence[Cell], dtype: str) -> str:
+    """Of one method in one mode: the level that `longgraft verify` would name, and how many answers and tokens were
+    compared with plain decoding's."""
+    promise, mode = found[0].promise, found[0].mode
+    checks = [check for cell in found for check in cell.checks]
     if promise == LOSSY:
         return "lossy: not compared"
     if not checks:
@@ -112,7 +115,8 @@ def lossless_level(checks: Sequence[Check], dtype: str, promise: str = "exact", 
     parted = [check for check in checks if check.first_divergence is not None]
     reached = level(checks, dtype)
     if not parted:
-        return f"{reached}: identical ({len(checks)}/{len(checks)}, {min(check.tokens for check in checks)} tokens)"
+        lengths = [length for cell in found for length in cell.lengths]
+        return f"{reached}: identical ({len(checks)}/{len(checks)}, {_compared(checks, lengths)})"
     differ = f"{len(parted)}/{len(checks)} differ"
     if not any(check.held(promise, mode) for check in parted):
         return f"{promise}: {differ}, as they may"
@@ -124,6 +128,14 @@ def lossless_level(checks: Sequence[Check], dtype: str, promise: str = "exact", 
     return f"{reached}: {differ}, margin up to {max(margins):.2f}"
 
 
+def _compared(checks: Sequence[Check], lengths: Sequence[int]) -> str:
+    """Tokens that were compared of answers of these lengths, at the least and at the most."""
+    least, most = min(check.tokens for check in checks), max(check.tokens for check in checks)
+    if any(check.tokens < length for check, length in zip(checks, lengths, strict=True)):
+        return f"the first {least} of up to {max(lengths)} tokens"
+    return f"all {least} tokens" if least == most else f"all {least} to {most} tokens"
+
+
 def lossless_table(found: Sequence[Cell], dtype: str) -> str:
     """Of one mode, over all suites and lengths: what each method promises and reached, and what failed."""
     lines = ["\n### Losslessness and failures\n", "| method | level | answers | that loop | failed decodings |",
@@ -131,8 +143,6 @@ def lossless_table(found: Sequence[Cell], dtype: str) -> str:
     apart = [cell for cell in found if cell.suite != ALL]
     for method in dict.fromkeys(cell.method for cell in apart):
         mine = [cell for cell in apart if cell.method == method]
-        checks = [check for cell in mine for check in cell.checks]
-        reached = lossless_level(checks, dtype, mine[0].promise, mine[0].mode)
-        lines.append(f"| {method} | {reached} | {sum(c.prompts for c in mine)} | {sum(c.loops for c in mine)} "
-                     f"| {sum(c.failures for c in mine)} |")
+        counts = (sum(c.prompts for c in mine), sum(c.loops for c in mine), sum(c.failures for c in mine))
+        lines.append(f"| {method} | {lossless_level(mine, dtype)} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)

@@ -128,7 +128,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     variants = [v for v in config.variants if any(v.name == key.method for key in wanted)]
     # Replays are checked beside plain decoding, also where a resumed run has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
-    state = Prefilled(session.target, bench.stock, variants, fitted.ids, max(limit, config.check_tokens),
+    state = Prefilled(session.target, bench.stock, variants, fitted.ids, max(limit, config.check_tokens or 0),
                       budget=config.budget, profile=config.profile, learned=bench.learned, runs=config.modes)
     checks = _Checks(config, state)
     for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
@@ -204,7 +204,8 @@ class _Checks:
             # In half precision only greedy draws have a margin to judge a divergence by.
             exact = self._state.target.dtype == torch.float32 and variant.promise == "exact"
             how = "sampled" if exact else "greedy"
-            draw, beside = _Draw(self._config.sampling(how), self._config.check_tokens, ()), f"{how} beside replay"
+            draw = _Draw(self._config.sampling(how), self._config.check_tokens or draw.limit, ())
+            beside = f"{how} beside replay"
             ours = self._state.decode(variant, draw.sampling, draw.limit)[0]
             if variant.name == PLAIN:
                 self.plain[beside] = ours

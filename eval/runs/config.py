@@ -50,8 +50,9 @@ class SweepConfig:
     temperature: float = like(Draw, "temperature", default=1.0, help="Of mode sampled")
     seed: int = like(Draw, "seed", help="Of mode sampled")
     # A replay itself can show no divergence.
-    check_tokens: int = option(32, "Drawn by every method beside a replay, to check it", unit="tokens", low=1,
-                               high=2 ** 20)
+    check_tokens: int | None = option(None, "Drawn once per prompt by every method beside a replay, and compared with "
+                                      "plain decoding's", unit="tokens", low=1, high=2 ** 20,
+                                      none="as many as are replayed")
     model: str | None = like(Pair, "model")
     drafter: str | None = like(Pair, "drafter")
     heads: dict[str, str] = option({}, "For method@NAME; repeatable", flag="--head", many=True, metavar="NAME=PATH")

@@ -10,7 +10,7 @@ from typing import Any
 
 from longgraft.config.json_input import read_object
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.rows import ROWS
+from longgraft.eval.runs.rows import rows_file
 
 CONFIG = "config.json"
 # What a run may have more of than before: its rows stand as they are.
@@ -27,8 +27,8 @@ def resume_config(folder: Path) -> SweepConfig:
     """What the run in this folder was measured with; ValueError where that cannot be told."""
     path = folder / CONFIG
     if not path.exists():
-        if (folder / ROWS).exists():
-            raise ValueError(f"{folder} has {ROWS} and no {CONFIG}: nothing says with which options its rows were "
+        if rows := rows_file(folder):
+            raise ValueError(f"{folder} has {rows.name} and no {CONFIG}: nothing says with which options its rows were "
                              f"measured. Put its {CONFIG} back, or give another --out.")
         raise ValueError(f"{folder} holds no run: it has no {CONFIG}. Give the --out folder of a sweep.")
     read_object(path, {})           # names what is broken

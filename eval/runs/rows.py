@@ -6,9 +6,11 @@ Knows files and fields; knows no model and no table.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -19,6 +21,7 @@ from longgraft.comparison.levels import Check
 from longgraft.config.json_input import parse_object, whole
 
 ROWS = "per_prompt.jsonl"
+COMPRESSED = f"{ROWS}.gz"       # what `gzip -9n` makes of it
 
 
 class Key(NamedTuple):
@@ -174,14 +177,22 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
 }
 
 
+def rows_file(folder: Path) -> Path | None:
+    """Where a run's rows are, compressed or not; None where it has none.  ValueError where it has both files."""
+    found = [path for path in (folder / ROWS, folder / COMPRESSED) if path.exists()]
+    if len(found) > 1:
+        raise ValueError(f"{folder} has {ROWS} and {COMPRESSED}, and a run has one of them. Remove the older one.")
+    return found[0] if found else None
+
+
 def read_rows(folder: Path) -> list[Result]:
     """The rows of a run's folder; ValueError where there are none, or one is broken or there twice.
 
     A last line without its end is a row that is being written: it is left out.
     """
-    path = folder / ROWS
-    if not path.exists():
-        raise ValueError(f"{folder} holds no {ROWS}. Give the --out folder of a sweep.")
+    path = rows_file(folder)
+    if path is None:
+        raise ValueError(f"{folder} holds no {ROWS} and no {COMPRESSED}. Give the --out folder of a sweep.")
     rows = [row for row, _ in _read(path)]
     if not rows:
         raise ValueError(f"{path} holds no row. Nothing was measured, or not yet.")
@@ -191,7 +202,7 @@ def read_rows(folder: Path) -> list[Result]:
 def _read(path: Path) -> list[tuple[Result, bytes]]:
     """Every row with its line."""
     found: dict[Key, tuple[Result, bytes]] = {}
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, line in enumerate(_text(path).split(b"\n")[:-1], 1):
         try:
             row = parse_row(line, f"{path}, line {number}")
         except ValueError as error:
@@ -203,20 +214,33 @@ def _read(path: Path) -> list[tuple[Result, bytes]]:
     return list(found.values())
 
 
+def _text(path: Path) -> bytes:
+    """A file's bytes, decompressed where it is compressed."""
+    if path.name != COMPRESSED:
+        return path.read_bytes()
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is no whole gzip file: {error}. Restore it, or give another folder.") from error
+
+
 class RowLog:
-    """The rows' file: appended line by line; a line that a killed process left half-written is cut off."""
+    """The rows' file: appended line by line; a line that a killed process left half-written is cut off, and compressed
+    rows are decompressed."""
 
     def __init__(self, folder: Path, retry: bool = False) -> None:
         """retry: failures are taken out of the file, and so are measured again."""
-        path = folder / ROWS
+        path, found = folder / ROWS, rows_file(folder)
         self.rows: list[Result] = []
-        if path.exists():
-            kept = [(row, line) for row, line in _read(path) if not (retry and isinstance(row, Failure))]
+        if found is not None:
+            kept = [(row, line) for row, line in _read(found) if not (retry and isinstance(row, Failure))]
             self.rows = [row for row, _ in kept]
-            if (whole_lines := b"".join(line + b"\n" for _, line in kept)) != path.read_bytes():
+            if (whole_lines := b"".join(line + b"\n" for _, line in kept)) != found.read_bytes():
                 beside = path.with_suffix(".part")
                 beside.write_bytes(whole_lines)
                 beside.replace(path)
+            if found != path:
+                found.unlink()
         self._file = open(path, "a", encoding="utf-8")      # noqa: SIM115 - held for the sweep's life
 
     def append(self, row: Result) -> None:

@@ -23,7 +23,7 @@ from longgraft.eval.runs.progress import Progress
 from longgraft.eval.runs.provenance import argv, environment
 from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.resume import check_same, save_config
-from longgraft.eval.runs.rows import ROWS, Result, RowLog, done, sole_sweep
+from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
 
 INTERRUPTED = 130       # as a shell says that Ctrl-C ended a command
@@ -50,7 +50,7 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
             processes = Processes(config, workers) if workers and workers > 1 else None
             return _sweep(config, suites, out, retry, processes)
         except KeyboardInterrupt:
-            if (out / ROWS).exists():
+            if rows_file(out):
                 print(f"\nlonggraft: interrupted: go on with `longgraft sweep --resume {out}`", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None
 
@@ -59,10 +59,11 @@ def check_folder(out: Path, config: SweepConfig, resume: bool) -> None:
     """ValueError where `out` is no folder, holds a run that is not to be gone on with, or one of other options."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, and a run is a folder. Give another --out.")
-    if not (out / ROWS).exists():
+    rows = rows_file(out)
+    if rows is None:
         return
     if not resume:
-        raise ValueError(f"{out / ROWS} exists already. Give --resume to go on with it, or another --out.")
+        raise ValueError(f"{rows} exists already. Give --resume to go on with it, or another --out.")
     check_same(out, config)
 
 

@@ -1,11 +1,11 @@
-"""LogitSpec (arXiv 2507.01449): what the target found probable where it said the root, it may say after it.
+"""LogitSpec (arXiv 2507.01449): tokens that were probable at the position that produced the root are guessed after it.
 
 Knows tokens and the last row's top-k; knows no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -51,6 +51,43 @@ class LastTopK(Memory):
     def restore(self, state: Tensor | None) -> None:
         self._row = state
 
+
+class Rounds(Memory):
+    """The text's size after the prompt and after each verified tree: how much the official pool knew, and when."""
+
+    name = "rounds"
+
+    def __init__(self) -> None:
+        self._sizes: tuple[int, ...] = ()
+
+    def reset(self, capacity: int) -> None:
+        self._sizes = ()
+
+    def observe(self, seen: Observation) -> None:
+        size = (self._sizes[-1] if self._sizes else 0) + len(seen.path)
+        self._sizes = (size,) if seen.prompt else (*self._sizes, size)
+
+    def state(self) -> tuple[int, ...]:
+        return self._sizes
+
+    def restore(self, state: tuple[int, ...]) -> None:
+        self._sizes = state
+
+    def pooled(self, ends: np.ndarray, ngram: int, length: int, before: int) -> np.ndarray:
+        """[k] int64: tokens that the official pool holds after n-grams of `ngram` tokens that end before `ends` [k].
+
+        before: tokens of predictions, which stand before the prompt and are pooled with it
+
+        The pool is made of the prompt.  After each round `Pool.update_pool` visits the n-grams that begin in the last
+        2 * length tokens (generate_drafts_util.py:51 at 659bba9), so that a continuation stays short where long rounds
+        pass over it.
+        """
+        sizes = before + np.array(self._sizes, dtype=np.int64)
+        last = np.searchsorted(sizes, ends - ngram + 2 * length, side="right") - 1
+        first = np.searchsorted(sizes, ends, side="right")
+        return np.minimum(length, sizes[np.maximum(first, last)] - ends)
+
+
 WIDTH = 64                          # of the last row, and nodes of the tree, root included: the official capacity
 KEPT = ((8, 4), (32, 3))            # tokens of a guess with what follows it, by its rank at most; else the guess alone
 
@@ -64,16 +101,16 @@ class LogitSpec:
 
     def __init__(self, history: TokenHistory, row: LastTopK, vocab_size: int, max_ngram: int = 3, length: int = 20,
                  clock: Clock | None = None) -> None:
-        self.memories = (history, row)
+        self._history, self._row, self._rounds = history, row, Rounds()
+        self.memories = (history, row, self._rounds)
         self.max_ngram, self.length, self.clock = max_ngram, length, clock or Clock()
-        self._history, self._row = history, row
         # Of each guess its place; of all other tokens, and last of what is no token, -1.
         self._slot = np.full(vocab_size + 1, -1, dtype=np.int64)
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
             text, tree, left = self._history.whole(ask.root), Trie(ask.root, ask.budget), ask.budget - 1
-            main, match = continuation(text, self.max_ngram, self.length)
+            main, match = continuation(text, self.max_ngram, self._pooled)
             tree.add(main[:left], match=match)
             left -= len(main)
             for guess, rest, match in self._guesses(text, ask.root):
@@ -83,20 +120,24 @@ class LogitSpec:
                 left -= 1 + len(rest)
             return tree.tree()
 
+    def _pooled(self, ends: np.ndarray, ngram: int) -> np.ndarray:
+        return self._rounds.pooled(ends, ngram, self.length, len(self._history.before()))
+
     def _guesses(self, text: np.ndarray, root: int) -> Iterator[tuple[int, list[int], int]]:
         """(the last row's next token, what followed it, tokens of that match), the most probable first."""
         guesses, most = self._row.tokens, KEPT[-1][0] + 1       # beyond, they stand alone
         known = self._after(text, guesses[:most])
         for rank, guess in enumerate(guesses):
             if guess != root:
-                at, match = known[rank] if rank < most else (0, 0)
-                kept = next((tokens for last, tokens in KEPT if rank <= last), 1) if match else 1
-                yield guess, unbroken(text[at:min(at + kept - 1, len(text) - 1)]).tolist(), match
+                at, pooled, match = known[rank] if rank < most else (0, 0, 0)
+                kept = next((tokens for last, tokens in KEPT if rank <= last), 1)
+                yield guess, unbroken(text[at:at + min(kept - 1, pooled)]).tolist(), match
 
-    def _after(self, text: np.ndarray, guesses: Sequence[int]) -> list[tuple[int, int]]:
-        """For each guess: (index of what followed the longest n-gram that ends with root and guess, its tokens)."""
+    def _after(self, text: np.ndarray, guesses: Sequence[int]) -> list[tuple[int, int, int]]:
+        """For each guess: (index of what followed the longest n-gram that ends with root and guess, how many of it are
+        pooled, the n-gram's tokens)."""
         size, m = len(text) - 1, len(guesses)
-        at, match = np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64)
+        found = np.zeros((m, 3), dtype=np.int64)
         self._slot[guesses] = np.arange(m)
         slots = self._slot[text[:size]]
         self._slot[guesses] = -1
@@ -105,35 +146,38 @@ class LogitSpec:
             if n > 1:       # of these those before which the text's end stands, too
                 before = guessed - (n - 1)
                 guessed = guessed[(before >= 0) & (text[before] == text[size - (n - 2)]) & (text[before] >= 0)]
-            ends = newest(slots[guessed], guessed + 1, m, size - self.length)
-            at, match = np.where(ends >= 0, ends, at), np.where(ends >= 0, n, match)
-        return list(zip(at.tolist(), match.tolist(), strict=True))
+            pooled = self._pooled(guessed + 1, n)
+            best = longest(slots[guessed], pooled, m)
+            has, best = best >= 0, best[best >= 0]
+            found[has, 0], found[has, 1], found[has, 2] = guessed[best] + 1, pooled[best], n
+        return [(at, count, n) for at, count, n in found.tolist()]
 
 
-def continuation(text: np.ndarray, max_ngram: int, length: int) -> tuple[list[int], int]:
-    """text [t + 1], its last token the root, negative between texts -> (up to `length` tokens that followed the longest
-    n-gram of its end, that n-gram's tokens); none and 0 where none was seen."""
+def continuation(text: np.ndarray, max_ngram: int,
+                 pooled: Callable[[np.ndarray, int], np.ndarray]) -> tuple[list[int], int]:
+    """text [t + 1], its last token the root, negative between texts -> (the pooled tokens that followed the longest
+    n-gram of its end, that n-gram's tokens); none and 0 where none was seen.  pooled: as `Rounds.pooled` of ends and n.
+    """
     size = len(text) - 1
     ends = np.flatnonzero(text[:max(0, size - 1)] == text[size]) + 1
-    found, match = -1, 0
+    found, match = slice(0, 0), 0
     for n in range(1, min(max_ngram, size) + 1):
         before = ends - n
         ends = ends[(before >= 0) & (text[before] == text[size - (n - 1)]) & (text[before] >= 0)]
         if not len(ends):
             break
-        found, match = int(newest(np.zeros(len(ends), dtype=np.int64), ends, 1, size - length)[0]), n
-    return [] if found < 0 else unbroken(text[found:min(found + length, size)]).tolist(), match
+        known = pooled(ends, n)
+        best = int(longest(np.zeros(len(ends), dtype=np.int64), known, 1)[0])
+        found, match = slice(ends[best], ends[best] + known[best]), n
+    return unbroken(text[found]).tolist(), match
 
 
-def newest(keys: np.ndarray, ends: np.ndarray, count: int, last: int) -> np.ndarray:
-    """[count] int64: for each key the newest of its `ends` up to `last`, where all is known that follows, else its
-    oldest; -1 where it has none.  keys, ends: [k] int64, ends ascending.
+def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
+    """[count] int64: for each key the last index of its largest `pooled`; -1 where it has none.
 
-    The official pool's rule: a continuation gives way to one that is as long.
+    keys, pooled: [k] int64.  The official pool's rule: a continuation gives way to one that is as long.
     """
     found = np.full(count, -1, dtype=np.int64)
-    full = int(np.searchsorted(ends, last, side="right"))
-    # Of repeated indices numpy keeps the last.
-    found[keys[full:][::-1]] = ends[full:][::-1]
-    found[keys[:full]] = ends[:full]
+    order = np.argsort(pooled, kind="stable")
+    found[keys[order]] = order      # of repeated indices numpy keeps the last
     return found

@@ -81,7 +81,7 @@ def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
         head_dim=recipe.head_dim, intermediate_size=recipe.intermediate,
         max_position_embeddings=recipe.max_positions, rms_norm_eps=1e-6, tie_word_embeddings=recipe.tied,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        bos_token_id=None, eos_token_id=end, pad_token_id=end, use_cache=False)
+        bos_token_id=None, eos_token_id=end, pad_token_id=end)
     return Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
@@ -195,7 +195,6 @@ class TargetTrainer(Trainer):
         folder = self.out / f"hf-step{self.state.step:06d}"
         model: Any = copy.deepcopy(self.model)      # transformers types `to` too narrowly
         model.to(torch.bfloat16)
-        model.config.use_cache = True
         model.generation_config.eos_token_id = self.tokenizer.eos_token_id
         model.generation_config.pad_token_id = self.tokenizer.pad_token_id
         model.save_pretrained(folder)
