@@ -49,8 +49,8 @@ def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path,
     import longgraft.eval.runs.ablations as module
 
     real = module.calibrate
-    monkeypatch.setattr(module, "calibrate", lambda session, prompts, new, temperature, path, budget: (
-        seen.update({path.stem: prompts}), real(session, prompts, new, temperature, path, budget=budget)))
+    monkeypatch.setattr(module, "calibrate", lambda session, prompts, how, path: (
+        seen.update({path.stem: prompts}), real(session, prompts, how, path)))
     made = prepare("thresholds", config, tmp_path)
     assert made.methods == ("eagle3", "graft+thresholds=one", "graft+thresholds=two", "ar")
     measured = {f.ids for prompts in planned(made, check_plan(made), Reader.open(None)).values() for f in prompts[256]}

@@ -30,7 +30,7 @@ NAMES = [*METHODS, *RENAMED.values()]
 
 def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:
     parts = toy_parts(**(own or {}))
-    return Prefilled(parts.target, Stock({"": parts} | more, calibrations or {}),
+    return Prefilled(Stock({"": parts} | more, calibrations or {}),
                      [Variant.parse(name) for name in names], PROMPT, NEW + 90)
 
 
@@ -81,7 +81,7 @@ def test_a_margin_after_a_shared_prefill_is_that_of_the_whole_text():
 def test_heads_do_not_share_their_caches():
     other = toy_parts(seed=7)
     state = prefilled(["eagle3", "eagle3@other"], other=other)
-    lone = Prefilled(other.target, Stock({"": other}), [Variant.parse("eagle3")], PROMPT, NEW + 90)
+    lone = Prefilled(Stock({"": other}), [Variant.parse("eagle3")], PROMPT, NEW + 90)
     found = [s.decode(Variant.parse(name), SAMPLINGS["replay"], NEW)[1].accepted_per_step
              for s, name in ((state, "eagle3"), (state, "eagle3@other"), (lone, "eagle3"))]
     assert found[0] != found[1] == found[2]
@@ -89,11 +89,11 @@ def test_heads_do_not_share_their_caches():
 
 def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
     """Token Recycling keeps its matrix between prompts; a repeat starts from where the prompt started."""
-    parts, learned = toy_parts(), Learned()
+    parts, learned = toy_parts(), Learned(["replay", "x"])
     session, variant = toy_session("token-recycling"), Variant.parse("token-recycling")
     for n, ids in enumerate([PROMPT, toy_prompt(70, seed=4), PROMPT]):
         expected = answered(session, ids, NEW, SAMPLINGS["replay"]).stats
-        state = Prefilled(parts.target, Stock({"": parts}), [variant], ids, NEW, learned=learned, runs=["replay", "x"])
+        state = Prefilled(Stock({"": parts}), [variant], ids, NEW, learned)
         assert state.learned_from(variant, "replay") == n and state.learned_from(Variant.plain(), "replay") is None
         for _ in range(2):
             _, stats = state.decode(variant, SAMPLINGS["replay"], NEW, run="replay")
@@ -106,11 +106,11 @@ def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
 
 def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
     """Two runs learn apart from one another, though they share a prefill; a repeat teaches nothing."""
-    parts, learned, variant = toy_parts(), Learned(), Variant.parse("token-recycling")
-    alone = Learned()
+    parts, learned, variant = toy_parts(), Learned(["replay", "x"]), Variant.parse("token-recycling")
+    alone = Learned(["replay"])
     for n, ids in enumerate([PROMPT, toy_prompt(70, seed=4), PROMPT]):
-        state = Prefilled(parts.target, Stock({"": parts}), [variant], ids, NEW, learned=learned, runs=["replay", "x"])
-        only = Prefilled(parts.target, Stock({"": parts}), [variant], ids, NEW, learned=alone, runs=["replay"])
+        state = Prefilled(Stock({"": parts}), [variant], ids, NEW, learned)
+        only = Prefilled(Stock({"": parts}), [variant], ids, NEW, alone)
         for run in ("x", "replay", "x", "replay"):
             sampling = SAMPLINGS["replay" if run == "replay" else "sampled"]
             ours = state.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
@@ -171,7 +171,7 @@ def test_one_object_with_a_lasting_memory_cannot_serve_several_runs(tmp_path):
         f"ONE = MatrixRetriever(AdjacencyMemory(AdjacencyMatrix({VOCAB}), lasting=True))\n")
     parts, variant = toy_parts(), Variant.parse(f"{tmp_path / 'mine.py'}:ONE")
     with pytest.raises(ValueError, match="is one object whose memory lasts, and every run needs one of its own"):
-        Prefilled(parts.target, Stock({"": parts}), [variant], PROMPT, NEW, runs=["replay", "sampled"])
+        Prefilled(Stock({"": parts}), [variant], PROMPT, NEW, Learned(["replay", "sampled"]))
 
 
 def test_an_unknown_head_setting_or_method_is_named():
@@ -200,7 +200,7 @@ def test_what_is_recorded_on_the_way_is_in_no_one_s_time(monkeypatch):
 
     parts = toy_parts(regions=Regions(slowly))
     variants = [Variant.parse("ar"), Variant.parse("eagle3")]
-    state = Prefilled(parts.target, Stock({"": parts}), variants, PROMPT, NEW + 90)
+    state = Prefilled(Stock({"": parts}), variants, PROMPT, NEW + 90)
     for name in ("ar", "eagle3"):
         tokens, stats = state.decode(Variant.parse(name), Sampling(), 6)
         assert tokens == alone(name, Sampling())[0][:6] and stats.decode_seconds == 0.0

@@ -105,18 +105,28 @@ class _Warmup:
 
 def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = None) -> Prompt:
     """What is fed and what is replayed; ids: of an example that was cut to a length."""
-    said = session.tokenizer(example.recording, add_special_tokens=False)["input_ids"]
-    return session.encode(ids or example.encode(session.tokenizer)), said
+    recorded = session.tokenizer(example.recording, add_special_tokens=False)["input_ids"]
+    return session.encode(ids or example.encode(session.tokenizer)), recorded
 
 
-def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float, out: Path | None,
-              *, budget: Budget = None, draft_cost: float | None = None, keep: bool = False) -> Path:
-    """Run the prompts, choose thresholds on half of them, report the other half, write the file.
+@dataclass(frozen=True)
+class Warming:
+    """How warm-up prompts are answered, and what thresholds are chosen by.
 
     budget:     nodes per verification; None: what a session would take
     draft_cost: of one drafted level, in verifications; None: measured here and now
     keep:       only thresholds that accept no less than the dense tree does
     """
+
+    max_new_tokens: int
+    temperature: float
+    budget: Budget = None
+    draft_cost: float | None = None
+    keep: bool = False
+
+
+def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: Warming, out: Path | None) -> Path:
+    """Run the prompts, choose thresholds on half of them, report the other half, write the file."""
     from tqdm import tqdm
 
     # Rows outlive each answer: they are what the warm-up is for.
@@ -124,34 +134,34 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, te
     parts, shape = loaded.parts, replace(loaded.parts.shape, persist=True)
     warmup = _Warmup(replace(parts, shape=shape, calibration=replace(parts.calibration, snapshot=None), kept={},
                              regions=EAGER))
-    session = replace(loaded, method=as_method(warmup, "warm-up")).session(budget)
+    session = replace(loaded, method=as_method(warmup, "warm-up")).session(how.budget)
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     answers: list[Prompt] = []
     looping = 0
-    for index, (ids, said) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
+    for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
-        recording = said[:max_new_tokens]
-        sampling = (Sampling(replay=recording) if recording else
-                    Sampling(temperature, seed=index if temperature else 0))
-        said_now = answer(session.open(ids, len(recording) or max_new_tokens, sampling)).token_ids
-        _replay(warmup.steps, [*ids, *said_now])
+        replay = recorded[:how.max_new_tokens]
+        sampling = (Sampling(replay=replay) if replay else
+                    Sampling(how.temperature, seed=index if how.temperature else 0))
+        decoded = answer(session.open(ids, len(replay) or how.max_new_tokens, sampling)).token_ids
+        _replay(warmup.steps, [*ids, *decoded])
         # In a loop every guess is right, and every gate looks useless: such answers only fill the matrix.
-        looped = not recording and loops(said_now)
+        looped = not replay and loops(decoded)
         looping += looped
         if not looped:
             halves[index % 2].extend(warmup.steps)
-            answers.append((ids, said_now))
+            answers.append((ids, decoded))
     chosen, unseen = halves if all(halves) else (halves[0] + halves[1],) * 2
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
                          "themselves, the others ended at once. Give other prompts, or --temperature 1.")
-    costs = _costs(loaded, warmup, nodes) if draft_cost is None else (draft_cost, 1.0)
-    thresholds, gain = choose(chosen, costs, keep)
+    costs = _costs(loaded, warmup, nodes) if how.draft_cost is None else (how.draft_cost, 1.0)
+    thresholds, gain = choose(chosen, costs, how.keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted_split[k] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
              **made_for(nodes, shape.levels, shape.top_k, shape.window),
-             "temperature": f"{temperature:g}", "date": time.strftime("%Y-%m-%d"),
+             "temperature": f"{how.temperature:g}", "date": time.strftime("%Y-%m-%d"),
              "draft_cost": f"{costs[0] / costs[1]:.3f}",
              "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",

@@ -60,9 +60,9 @@ def estimate(loaded: Loaded, answers: Sequence[tuple[Sequence[int], Sequence[int
     rankings = _Rankings(replace(loaded.parts, kept={}), tried)
     session = replace(loaded, method=as_method(rankings, "odds")).session(budget)
     tokens = [[0] * len(tried), [0] * len(tried)]
-    for index, (ids, said) in enumerate(answers):
-        rankings.trees, text = [], [*ids, *said]
-        answer(session.open(ids, len(said), Sampling(replay=tuple(said))))
+    for index, (ids, answered) in enumerate(answers):
+        rankings.trees, text = [], [*ids, *answered]
+        answer(session.open(ids, len(answered), Sampling(replay=tuple(answered))))
         for position, trees in rankings.trees:
             for n, tree in enumerate(trees):
                 tokens[index % 2][n] += 1 + accepted(tree, text[position + 1:])

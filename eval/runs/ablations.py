@@ -13,7 +13,7 @@ from pathlib import Path
 
 from longgraft.config.method_names import joined
 from longgraft.config.method_roles import GROUPS, PAPERS
-from longgraft.eval.checks.calibrate import Prompt, calibrate, prompt_of
+from longgraft.eval.checks.calibrate import Prompt, Warming, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, read_prompts, suite_name
 from longgraft.eval.runs.bench import Bench
@@ -113,7 +113,7 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
     budget = find(PAPERS).usual_budget(config.budget)
     path = out / f"{name}-budget-{budget}.safetensors"
     if not path.exists():
-        calibrate(bench.loaded, prompts, config.max_new_tokens, config.temperature, path, budget=budget)
+        calibrate(bench.loaded, prompts, Warming(config.max_new_tokens, config.temperature, budget), path)
     found = Calibration.load(path, bench.loaded.identity, bench.loaded.target.device)
     assert found.snapshot is not None
     rows = int((found.snapshot >= 0).any(1).sum())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Bench:
     loaded: Loaded
     session: Session
     stock: Stock
-    learned: Learned = field(default_factory=Learned)
+    learned: Learned
 
     @classmethod
     def open(cls, config: SweepConfig) -> Bench:
@@ -71,12 +71,12 @@ class Bench:
             heads = {name: replace(one, costs=costs_for(target, one.head, config.costs, one.regions))
                      for name, one in heads.items()}
         stock = Stock(heads, {name: Calibration.load(Path(path), loaded.identity, target.device)
-                              for name, path in config.calibrations.items()})
+                              for name, path in config.calibrations.items()}, config.budget, config.profile)
         for variant in config.variants:
             if variant.ours:
                 # What it lacks is said before anything runs.
                 build(variant.method, stock.parts(variant), variant.adaptive(config.budget))
-        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock)
+        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock, Learned(config.modes))
 
 
 def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
@@ -128,8 +128,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     variants = [v for v in config.variants if any(v.name == key.method for key in wanted)]
     # Replays are checked beside plain decoding, also where a resumed run has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
-    state = Prefilled(session.target, bench.stock, variants, fitted.ids, max(limit, config.check_tokens or 0),
-                      budget=config.budget, profile=config.profile, learned=bench.learned, runs=config.modes)
+    state = Prefilled(bench.stock, variants, fitted.ids, max(limit, config.check_tokens or 0), bench.learned)
     checks = _Checks(config, state)
     for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
         draw = _draw(config, bench, example, mode, limit)
@@ -141,14 +140,13 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
             for variant in variants if repeat % 2 == 0 else reversed(variants):
                 key = job.key(fitted, mode, variant.name, repeat)
                 if key in wanted:
-                    yield _measure(bench, state, checks, variant, draw, key, fitted)
+                    yield _measure(bench, checks, variant, draw, key, fitted)
     state.release()
 
 
-def _measure(bench: Bench, state: Prefilled, checks: _Checks, variant: Variant, draw: _Draw, key: Key,
-             fitted: Fitted) -> Result:
+def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: _Draw, key: Key, fitted: Fitted) -> Result:
     """One row."""
-    example, tokenizer = fitted.example, bench.session.tokenizer
+    state, example, tokenizer = checks.state, fitted.example, bench.session.tokenizer
     try:
         tokens, stats = state.decode(variant, draw.sampling, draw.limit, draw.eos, key.mode)
         if key.method == PLAIN and key.repeat == 0:
@@ -186,7 +184,7 @@ class _Checks:
     """Whether a variant's tokens are plain decoding's, on one prompt.  plain: what that said, by mode."""
 
     def __init__(self, config: SweepConfig, state: Prefilled) -> None:
-        self._config, self._state = config, state
+        self._config, self.state = config, state
         self.plain: dict[str, list[int]] = {}
         self._beside: dict[str, Check | None] = {}
 
@@ -202,15 +200,15 @@ class _Checks:
             return self._compare(self.plain[mode], draw, tokens)
         if variant.name not in self._beside:
             # In half precision only greedy draws have a margin to judge a divergence by.
-            exact = self._state.target.dtype == torch.float32 and variant.promise == "exact"
+            exact = self.state.target.dtype == torch.float32 and variant.promise == "exact"
             how = "sampled" if exact else "greedy"
             draw = _Draw(self._config.sampling(how), self._config.check_tokens or draw.limit, ())
             beside = f"{how} beside replay"
-            ours = self._state.decode(variant, draw.sampling, draw.limit)[0]
+            ours = self.state.decode(variant, draw.sampling, draw.limit)[0]
             if variant.name == PLAIN:
                 self.plain[beside] = ours
             elif beside not in self.plain:
-                self.plain[beside] = self._state.decode(Variant.plain(), draw.sampling, draw.limit)[0]
+                self.plain[beside] = self.state.decode(Variant.plain(), draw.sampling, draw.limit)[0]
             self._beside[variant.name] = self._compare(self.plain[beside], draw, ours)
         return self._beside[variant.name]
 
@@ -219,12 +217,12 @@ class _Checks:
             return None
         at = first_divergence(ours, theirs)
         near = at is not None and draw.sampling.temperature == 0
-        return Check(len(theirs), at, *(self._state.margin(theirs[:at]) if near else (None, None)))
+        return Check(len(theirs), at, *(self.state.margin(theirs[:at]) if near else (None, None)))
 
 
 def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     """Every method runs a few steps on a short prompt, untimed: kernels are chosen, memory is allocated."""
-    state = Prefilled(bench.session.target, bench.stock, config.variants, fitted.ids[-256:], 8, budget=config.budget)
+    state = Prefilled(bench.stock, config.variants, fitted.ids[-256:], 8)
     for variant in config.variants:
         with suppress(*FAILURES):       # its own rows will say it
             state.decode(variant, Sampling(), 8)

@@ -36,10 +36,20 @@ from longgraft.trees.padded import SIZES
 
 @dataclass(frozen=True)
 class Stock:
-    """What variants are made of: the parts of each head ("": the default one's), calibrations by name."""
+    """What variants are made of: the parts of each head ("": the default one's), calibrations by name.
+
+    budget: nodes per verification; None: each method's own.  profile: `Clock`'s
+    """
 
     heads: Mapping[str, Parts]
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    budget: Budget = None
+    profile: bool = False
+
+    @property
+    def target(self) -> Target:
+        """The one of all heads."""
+        return self.heads[""].target
 
     @property
     def regions(self) -> Regions:
@@ -73,8 +83,11 @@ class Stock:
 class Learned:
     """What lasting memories learnt from the prompts before, by variant and run.  A run is one pass over all prompts
     in one mode: what is learnt in another is not known to it.
+
+    runs: their names, which are modes'
     """
 
+    runs: Sequence[str] = ()
     _states: dict[tuple[str, str], tuple[int, list[Any]]] = field(default_factory=dict)
 
     def prompts(self, variant: str, run: str) -> int:
@@ -99,19 +112,18 @@ class Prefilled:
     each: the pair that a drafter holds for it depends on the drawn root.
     """
 
-    def __init__(self, target: Target, stock: Stock, variants: Sequence[Variant], ids: Sequence[int], limit: int, *,
-                 budget: Budget = None, profile: bool = False, learned: Learned | None = None,
-                 runs: Sequence[str] = ()) -> None:
-        """limit: tokens that may follow; budget: nodes per verification (None: each method's own); profile: `Clock`'s;
-        learned, runs: where lasting memories go on from, and the runs in which they do."""
+    def __init__(self, stock: Stock, variants: Sequence[Variant], ids: Sequence[int], limit: int,
+                 learned: Learned | None = None) -> None:
+        """limit: tokens that may follow; learned: where lasting memories go on from."""
+        target, budget = stock.target, stock.budget
         self.target, self.ids, self._budget = target, list(ids), budget
-        self._clock = Clock(profile=profile)
+        self._clock = Clock(profile=stock.profile)
         if target.device.type == "cuda":
             self._clock.wait = partial(torch.cuda.synchronize, target.device)
         self._regions = stock.regions.anew()
         self._learned = learned or Learned()
         self._verifies: dict[str, Callable[[Verifier], Verifier]] = {}
-        self._proposers = self._build(stock, [v for v in variants if v.ours], runs)
+        self._proposers = self._build(stock, [v for v in variants if v.ours])
         self._before = {key: self._learned.prompts(*key) for key in self._proposers}
         memories = together(self._proposers.values())
         self.capacity = len(ids) + limit + max((v.budget(budget) for v in variants if v.ours), default=1)
@@ -121,8 +133,7 @@ class Prefilled:
         self._read(memories)
         self._marks = {id(memory): memory.mark() for memory in memories}
 
-    def _build(self, stock: Stock, variants: Sequence[Variant], runs: Sequence[str]
-               ) -> dict[tuple[str, str], Proposer]:
+    def _build(self, stock: Stock, variants: Sequence[Variant]) -> dict[tuple[str, str], Proposer]:
         """By variant and run: all share their memories, but each run has lasting ones of its own.  Run "" is none."""
         kept: dict[tuple, Memory] = {}
         made = {}
@@ -134,7 +145,7 @@ class Prefilled:
             make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
             proposer = made[variant.name, ""] = make(parts)
             self._verifies[variant.name] = verifies(variant.method, parts)
-            for run in runs if any(memory.lasting for memory in proposer.memories) else ():
+            for run in self._learned.runs if any(memory.lasting for memory in proposer.memories) else ():
                 shared = {key: memory for key, memory in kept.items() if not memory.lasting}
                 own = made[variant.name, run] = make(replace(parts, kept=shared))
                 if own is proposer:

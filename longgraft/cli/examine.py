@@ -111,6 +111,7 @@ def calibrate(
 ) -> None:
     """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
     from longgraft.acceptance.sampling import Sampling
+    from longgraft.eval.checks.calibrate import Warming as How
     from longgraft.eval.checks.calibrate import calibrate as run
     from longgraft.eval.checks.calibrate import prompt_of
     from longgraft.eval.prompts.suites import read_prompts
@@ -119,8 +120,8 @@ def calibrate(
     Sampling(warming.temperature)
     session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
-    print(run(loaded, warm, warming.max_new_tokens, warming.temperature, out, budget=settings.budget,
-              draft_cost=warming.draft_cost, keep=warming.keep_acceptance))
+    print(run(loaded, warm, How(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
+                                warming.keep_acceptance), out))
 
 
 @dataclass(frozen=True)
