@@ -256,7 +256,7 @@ MUTATIONS = (
     Mutation("the first word of ignore files counts", "Rules.ignore", "in reversed(self.specs)", "in self.specs", "test_repository.py::test_ignore_files_hold_below_their_folder_and_the_last_word_counts"),
     Mutation("a module within a package is a module of its own", "Modules.find", 'f"{folder}__init__.py" not in self.paths', "True", "test_symbols.py::test_an_import_finds_the_file_that_python_would"),
     Mutation("a use far above the cursor is as good as one at it", "near", "weights.setdefault(name, 0.5 ** (distance / HALF))\n    for distance", "weights.setdefault(name, 1.0)\n    for distance", "test_gathering.py::test_a_use_at_the_cursor_is_worth_more_than_one_far_above"),
-    Mutation("a link within the repository hides a secret's name", "locate", 'check_open(target.relative_to(folder).as_posix(), "")', "pass", "test_gathering.py::test_a_place_that_there_is_not_is_told"),
+    Mutation("a link within the repository hides a secret's name", "locate", 'check_open(target.relative_to(folder).as_posix(), "")', "pass", "test_gathering.py::test_a_wrong_place_is_refused_by_name"),
     # page
     Mutation("text that only began like a stop string is lost", "Spans.push", "left.append((at, origin, length - len(shown)))", "pass", "test_page.py::test_the_texts_of_tokens_are_the_steps_and_each_its_own"),
     Mutation("a tree's picture goes on behind the answer's end", "Pictures.of", "path = step.path[:1 + len(step.tokens)]", "path = step.path", "test_page.py::test_a_picture_ends_where_the_answer_does"),

@@ -1,4 +1,4 @@
-"""Which files git does not look at: .gitignore files of every folder, by pathspec; and folders that are others' work.
+"""Which files git ignores, by the .gitignore of every folder (pathspec); and folders of third-party or built code.
 
 Knows names; reads .gitignore files only.  A user's global ignore file is not read.
 """
@@ -6,10 +6,12 @@ Knows names; reads .gitignore files only.  A user's global ignore file is not re
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, Pattern
 
 # Folders that hold other people's code, or what a tool made, wherever they stand.
 VENDORED = frozenset((
@@ -53,12 +55,21 @@ class Rules:
 
 
 def spec_of(path: str | os.PathLike[str]) -> GitIgnoreSpec | None:
-    """The patterns of a file; None where there is none that can be read."""
+    """The patterns of a file; None where it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return GitIgnoreSpec.from_lines(text.splitlines())
+    return GitIgnoreSpec(_patterns(text.splitlines()))
+
+
+def _patterns(lines: Iterable[str]) -> Iterator[Pattern]:
+    """The lines' patterns.  A line that is no pattern matches nothing, as in git."""
+    for line in lines:
+        try:
+            yield from GitIgnoreSpec.from_lines([line]).patterns
+        except (ValueError, re.error):      # a lone ! or a backslash at the end; a range such as [z-a]
+            continue
 
 
 def files_above(root: Path) -> list[tuple[Path, str]]:
