@@ -298,7 +298,8 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
     (["--max-new-tokens", 0], "from 1 to 1,048,576"), (["--max-new-tokens", 600], "allows 512 positions"),
     (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
     (["--replay", "absent"], "cannot be read"), (["--model", "./absent/model"], "could not be loaded"),
-    (["--drafter", "./absent"], "is not a folder"), (["--drafter", "none"], "needs an EAGLE-3 drafter"),
+    (["--drafter", "./absent"], "is not a folder"),
+    (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
     (["--prompt-file", "absent"], "cannot be read"), (["--calibration", "absent"], "does not exist"),
     (["--prompt-ids", "ids.json"], "Give one prompt"), (["--top-p", 0], "must be in"),
     (["--draft-levels", 0], "--draft-levels is 0"), (["--draft-top-k", 0], "--draft-top-k is 0")])

@@ -103,6 +103,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     """Answer a long prompt."""
     from longgraft.acceptance.sampling import Sampling
     from longgraft.config.recording_file import read_recording
+    from longgraft.methods.own_settings import with_own_settings
 
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
@@ -127,6 +128,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     if recording is not None:
         sampling = Sampling(replay=recording)
+    settings = with_own_settings(settings)
     budget = None if loaded.method.chooses(settings.budget) else session.engine.budget
     settings = replace(settings, method=str(loaded.method), budget=budget)
     asking = Asking(session, settings, sampling, ends, shown.compare, prediction)
@@ -144,7 +146,9 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
     """A session, and what it was made of.  tell: say on stderr what was chosen."""
     from longgraft.loading import assemble
+    from longgraft.methods.own_settings import with_own_settings
 
+    settings = with_own_settings(settings)
     loaded = assemble(pair.model, pair.drafter, settings)
     session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix)
     if tell:
