@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from test_cli import assert_before_loading, run
+from test_layout import ROOT
 from typer.main import get_command
 
-from longgraft.cli.app import app
+from longgraft.cli.root import app
 
 
 def commands(command, path=("longgraft",)):
@@ -50,6 +52,18 @@ def test_help_needs_no_torch():
             "finally: print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip().endswith("[]") and "--buckets" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["typer", "longgraft.cli.prompts", "longgraft.acceptance.sampling"])
+def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entry = project["scripts"]["longgraft"].replace(":", " import ")
+    code = ("import sys\nclass Interrupts:\n    def find_spec(name, *_):\n"
+            f"        if name == {module!r}: raise KeyboardInterrupt\n"
+            f"sys.meta_path.insert(0, Interrupts)\nsys.argv = ['longgraft', 'generate', '--prompt', 'x']\n"
+            f"from {entry}\nmain()")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "longgraft: interrupted\n")
 
 
 @pytest.mark.parametrize("words, said", [
