@@ -48,15 +48,6 @@ class Needed:
         return [f"/{name}" for name in report_names(self.wants)]
 
 
-def fresh(path: Path) -> Path:
-    """One that can be written and is not there yet; ValueError before a prompt is read in vain."""
-    if path.exists():
-        raise ValueError(f"{path} exists already, and nothing is written over. Give another file.")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"The folder {path.absolute().parent} does not exist. Make it, or give another file.")
-    return path
-
-
 def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
     """One safetensors file, whole or not at all; its bytes.  rows: on the host; made: what the session that read it
     would need."""

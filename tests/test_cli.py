@@ -94,8 +94,8 @@ def test_a_text_that_is_read_once_is_not_read_again(pair, capsys, monkeypatch, t
     code, _, err = run(capsys, monkeypatch, *asked, "--prefix", tmp_path / "text")
     assert code == 2 and err.startswith(f"longgraft: Prefix {tmp_path / 'text'} cannot be read")
     assert_before_loading(monkeypatch)
-    for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one prompt"),
-                             ([tmp_path / "text", "--prompt", "w1"], tmp_path / "q", "Give one prompt"),
+    for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one of"),
+                             ([tmp_path / "text", "--prompt", "w1"], tmp_path / "q", "Give one of"),
                              ([tmp_path / "nowhere"], tmp_path / "q", "cannot be read")):
         code, _, err = run(capsys, monkeypatch, "prefill", *text, *models, "--save", save)
         assert code == 2 and said in err and err.count("\n") == 1
@@ -301,7 +301,7 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
     (["--drafter", "./absent"], "is not a folder"),
     (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
     (["--prompt-file", "absent"], "cannot be read"), (["--calibration", "absent"], "does not exist"),
-    (["--prompt-ids", "ids.json"], "Give one prompt"), (["--top-p", 0], "must be in"),
+    (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 0], "must be in"),
     (["--draft-levels", 0], "--draft-levels is 0"), (["--draft-top-k", 0], "--draft-top-k is 0")])
 def test_mistakes_get_one_sentence_and_status_two(pair, capsys, monkeypatch, change, said):
     code, out, err = run(capsys, monkeypatch, *ask(pair, *change))
@@ -369,7 +369,7 @@ def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, capsy
     code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path)
     assert code == 2 and "exists already" in err
     code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path / "no" / "file")
-    assert code == 2 and "does not exist" in err
+    assert code == 2 and "is no folder that you can write to" in err
     monkeypatch.undo()
     import longgraft.eval.checks.losslessness as module
 

@@ -282,7 +282,7 @@ def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkey
     before = file.read_bytes()
     with pytest.raises(ValueError, match="exists already"):
         session().save_prefix(BEGINS, file)
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="is no folder that you can write to"):
         session().save_prefix(BEGINS, tmp_path / "nowhere" / "p")
     assert file.read_bytes() == before
 

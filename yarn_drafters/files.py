@@ -5,7 +5,6 @@ Knows files; knows no layout.  Every ValueError names the file.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +62,6 @@ def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
             raise ValueError(f"{file} holds {twice[0]}, which another file of the folder holds too. Keep one of each.")
         tensors |= found
     return tensors
-
-
-def check_new_folder(path: Path) -> None:
-    """ValueError unless `path` is free, or an empty folder, and can be written: nothing is ever overwritten."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ValueError(f"{path} is there already and would be overwritten. Give --out a new folder.")
-    standing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
-        raise ValueError(f"{path} cannot be made: {standing} is no folder that you may write. Give --out another.")
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -76,12 +76,11 @@ class Told:
 @command(completing, "complete", EXAMPLE, "Answer")
 def complete(place: Place, wanted: Wanted, told: Told, pair: Pair, settings: Settings, draw: Draw) -> None:
     """Complete code at a cursor, with the repository around it."""
+    cursor = place.cursor()     # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
     from longgraft.completion.completer import Completer
 
-    # What is wrong with the request is said before a model is loaded for it.
     sampling = Sampling(**vars(draw))
-    cursor = place.cursor()
     session, _ = open_session(pair, settings, tell=not told.as_json)
     if told.prompt:
         laid = Completer(session).lay_out(place.root, cursor, wanted)[0]

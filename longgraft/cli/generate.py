@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.prompts import STDIN, Asked, PromptOptions, new_file
+from longgraft.cli.prompts import STDIN, Asked, PromptOptions
+from longgraft.config.new_paths import new_file
 from longgraft.config.options import check, describe, option
+from longgraft.config.recording_file import read_recording
 from longgraft.config.settings import Draw, Ends, Pair, Settings
 
 if TYPE_CHECKING:
@@ -101,17 +103,13 @@ class Asking:
 def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, ends: Ends, shown: Shown,
              source: Source = None) -> None:
     """Answer a long prompt."""
-    from longgraft.acceptance.sampling import Sampling
-    from longgraft.config.recording_file import read_recording
-    from longgraft.methods.own_settings import with_own_settings
-
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
                          "with --prompt-file.")
     given = replace(given, prompt_file=(*given.prompt_file, STDIN)) if source else given
-    # What is wrong with the request is said before a model is loaded for it.
+    # Files are checked before the imports, which take seconds, and the rest before a model is loaded.
     asked, prediction = given.read(), given.predicted()
-    sampling, out = Sampling(**vars(draw)), new_file(shown.out)
+    out = None if shown.out is None else new_file(shown.out)
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
@@ -120,6 +118,10 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
                          "nothing. Give one or the other.")
     if out and not given.prompts:
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
+    from longgraft.acceptance.sampling import Sampling
+    from longgraft.methods.own_settings import with_own_settings
+
+    sampling = Sampling(**vars(draw))
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, ends)))
         return

@@ -72,10 +72,10 @@ class PromptOptions:
         given = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
                  if getattr(self, name) not in (None, ())]
         if len(given) != 1:
-            found = " and ".join("--" + name.replace("_", "-") for name in given) or "none"
-            raise ValueError("Give one prompt: --prompt TEXT, --prompt-file FILE (or several), - (standard input), "
-                             f"--messages FILE, --prompt-ids FILE, or a file of them with --prompts FILE; {found} was "
-                             "given.")
+            found = " and ".join("--" + name.replace("_", "-") for name in given)
+            raise ValueError(f"{f'{found} were' if given else 'No prompt was'} given. Give one of --prompt TEXT, "
+                             "--prompt-file FILE (or several), - (standard input), --messages FILE, --prompt-ids FILE, "
+                             "and --prompts FILE.")
         asked = rows(self.prompts) if self.prompts else [Asked(self._one())]
         if not asked[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
@@ -158,18 +158,6 @@ def read_source(name: str) -> str:
 def read_json(name: str) -> Any:
     """A file's value; ValueError where it is not JSON."""
     return parse_json(read_source(name), told(name) if name == STDIN else f"File {name}")
-
-
-def new_file(path: str | Path | None) -> Path | None:
-    """A file that can be written and is not there yet: said before work whose fruits would have no place."""
-    if path is None:
-        return None
-    path = Path(path)
-    if path.exists():
-        raise ValueError(f"{path} exists already, and nothing is written over. Give another --out.")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"The folder {path.absolute().parent} does not exist. Make it, or give another --out.")
-    return path
 
 
 def _decoded(data: bytes, what: str) -> str:

@@ -161,8 +161,8 @@ def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) ->
     for said, value in values.items():
         name = names.get(str(said).replace("-", "_"))
         if name is None:
-            raise ValueError(f"{where} sets {_short(said)}, which is no option here. "
-                             f"Known: {', '.join(sorted(known))}.")
+            options = sorted(one.switch[2:].replace("-", "_") for one in known.values())
+            raise ValueError(f"{where} sets {_short(said)}, which is no option here. Known: {', '.join(options)}.")
         one = replace(known[name], name=f"{where}: {said}")
         found[name] = one.read(value)
         one.check(found[name])

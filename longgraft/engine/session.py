@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.new_paths import new_file
 from longgraft.engine.decoder import FinishReason, Goal, Step
 from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction, told
@@ -21,7 +22,7 @@ from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
 from longgraft.engine.text import Detokenizer, Encoder, Prompt, stop_strings
-from longgraft.prefill.saved import fresh, save
+from longgraft.prefill.saved import save
 from longgraft.target_model.model import Target
 
 BAR_FROM = 8192     # prompt tokens from which a progress bar is worth its lines
@@ -88,7 +89,7 @@ class Session:
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
         """Read a prompt and write what was learnt of it, for `load(prefix=path)`; ValueError where the file exists."""
-        path = fresh(Path(path))
+        path = new_file(path)
         ids = self.encode(prompt)
         if isinstance(prompt, str) and len(ids) > 1:
             ids = ids[:-1]      # with the text behind it the last token may become another
