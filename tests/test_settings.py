@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.file_errors import reason
 from longgraft.config.options import check, describe, like, made, option, options, read_table, size
 from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
@@ -67,11 +68,29 @@ def test_sizes_have_letters():
             size(text)
 
 
+def test_a_librarys_error_becomes_plain_words(tmp_path):
+    from safetensors import safe_open
+
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "bytes").write_bytes(b"x\xff")
+    for read, said in (
+            (lambda: safe_open(tmp_path, "pt"), "it is a folder"), (lambda: tmp_path.read_text(), "it is a folder"),
+            (lambda: safe_open(tmp_path / "text", "pt"), "it is no whole safetensors file"),
+            (lambda: json.loads("{,"), "it is no JSON from line 1, column 2 on"),
+            (lambda: (tmp_path / "bytes").read_text("utf-8"), "it is not UTF-8 at byte 1"),
+            (lambda: (tmp_path / "absent").read_text(), "No such file or directory"),
+            (lambda: {}["version"], "'version' is missing or unknown"),
+            (lambda: None.get("x"), "it is damaged, or of another format"),
+            (lambda: 1 / 0, "ZeroDivisionError: division by zero")):
+        with pytest.raises(Exception) as error:
+            read()
+        assert reason(error.value) == said
+
+
 @pytest.mark.parametrize("text, said", [
     ('{"count": "3"}', "count is '3'"), ('{"count": true}', "count is True"),
-    ('{"cuont": 3}', "sets 'cuont', .*"
-     " Known: count, head, names, pair, places, quick, rows, share"), ("[1]", "a table of options is needed"),
-    ("{", "is not JSON"), ("[" * 100_000, "nested too deeply"),
+    ('{"cuont": 3}', "sets 'cuont', .* Known: count, head, names, pair, places, quick, rows, share"),
+    ("[1]", "a table of options is needed"), ("{", "is not JSON"), ("[" * 100_000, "nested too deeply"),
     ('{"rows": [1, "2"]}', "rows is"), ('{"head": {"window": "x"}}', "head: window is 'x'"), ("\xff", "cannot be read"),
     ('{"count": 1e999}', "count is inf"), ('{"places": {"a": {"b": {}}}}', "places is")])
 def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, said):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.config.file_errors import reason, refuse_gguf
 from longgraft.config.json_input import parse_json
-from longgraft.yarn_drafters.kinds import reason
 
 WEIGHTS = "pytorch_model.bin"
 FILES = ("config.json", "*.safetensors", WEIGHTS, "medusa_lm_head.pt")
@@ -21,6 +21,7 @@ KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int3
 
 def folder_of(path: str | Path) -> Path:
     """The folder itself, or that of a hub id, downloaded."""
+    refuse_gguf(path, f"Drafter {path}")
     if str(path) and Path(path).is_dir():
         return Path(path)
     if Path(path).is_absolute() or str(path).count("/") != 1 or str(path).startswith("."):

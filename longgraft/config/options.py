@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from longgraft.config.file_errors import reason
 from longgraft.config.json_input import parse_json
 
 Group = TypeVar("Group")
@@ -175,7 +176,7 @@ def read_table(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}. Give a TOML or "
+        raise ValueError(f"File {path} cannot be read: {reason(error)}. Give a TOML or "
                          "JSON file.") from error
     if not isinstance(table, dict):
         raise ValueError(f"File {path} holds {_short(table)}; a table of options is needed.")
