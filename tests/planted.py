@@ -255,7 +255,7 @@ MUTATIONS = (
     Mutation("what an ignore file said before is remembered", "Repository._spec", "            self._ignored.clear()\n", "", "test_repository.py::test_a_changed_ignore_file_counts_at_once"),
     Mutation("the first word of ignore files counts", "Rules.ignore", "in reversed(self.specs)", "in self.specs", "test_repository.py::test_ignore_files_hold_below_their_folder_and_the_last_word_counts"),
     Mutation("a module within a package is a module of its own", "Modules.find", 'f"{folder}__init__.py" not in self.paths', "True", "test_symbols.py::test_an_import_finds_the_file_that_python_would"),
-    Mutation("a use far above the cursor is as good as one at it", "near", "weights.setdefault(name, 0.5 ** (distance / HALF))\n    for distance", "weights.setdefault(name, 1.0)\n    for distance", "test_gathering.py::test_a_use_at_the_cursor_is_worth_more_than_one_far_above"),
+    Mutation("a use far above the cursor is as good as one at it", "cursor_names", "weights.setdefault(name, 0.5 ** (distance / HALF))\n    for distance", "weights.setdefault(name, 1.0)\n    for distance", "test_gathering.py::test_a_use_at_the_cursor_is_worth_more_than_one_far_above"),
     Mutation("a link within the repository hides a secret's name", "locate", 'check_open(target.relative_to(folder).as_posix(), "")', "pass", "test_gathering.py::test_a_wrong_place_is_refused_by_name"),
     # page
     Mutation("text that only began like a stop string is lost", "Spans.push", "left.append((at, origin, length - len(shown)))", "pass", "test_page.py::test_the_texts_of_tokens_are_the_steps_and_each_its_own"),
@@ -281,14 +281,14 @@ MUTATIONS = (
     Mutation("a tuned model is its base", "sample", "[shapes, torch.cat(values).tolist()]", "[shapes, values[-1].tolist()]", "test_saved.py::test_other_weights_are_another_model_also_where_their_heads_are_the_same"),
     Mutation("what is pinned is counted", "Prefixes.pin", "self.bytes -= cell.bytes\n            self._pinned", "pass\n            self._pinned", "test_saved.py::test_what_was_kept_before_a_file_came_is_not_counted_any_more"),
     # completion
-    Mutation("text that spells a token becomes one", "Coder.encode", "match.start() + len(match[0]) // 2", "match.start()", "test_fim.py::test_text_that_spells_a_token_is_text"),
-    Mutation("pieces stay behind one that has gone", "arrange", "takewhile(now.__contains__, map(place, before))", "filter(now.__contains__, map(place, before))", "test_stable_layout.py::test_what_is_new_is_put_behind_what_stays"),
-    Mutation("a piece is another when it is worth more", "place", "return piece.path, piece.first_line, piece.text", "return piece.path, piece.worth, piece.text", "test_stable_layout.py::test_worth_that_changes_moves_no_piece"),
+    Mutation("text that spells a token becomes one", "PartEncoder.encode", "match.start() + len(match[0]) // 2", "match.start()", "test_fim.py::test_text_that_spells_a_token_is_text"),
+    Mutation("snippets stay behind one that has gone", "arrange", "takewhile(now.__contains__, map(place, before))", "filter(now.__contains__, map(place, before))", "test_stable_layout.py::test_what_is_new_is_put_behind_what_stays"),
+    Mutation("a snippet is another when it is worth more", "place", "return snippet.path, snippet.first_line, snippet.text", "return snippet.path, snippet.worth, snippet.text", "test_stable_layout.py::test_worth_that_changes_moves_no_piece"),
     Mutation("the cut of a file moves with each line", "Layout._tail", "{min(BLOCK, max(1, budget // PER_LINE)), 1}", "{1}", "test_stable_layout.py::test_a_cut_file_begins_at_the_same_line_for_many_lines"),
     Mutation("a branch that is being said ends a block", "Ending._indented", "if text.endswith(line.code) and any(", "if False and any(", "test_ends.py::test_a_completion_ends"),
     Mutation("a bracket's lines end a block", "Ending._indented", "elif line.code and line.depth == 0:", "elif line.code:", "test_ends.py::test_a_completion_ends"),
-    Mutation("blanks before the cursor are said twice", "_Said._behind", "return self.raw[same:]", "return self.raw", "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step"),
-    Mutation("lines that are no longer there are shown", "_is_there", 'return "\\n".join(lines) + "\\n" == piece.text', "return True", "test_completion.py::test_the_order_of_the_last_prompt_stays"),
+    Mutation("blanks before the cursor are said twice", "_CompletionText._behind", "return self.raw[same:]", "return self.raw", "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step"),
+    Mutation("lines that are no longer there are shown", "_is_there", 'return "\\n".join(lines) + "\\n" == snippet.text', "return True", "test_completion.py::test_the_order_of_the_last_prompt_stays"),
     Mutation("an end token is spelled out", "Decoder._cut", "if token not in self.goal.eos:", "if True:", "test_completion.py::test_an_end_token_is_no_text"),
     Mutation("standard input is read twice", "PromptOptions.__post_init__", "if sources.count(STDIN) > 1:", "if sources.count(STDIN) > 9:", "test_commands.py::test_wrong_words_get_one_sentence_before_a_model_is_loaded"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from longgraft.completion.cursor import MOST_BYTES, locate
-from longgraft.completion.retrieval.cursor_names import counterpart, is_test, near, unsaid
+from longgraft.completion.retrieval.cursor_names import counterpart, cursor_names, is_test, unsaid
 from longgraft.completion.retrieval.gather import gather
 from longgraft.completion.snippets import Cursor
 
@@ -37,7 +37,7 @@ def shop(tmp_path):
 
 
 def chosen(root, before, tokens=2000, after="", path="shop/desk.py"):
-    return gather(root, Cursor(path, before, after), tokens).pieces
+    return gather(root, Cursor(path, before, after), tokens).snippets
 
 
 def piece(pieces, path, why):
@@ -107,7 +107,7 @@ def test_pieces_are_whole_lines_that_do_not_overlap_nor_come_from_the_file_itsel
 def test_the_same_cursor_gets_the_same_pieces_and_a_smaller_budget_the_first_of_them(shop):
     first = chosen(shop, BEFORE)
     assert first == chosen(shop, BEFORE) == gather(str(shop) + "/../" + shop.name, Cursor("shop/desk.py", BEFORE, ""),
-                                                   2000).pieces
+                                                   2000).snippets
     few = chosen(shop, BEFORE, tokens=30)
     assert 0 < len(few) < len(first) and few == first[:len(few)]
 
@@ -156,7 +156,7 @@ def test_what_strings_and_comments_say_is_not_a_name():
 
 def test_what_the_cursor_stands_in_counts_however_far_it_began():
     text = "class Shelf(Base):\n    def lay(self):\n" + "        pass\n" * 90 + "        "
-    found = near(Cursor("a.py", text, ""), [])
+    found = cursor_names(Cursor("a.py", text, ""), [])
     assert found.around == ("lay", "Shelf") and found.weights["Base"] == 0.6
 
 

@@ -54,7 +54,7 @@ def _listed(method: Method) -> str:
 def _described(name: str, method: Method) -> str:
     """All of it, its choices with what they do."""
     needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
-    own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.told(one.default)}" for one in method.own)
+    own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.help_text(one.default)}" for one in method.own)
     return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
             f"{method.promise}{own}")
 

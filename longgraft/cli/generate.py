@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.prompts import STDIN, Asked, PromptOptions
+from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import check, describe, option
 from longgraft.config.recording_file import read_recording
@@ -50,7 +50,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Asking:
+class Answers:
     """One way of answering, for many prompts.  settings: with the method that was taken in the end."""
 
     session: Session
@@ -133,12 +133,12 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     settings = with_own_settings(settings)
     budget = None if loaded.method.chooses(settings.budget) else session.engine.budget
     settings = replace(settings, method=str(loaded.method), budget=budget)
-    asking = Asking(session, settings, sampling, ends, shown.compare, prediction)
+    answers = Answers(session, settings, sampling, ends, shown.compare, prediction)
     if given.prompts:
-        return _answer_all(asking, asked, out)
+        return _answer_all(answers, asked, out)
     ids = encode(session, asked[0])
     session.check(len(ids), min(ends.max_new_tokens, len(sampling.replay or range(ends.max_new_tokens))))
-    found = asking.stream(ids) if shown.stream else asking.answer(ids)
+    found = answers.stream(ids) if shown.stream else answers.answer(ids)
     if shown.as_json:
         print(json.dumps(found))
     else:
@@ -158,7 +158,7 @@ def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Se
     return session, loaded
 
 
-def encode(session: Session, asked: Asked) -> list[int]:
+def encode(session: Session, asked: GivenPrompt) -> list[int]:
     """A prompt's ids; a bare prompt to a model that chats is answered, but not without a word."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
     if asked.prompt and isinstance(asked.prompt[0], dict) and not has_template:
@@ -170,13 +170,13 @@ def encode(session: Session, asked: Asked) -> list[int]:
     return session.encode(asked.prompt)
 
 
-def _answer_all(asking: Asking, asked: Sequence[Asked], out: Path | None) -> None:
+def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None) -> None:
     """An object per prompt, written as it comes; a prompt that fails gets one that says why, and the others go on."""
     failed = 0
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, one in enumerate(asked, 1):
             try:
-                found = asking.answer(encode(asking.session, one))
+                found = answers.answer(encode(answers.session, one))
             except ValueError as error:
                 found, failed = {"error": str(error)}, failed + 1
             print(json.dumps({"id": one.name} | found), file=file, flush=True)

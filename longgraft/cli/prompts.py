@@ -19,7 +19,7 @@ FORMS = ("prompt", "messages", "prompt_ids")    # of a row
 
 
 @dataclass(frozen=True)
-class Asked:
+class GivenPrompt:
     """A prompt: text, chat messages or token ids.  name: the row's id, or its number; "" of a single prompt."""
 
     prompt: str | list[int] | list[dict[str, Any]]
@@ -30,19 +30,19 @@ class Asked:
         """Its messages; none of a text or of ids."""
         return [one for one in self.prompt if isinstance(one, dict)]
 
-    def as_chat(self) -> Asked:
+    def as_chat(self) -> GivenPrompt:
         """A text as what a user says."""
         if isinstance(self.prompt, str):
-            return Asked([{"role": "user", "content": self.prompt}], self.name)
+            return GivenPrompt([{"role": "user", "content": self.prompt}], self.name)
         return self
 
-    def behind(self, system: str) -> Asked:
+    def behind(self, system: str) -> GivenPrompt:
         """A chat behind what the system says."""
         if not self.chat:
             raise ValueError("--system is said before a chat, and the prompt is none. Add --chat, or give --messages.")
         if self.chat[0]["role"] == "system":
             raise ValueError("The messages begin with what the system says, and --system says it too. Leave one out.")
-        return Asked([{"role": "system", "content": system}, *self.chat], self.name)
+        return GivenPrompt([{"role": "system", "content": system}, *self.chat], self.name)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PromptOptions:
         if sources.count(STDIN) > 1:
             raise ValueError("Standard input was given twice, and it can be read once. Leave one - out.")
 
-    def read(self) -> list[Asked]:
+    def read(self) -> list[GivenPrompt]:
         """The prompts; a file's have names."""
         given = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
                  if getattr(self, name) not in (None, ())]
@@ -76,7 +76,7 @@ class PromptOptions:
             raise ValueError(f"{f'{found} were' if given else 'No prompt was'} given. Give one of --prompt TEXT, "
                              "--prompt-file FILE (or several), - (standard input), --messages FILE, --prompt-ids FILE, "
                              "and --prompts FILE.")
-        asked = rows(self.prompts) if self.prompts else [Asked(self._one())]
+        asked = rows(self.prompts) if self.prompts else [GivenPrompt(self._one())]
         if not asked[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
         asked = [one.as_chat() for one in asked] if self.chat else asked
@@ -88,9 +88,9 @@ class PromptOptions:
 
     def _one(self) -> Any:
         if self.messages:
-            return messages(read_json(self.messages), told(self.messages))
+            return messages(read_json(self.messages), source_name(self.messages))
         if self.prompt_ids:
-            return token_ids(read_json(self.prompt_ids), told(self.prompt_ids))
+            return token_ids(read_json(self.prompt_ids), source_name(self.prompt_ids))
         if self.prompt is not None:
             return read_source(STDIN) if self.prompt == STDIN else self.prompt
         return joined([read_source(name) for name in self.prompt_file])
@@ -101,13 +101,13 @@ def joined(texts: Sequence[str]) -> str:
     return "".join(text if text.endswith("\n") or n == len(texts) else text + "\n" for n, text in enumerate(texts, 1))
 
 
-def rows(name: str) -> list[Asked]:
+def rows(name: str) -> list[GivenPrompt]:
     """Of a JSONL file; ValueError names file and line."""
     found = []
     for number, line in enumerate(read_source(name).splitlines(), 1):
         if not line.strip():
             continue
-        where = f"{told(name)}:{number}"
+        where = f"{source_name(name)}:{number}"
         row = parse_json(line, where)
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
@@ -118,9 +118,9 @@ def rows(name: str) -> list[Asked]:
             raise ValueError(f"{where}: the prompt is no text.")
         value = messages(value, where) if forms[0] == "messages" else value
         value = token_ids(value, where) if forms[0] == "prompt_ids" else value
-        found.append(Asked(value, str(row.get("id", number))))
+        found.append(GivenPrompt(value, str(row.get("id", number))))
     if not found:
-        raise ValueError(f"{told(name)} has no prompt. Give one JSON object per line.")
+        raise ValueError(f"{source_name(name)} has no prompt. Give one JSON object per line.")
     return found
 
 
@@ -140,7 +140,7 @@ def token_ids(value: Any, where: str) -> list[int]:
     return value
 
 
-def told(name: str) -> str:
+def source_name(name: str) -> str:
     """A file's name, for messages."""
     return "Standard input" if name == STDIN else name
 
@@ -148,7 +148,7 @@ def told(name: str) -> str:
 def read_source(name: str) -> str:
     """A file's text, or standard input's where that is -; ValueError where it cannot be read."""
     if name == STDIN:
-        return _decoded(sys.stdin.buffer.read(), told(name))
+        return _decoded(sys.stdin.buffer.read(), source_name(name))
     try:
         return _decoded(Path(name).read_bytes(), f"File {name}")
     except OSError as error:
@@ -157,7 +157,7 @@ def read_source(name: str) -> str:
 
 def read_json(name: str) -> Any:
     """A file's value; ValueError where it is not JSON."""
-    return parse_json(read_source(name), told(name) if name == STDIN else f"File {name}")
+    return parse_json(read_source(name), source_name(name) if name == STDIN else f"File {name}")
 
 
 def _decoded(data: bytes, what: str) -> str:

@@ -22,7 +22,7 @@ from longgraft.config.json_input import parse_json
 
 Group = TypeVar("Group")
 KEY = "option"      # of a field's metadata
-TOLD = 4096         # a range up to there says something to people; one beyond only keeps out what no machine can do
+SHOWN = 4096         # a range up to there says something to people; one beyond only keeps out what no machine can do
 SIZES = {"": 1, "k": 1024, "m": 1_000_000, "b": 1_000_000_000}
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
@@ -63,13 +63,13 @@ class Option:
             return words if words.startswith("a list") else f"one of {', '.join(self.choices)}"
         return words + self.bounds + (f" ({self.unit})" if self.unit else "")
 
-    def told(self, default: Any) -> str:
+    def help_text(self, default: Any) -> str:
         """For people who choose: help, range and default."""
         value = self.none if default is None else default
         if isinstance(value, (tuple, float)):
             value = f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value))
         choices = f": {', '.join(self.choices)}" if self.choices and str(self.choices[0]) not in self.help else ""
-        range = f"; {self.low:,} to {self.high:,}" if self.high is not None and self.high <= TOLD else ""
+        range = f"; {self.low:,} to {self.high:,}" if self.high is not None and self.high <= SHOWN else ""
         said = value not in ("", {}) and not isinstance(value, bool) and "off" not in self.help
         return f"{self.help}{choices}{range}{f'; default: {value}' if said else ''}."
 

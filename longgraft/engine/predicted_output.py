@@ -16,7 +16,7 @@ from longgraft.engine.text import Encoder
 Prediction = str | Sequence[int] | torch.Tensor | Sequence[str | Sequence[int] | torch.Tensor]
 
 
-def told(encoder: Encoder, prediction: Prediction | None) -> list[list[int]]:
+def ids_of_texts(encoder: Encoder, prediction: Prediction | None) -> list[list[int]]:
     """Token ids of each text; an empty one tells nothing.  ValueError for what is neither text nor token ids."""
     if prediction is None:
         return []

@@ -17,7 +17,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.new_paths import new_file
 from longgraft.engine.decoder import FinishReason, Goal, Step
 from longgraft.engine.engine import Engine
-from longgraft.engine.predicted_output import Prediction, told
+from longgraft.engine.predicted_output import Prediction, ids_of_texts
 from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
@@ -105,7 +105,7 @@ class Session:
 
     def predicted(self, prediction: Prediction | None) -> list[list[int]]:
         """Token ids of each text that the answer may repeat."""
-        return told(self._encoder, prediction)
+        return ids_of_texts(self._encoder, prediction)
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                progress: bool | None = None, *, prediction: Prediction | None = None, **sampling: Any

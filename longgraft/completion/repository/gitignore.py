@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pathspec import GitIgnoreSpec, Pattern
+from pathspec import GitIgnoreSpec
 
 # Folders that hold other people's code, or what a tool made, wherever they stand.
 VENDORED = frozenset((
@@ -63,7 +64,7 @@ def spec_of(path: str | os.PathLike[str]) -> GitIgnoreSpec | None:
     return GitIgnoreSpec(_patterns(text.splitlines()))
 
 
-def _patterns(lines: Iterable[str]) -> Iterator[Pattern]:
+def _patterns(lines: Iterable[str]) -> Iterator[Any]:
     """The lines' patterns.  A line that is no pattern matches nothing, as in git."""
     for line in lines:
         try:
