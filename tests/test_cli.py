@@ -111,7 +111,7 @@ def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, capsys, m
     assert told["prediction"] == {"accepted_tokens": 12, "rejected_tokens": 0}
     assert told["stats"]["steps"] < answer["stats"]["steps"]
     _, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "right"))
-    assert "prediction: 12 of its 12 tokens came" in err
+    assert "prediction: 12 of its 12 tokens were repeated" in err
     code, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "absent"))
     assert code == 2 and "absent cannot be read" in err and err.count("\n") == 1
 

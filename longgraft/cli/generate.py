@@ -33,7 +33,7 @@ Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the pro
 
 @dataclass(frozen=True)
 class Shown:
-    """What is said of an answer, and where."""
+    """What is printed of an answer, and where."""
 
     stream: bool = option(False, "Print text as it comes")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
@@ -86,7 +86,7 @@ class Answers:
         return found
 
     def stream(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Print the text as it comes; what is left to say of it."""
+        """Print the text as it comes; the report on it."""
         found = self._finished(ids, lambda text: print(text, end="", flush=True))
         print()
         return found
@@ -159,13 +159,13 @@ def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Se
 
 
 def encode(session: Session, asked: GivenPrompt) -> list[int]:
-    """A prompt's ids; a bare prompt to a model that chats is answered, but not without a word."""
+    """A prompt's ids.  Warns when a chat model gets a raw prompt."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
     if asked.prompt and isinstance(asked.prompt[0], dict) and not has_template:
         raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the "
                          "prompt as text.")
     if isinstance(asked.prompt, str) and has_template and not asked.name:
-        print("longgraft: this model has a chat template, and the prompt is given bare; add --chat to use it",
+        print("longgraft: this model has a chat template, and the prompt is not a chat; add --chat to use it",
               file=sys.stderr)
     return session.encode(asked.prompt)
 
@@ -200,7 +200,7 @@ def _print_answer(found: dict[str, Any], text: bool) -> None:
           f"accepted: {origin}", file=sys.stderr)
     if "prediction" in found:
         repeated, others = found["prediction"].values()
-        print(f"prediction: {repeated:,} of its {repeated + others:,} tokens came", file=sys.stderr)
+        print(f"prediction: {repeated:,} of its {repeated + others:,} tokens were repeated", file=sys.stderr)
     if "compare" in found:
         from longgraft.comparison.levels import may_differ
 

@@ -1,4 +1,4 @@
-"""What is to be answered: one prompt in any of four forms, or a file of them.
+"""The prompts of a command: one in any of four forms, or a file of them.
 
 Knows files, standard input and JSON; knows no model.
 """
@@ -31,23 +31,23 @@ class GivenPrompt:
         return [one for one in self.prompt if isinstance(one, dict)]
 
     def as_chat(self) -> GivenPrompt:
-        """A text as what a user says."""
+        """A text as a user's message."""
         if isinstance(self.prompt, str):
             return GivenPrompt([{"role": "user", "content": self.prompt}], self.name)
         return self
 
     def behind(self, system: str) -> GivenPrompt:
-        """A chat behind what the system says."""
+        """A chat behind a system message."""
         if not self.chat:
-            raise ValueError("--system is said before a chat, and the prompt is none. Add --chat, or give --messages.")
+            raise ValueError("--system was given without a chat. Add --chat, or give --messages.")
         if self.chat[0]["role"] == "system":
-            raise ValueError("The messages begin with what the system says, and --system says it too. Leave one out.")
+            raise ValueError("The messages begin with a system message, and --system was given. Leave one out.")
         return GivenPrompt([{"role": "system", "content": system}, *self.chat], self.name)
 
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Where prompts come from: exactly one of the first five says it; a file may be -, standard input."""
+    """Where prompts come from: one of the first five options; a file may be -, standard input."""
 
     prompt: str | None = option(None, "The prompt itself; -: standard input")
     prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from a line of "
@@ -58,8 +58,8 @@ class PromptOptions:
                                  metavar="FILE")
     prediction: str | None = option(None, "Text that the answer may repeat: the model does not read it, and decoding "
                                     "is faster where it is right", metavar="FILE")
-    chat: bool = option(False, "A prompt is what a user says: it goes through the model's chat template")
-    system: str | None = option(None, "What the system says before a chat")
+    chat: bool = option(False, "The prompt is a user's message, for the model's chat template")
+    system: str | None = option(None, "System message before a chat")
 
     def __post_init__(self) -> None:
         check(self)
@@ -115,7 +115,7 @@ def rows(name: str) -> list[GivenPrompt]:
                              f"{', '.join(FORMS)} is needed.")
         value = row[forms[0]]
         if forms[0] == "prompt" and not isinstance(value, str):
-            raise ValueError(f"{where}: the prompt is no text.")
+            raise ValueError(f"{where}: the prompt is a {type(value).__name__}; text is needed.")
         value = messages(value, where) if forms[0] == "messages" else value
         value = token_ids(value, where) if forms[0] == "prompt_ids" else value
         found.append(GivenPrompt(value, str(row.get("id", number))))
