@@ -32,7 +32,7 @@ from rapidfuzz import fuzz
 
 from benchmarks.report import environment
 from longgraft.acceptance.sampling import Sampling
-from longgraft.completion.prompt.layout import Laid, Layout
+from longgraft.completion.prompt.layout import CompletionPrompt, Layout
 from longgraft.completion.repository.files import WORD, repository
 from longgraft.completion.retrieval.candidates import FINDERS, Place
 from longgraft.completion.retrieval.cursor_names import COMMON, near, unsaid
@@ -144,7 +144,7 @@ def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="That lin
         for context in CONTEXTS:
             if (held.path, held.line, context) in done or time.monotonic() > end:
                 continue
-            shown = () if context == "file" else gather(repo, held.cursor, tokens).pieces
+            shown = () if context == "file" else gather(repo, held.cursor, tokens).snippets
             laid = layout.lay_out(held.cursor, shown, tokens, repo.name if shown else "")
             ids = layout.coder.ids(laid.held + held.rest)[:new]
             made = [_asked(session, held, laid, context, method, new),
@@ -153,7 +153,7 @@ def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="That lin
                 file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
 
 
-def _asked(session: Session, held: Held, laid: Laid, context: str, method: str, new: int,
+def _asked(session: Session, held: Held, laid: CompletionPrompt, context: str, method: str, new: int,
            replay: Sequence[int] | None = None) -> Row:
     sampling = None if replay is None else Sampling(replay=replay)
     stop = "\n" if replay is None else ()

@@ -20,7 +20,7 @@ import typer
 
 from benchmarks.texts import ROOT, sources
 from longgraft.completion.completer import Completer
-from longgraft.completion.options import Wanted
+from longgraft.completion.options import CompletionOptions
 from longgraft.completion.snippets import Cursor
 from longgraft.config.settings import Settings
 from longgraft.engine.session import Session
@@ -81,17 +81,17 @@ def completed(session: Session, name: str, tokens: int) -> dict[str, Any]:
     """In the middle of a file of this checkout, with the others around it: a completion, and another behind the line
     that was typed meanwhile."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)
-    completer, wanted = Completer(session), Wanted(tokens=tokens, max_new_tokens=ANSWER, until="stop")
+    completer, wanted = Completer(session), CompletionOptions(tokens=tokens, max_new_tokens=ANSWER, until="stop")
     session.engine.prefixes = Prefixes(2 ** 40)
     row: dict[str, Any] = {"file": name, "tokens": tokens}
     for at, what in enumerate(("read", "line typed"), len(lines) // 2):
         worked = time.process_time()
         found = completer.complete(ROOT, Cursor(name, "".join(lines[:at]), "".join(lines[at:])), wanted)
         row[what] = {"seconds": found.seconds["first"], "of gathering and layout": found.seconds["gather"]
-                     + found.seconds["layout"], "own": time.process_time() - worked, "prompt": len(found.laid.ids),
+                     + found.seconds["layout"], "own": time.process_time() - worked, "prompt": len(found.prompt.ids),
                      "reused": found.reused}
     session.engine.prefixes = None
-    with session.open(found.laid.ids, ANSWER, prediction=found.laid.prediction or None) as request:
+    with session.open(found.prompt.ids, ANSWER, prediction=found.prompt.prediction or None) as request:
         cold = [token for step in request for token in step.tokens]
     assert cold == found.generation.token_ids
     return row
@@ -100,7 +100,7 @@ def completed(session: Session, name: str, tokens: int) -> dict[str, Any]:
 def read_again(session: Session, tokens: int, typed: str) -> list[float]:
     """At five places of each file, of a prompt for the cursor behind eight more characters, or behind one more line,
     the share that lies behind what it has in common with the one before; nothing is decoded."""
-    found, wanted = [], Wanted(tokens=tokens)
+    found, wanted = [], CompletionOptions(tokens=tokens)
     session.engine.prefixes = Prefixes(2 ** 40)     # without any, nothing of a prompt stays
     for name in EDITED:
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)

@@ -27,6 +27,7 @@ from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, check_given, embedded
+from longgraft.methods.own_settings import with_own_settings
 from longgraft.methods.parts import Parts, Shape
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
@@ -104,11 +105,11 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
 
     model:   a hub id, a folder, a loaded (model, tokenizer), or None for the embedded pair
     drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else none, as the method says;
-             None: no drafter
+             None or "none": no drafter, and the method's fallback where it needs one
     tell:    say on stderr what was chosen
     options: the fields of `Settings`
     """
-    opts = Settings(**options)
+    opts = with_own_settings(Settings(**options))
     session = assemble(model, drafter, opts).session(opts.budget, opts.chunk, opts.prefixes, opts.prefix)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
@@ -117,6 +118,7 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
 
 def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
     """Everything that the method needs, loaded."""
+    drafter = None if drafter == "none" else drafter
     method = find(opts.method)      # an unknown one is said before a model is loaded
     check_given(opts.given, method.needs)
     target, tokenizer = _target(model, opts)
@@ -144,7 +146,7 @@ def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tu
         try:
             given[need.name] = need.load(sources)
         except Missing as error:
-            if not (method.fallback and sources.drafter == AUTO):
+            if not (method.fallback and sources.drafter in (AUTO, None)):
                 raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
             why = str(error).splitlines()[0].rstrip(".")
             other, given, notes = _needs(find(method.fallback), sources)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.config.file_errors import reason
 from longgraft.prefill.prefixes import FINAL, HIDDEN, RANKED, RANKS, Cell, report_names
 from longgraft.protocol.observation import Wants
 
@@ -48,15 +49,6 @@ class Needed:
         return [f"/{name}" for name in report_names(self.wants)]
 
 
-def fresh(path: Path) -> Path:
-    """One that can be written and is not there yet; ValueError before a prompt is read in vain."""
-    if path.exists():
-        raise ValueError(f"{path} exists already, and nothing is written over. Give another file.")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"The folder {path.absolute().parent} does not exist. Make it, or give another file.")
-    return path
-
-
 def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
     """One safetensors file, whole or not at all; its bytes.  rows: on the host; made: what the session that read it
     would need."""
@@ -74,8 +66,8 @@ def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
         save_file(tensors, part, about)
         part.replace(path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"Prefix {path} could not be written ({error}). Free some space, or give another file.") \
-            from error
+        raise ValueError(f"Prefix {path} could not be written: {reason(error)}. Free some space, or give another "
+                         "file.") from error
     finally:
         part.unlink(missing_ok=True)
     return path.stat().st_size
@@ -96,8 +88,7 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
             _check(path, about, needed, file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}     # noqa: SIM118 - it is no mapping
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        found = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-        raise _unfit(path, f"cannot be read ({found})") from error
+        raise _unfit(path, f"cannot be read: {reason(error)}") from error
     ids = tensors.pop(IDS, torch.empty(0))
     if _digest({IDS: ids, **tensors}) != about.get("digest"):
         raise _unfit(path, "was changed after it was made")

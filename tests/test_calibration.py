@@ -63,7 +63,7 @@ def rows(**changes):
 def test_a_damaged_file_is_named_with_both_ways_out(spoil, tmp_path):
     path = tmp_path / "c.safetensors"
     spoil(path)
-    with pytest.raises(ValueError, match=r"cannot be read .*Delete it or make it again .*--calibration none") as said:
+    with pytest.raises(ValueError, match=r"cannot be read: .*Delete it or make it again .*--calibration none") as said:
         Calibration.load(path, IDENTITY, CPU)
     assert str(path) in str(said.value) and "\n" not in str(said.value)
 

@@ -94,8 +94,8 @@ def test_a_text_that_is_read_once_is_not_read_again(pair, capsys, monkeypatch, t
     code, _, err = run(capsys, monkeypatch, *asked, "--prefix", tmp_path / "text")
     assert code == 2 and err.startswith(f"longgraft: Prefix {tmp_path / 'text'} cannot be read")
     assert_before_loading(monkeypatch)
-    for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one prompt"),
-                             ([tmp_path / "text", "--prompt", "w1"], tmp_path / "q", "Give one prompt"),
+    for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one of"),
+                             ([tmp_path / "text", "--prompt", "w1"], tmp_path / "q", "Give one of"),
                              ([tmp_path / "nowhere"], tmp_path / "q", "cannot be read")):
         code, _, err = run(capsys, monkeypatch, "prefill", *text, *models, "--save", save)
         assert code == 2 and said in err and err.count("\n") == 1
@@ -111,7 +111,7 @@ def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, capsys, m
     assert told["prediction"] == {"accepted_tokens": 12, "rejected_tokens": 0}
     assert told["stats"]["steps"] < answer["stats"]["steps"]
     _, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "right"))
-    assert "prediction: 12 of its 12 tokens came" in err
+    assert "prediction: 12 of its 12 tokens were repeated" in err
     code, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "absent"))
     assert code == 2 and "absent cannot be read" in err and err.count("\n") == 1
 
@@ -298,9 +298,10 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
     (["--max-new-tokens", 0], "from 1 to 1,048,576"), (["--max-new-tokens", 600], "allows 512 positions"),
     (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
     (["--replay", "absent"], "cannot be read"), (["--model", "./absent/model"], "could not be loaded"),
-    (["--drafter", "./absent"], "is not a folder"), (["--drafter", "none"], "needs an EAGLE-3 drafter"),
+    (["--drafter", "./absent"], "is not a folder"),
+    (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
     (["--prompt-file", "absent"], "cannot be read"), (["--calibration", "absent"], "does not exist"),
-    (["--prompt-ids", "ids.json"], "Give one prompt"), (["--top-p", 0], "must be in"),
+    (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 0], "must be in"),
     (["--draft-levels", 0], "--draft-levels is 0"), (["--draft-top-k", 0], "--draft-top-k is 0")])
 def test_mistakes_get_one_sentence_and_status_two(pair, capsys, monkeypatch, change, said):
     code, out, err = run(capsys, monkeypatch, *ask(pair, *change))
@@ -368,7 +369,7 @@ def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, capsy
     code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path)
     assert code == 2 and "exists already" in err
     code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path / "no" / "file")
-    assert code == 2 and "does not exist" in err
+    assert code == 2 and "is no folder that you can write to" in err
     monkeypatch.undo()
     import longgraft.eval.checks.losslessness as module
 

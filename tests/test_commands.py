@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from test_cli import assert_before_loading, run
+from test_layout import ROOT
 from typer.main import get_command
 
-from longgraft.cli.app import app
+from longgraft.cli.root import app
 
 
 def commands(command, path=("longgraft",)):
@@ -48,16 +49,36 @@ def test_the_version_is_the_packages(capsys, monkeypatch):
     assert run(capsys, monkeypatch, "--version")[:2] == (0, f"longgraft {project['version']}\n")
 
 
-def test_help_needs_no_torch():
-    code = ("import sys, longgraft.cli.app as a; sys.argv = ['longgraft', 'sweep', '--help']\ntry: a.main()\n"
-            "finally: print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])")
+def test_help_and_missing_files_need_no_torch(tmp_path):
+    commands = ["sweep --help", "generate --prompt-file absent", "generate --prompt x --replay absent",
+                "generate --prompts p --out p", "complete --file absent --line 1", "prefill absent --save x",
+                "verify --prompts absent", "calibrate --prompts absent", "generate --prompt x --config absent"]
+    (tmp_path / "p").write_text('{"prompt": "x"}')
+    code = ("import sys, longgraft.cli.app as a\n"
+            "for words in sys.argv[1:]:\n    sys.argv = ['longgraft', *words.split()]\n"
+            "    try: a.main()\n    except SystemExit as end: print(end.code)\n"
+            "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True, cwd=tmp_path)
+    assert "--buckets" in done.stdout and done.stderr.count("\n") == len(commands) - 1, done.stderr
+    assert done.stdout.splitlines()[-len(commands):] == ["2"] * (len(commands) - 1) + ["[]"]
+
+
+@pytest.mark.parametrize("module", ["typer", "longgraft.cli.prompts", "longgraft.acceptance.sampling"])
+def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entry = project["scripts"]["longgraft"].replace(":", " import ")
+    code = ("import sys\nclass Interrupts:\n    def find_spec(name, *_):\n"
+            f"        if name == {module!r}: raise KeyboardInterrupt\n"
+            f"sys.meta_path.insert(0, Interrupts)\nsys.argv = ['longgraft', 'generate', '--prompt', 'x']\n"
+            f"from {entry}\nmain()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip().endswith("[]") and "--buckets" in done.stdout
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "longgraft: interrupted\n")
 
 
 @pytest.mark.parametrize("words, said", [
-    (["generate"], "none was given"), (["generate", "--prompt", ""], "prompt is empty"),
-    (["generate", "hello"], "with --prompt"), (["generate", "--prompt", "x", "--prompt-file", "y"], "--prompt and --"),
+    (["generate"], "No prompt was given. Give one of --prompt TEXT"), (["generate", "--prompt", ""], "prompt is empty"),
+    (["generate", "hello"], "with --prompt"),
+    (["generate", "--prompt", "x", "--prompt-file", "y"], "longgraft: --prompt and --prompt-file were given. Give one"),
     (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt"), (["generat"], "No such command"),
     (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be paper or a whole number"),
     (["generate", "--prompt", "x", "--budget"], "requires an argument"),
@@ -75,12 +96,12 @@ def test_help_needs_no_torch():
     (["generate", "--prompt", "-", "--prediction", "-"], "Standard input was given twice"),
     (["generate", "--prompt-file", "latin.txt", "--prompt-file", "absent"], "is not UTF-8 text"),
     (["generate", "--prompt-file", "ids.json", "--prompt-file", "absent"], "absent cannot be read"),
-    (["generate", "--messages", "m.json", "--prompt-file", "y"], "--prompt-file and --messages was given"),
-    (["generate", "--prompt", "x", "--system", "y"], "--system is said before a chat"),
-    (["generate", "--prompt-ids", "ids.json", "--chat", "--system", "y"], "--system is said before a chat"),
+    (["generate", "--messages", "m.json", "--prompt-file", "y"], "--prompt-file and --messages were given"),
+    (["generate", "--prompt", "x", "--system", "y"], "--system was given without a chat"),
+    (["generate", "--prompt-ids", "ids.json", "--chat", "--system", "y"], "--system was given without a chat"),
     (["generate", "--messages", "ids.json"], "messages must be a list such as"),
     (["generate", "--prompt-ids", "bools.json"], "must hold one JSON list of token ids"),
-    (["generate", "--prompt", "x", "--replay", "deep.json", "--seed", "3"], "temperature is 0"),
+    (["generate", "--prompt", "x", "--replay", "deep.json", "--seed", "3"], "is nested too deeply"),
     (["generate", "--prompt", "x", "--replay", "ids.json", "--temperature", "1"], "--replay says which tokens"),
     (["generate", "--prompt", "x", "--replay", "bools.json"], "one JSON list of token ids"),
     (["generate", "--prompt", "x", "--replay", "rows.jsonl"], "one JSON list of token ids"),
@@ -108,3 +129,17 @@ def test_wrong_words_get_one_sentence_before_a_model_is_loaded(capsys, monkeypat
     assert_before_loading(monkeypatch)
     code, out, err = run(capsys, monkeypatch, *words)
     assert code == 2 and said in err and out == "" and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("words, kind", [
+    ("generate --prompts there --out", "file"), ("prefill there --save", "file"), ("costs --out", "file"),
+    ("calibrate --prompts there --out", "file"), ("datastore build there --out", "file"),
+    ("recordings run --out", "file"), ("heads export head --out", "folder"), ("diagnose --out", "folder")])
+def test_every_command_refuses_to_overwrite_in_the_same_words(capsys, monkeypatch, tmp_path, words, kind):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text('{"prompt": "x"}')
+    assert_before_loading(monkeypatch)
+    _, _, err = run(capsys, monkeypatch, *words.split(), "there")
+    assert err == f"longgraft: there exists already, and nothing is overwritten. Give a new {kind}.\n"
+    _, _, err = run(capsys, monkeypatch, *words.split(), "there/in")
+    assert err.startswith("longgraft: there/in cannot be written: ") and err.count("\n") == 1

@@ -15,7 +15,7 @@ from fim_tokenizers import SPELLINGS, byte_tokenizer
 from test_cli import assert_before_loading, run
 
 import longgraft
-from longgraft.completion.completer import Completer, Wanted
+from longgraft.completion.completer import Completer, CompletionOptions
 from longgraft.completion.cursor import locate
 from longgraft.engine.session import answer
 
@@ -78,7 +78,7 @@ def test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step(repo):
     assert (found.text, found.ended) == ("return area(side)", "block") == ("".join(told), found.ended)
     assert len(found.generation.token_ids) < 60 and found.generation.finish_reason == "stop"
     assert [piece.path for piece in found.used] == ["pkg/shapes.py"] and "import" in found.used[0].why
-    prompt = toy()[1].decode(found.laid.ids)
+    prompt = toy()[1].decode(found.prompt.ids)
     assert prompt.startswith("pkg/shapes.py\ndef area(side):") and prompt.endswith("main.py\n" + MAIN.rstrip(" "))
     assert found.gathered.left_out.secrets == (".env",) and "PASSWORD" not in prompt
     assert found.reused == 0 and found.seconds["first"] <= found.seconds["total"]
@@ -103,11 +103,11 @@ def test_blanks_that_the_model_does_not_say_are_not_missed(repo):
 
 def test_the_models_own_tokens_are_used(repo):
     found = said(repo, "return area(side)", fim=True)
-    prompt = toy(True)[1].decode(found.laid.ids)
+    prompt = toy(True)[1].decode(found.prompt.ids)
     assert prompt.startswith(f"<|repo_name|>{repo.name}\n<|file_sep|>pkg/shapes.py\ndef area")
     assert prompt.endswith(f"<|file_sep|>main.py\n<|fim_prefix|>{MAIN}<|fim_suffix|>{REST}<|fim_middle|>")
-    assert (found.text, found.laid.form) == ("return area(side)", "fim")
-    assert said(repo, "x", fim=True, layout="left-to-right").laid.form == "left-to-right"
+    assert (found.text, found.prompt.form) == ("return area(side)", "fim")
+    assert said(repo, "x", fim=True, layout="left-to-right").prompt.form == "left-to-right"
 
 
 def test_the_models_own_tokens_end_a_completion(repo, monkeypatch):
@@ -131,7 +131,7 @@ def test_an_end_token_is_no_text():
 def test_what_follows_the_cursor_is_proposed_where_it_was_not_shown(repo):
     text = "\n\ndef last():\n    return area(3)\n"
     found = said(repo, text, until="stop")
-    assert found.laid.after == 0 and found.generation.stats.accepted_by_origin["retrieved"] > len(text) / 2
+    assert found.prompt.after == 0 and found.generation.stats.accepted_by_origin["retrieved"] > len(text) / 2
 
 
 def test_a_second_completion_reads_only_what_changed(repo):
@@ -143,8 +143,8 @@ def test_a_second_completion_reads_only_what_changed(repo):
     (repo / "main.py").write_text("from pkg.shapes import area\n" + "".join(lines))
     second = longgraft.complete(repo, "main.py", 121, session=session, max_new_tokens=8)
     cold = longgraft.complete(repo, "main.py", 121, session=toy_session(), max_new_tokens=8)
-    assert first.reused == cold.reused == 0 and second.reused > 0.8 * len(first.laid.ids)
-    assert second.generation.token_ids == cold.generation.token_ids and second.laid.ids == cold.laid.ids
+    assert first.reused == cold.reused == 0 and second.reused > 0.8 * len(first.prompt.ids)
+    assert second.generation.token_ids == cold.generation.token_ids and second.prompt.ids == cold.prompt.ids
 
 
 def test_the_order_of_the_last_prompt_stays(repo):
@@ -188,7 +188,7 @@ def test_a_session_is_given_up_with_what_was_kept_for_it(repo):
 def test_line_ends_of_another_system_are_read_as_ours(repo):
     (repo / "main.py").write_bytes((MAIN + REST).replace("\n", "\r\n").encode())
     found = said(repo, "    return 1\n\n\ndef")
-    assert b"\r" not in bytes(toy()[1].decode(found.laid.ids), "utf-8") and found.text == "return 1"
+    assert b"\r" not in bytes(toy()[1].decode(found.prompt.ids), "utf-8") and found.text == "return 1"
 
 
 @pytest.mark.parametrize("name", ["circle.py", "~nobody-of-this-name/a.py", "a" * 300 + ".py", "a\0.py"])
@@ -204,7 +204,7 @@ def test_a_byte_order_mark_is_no_text(repo):
 
 def test_a_file_that_is_not_saved_is_what_was_given(repo):
     found = said(repo, "1\ny\n", line=1, text="new = ", file="absent.py", until="line")
-    assert found.text == "1" and toy()[1].decode(found.laid.ids).endswith("absent.py\nnew =")
+    assert found.text == "1" and toy()[1].decode(found.prompt.ids).endswith("absent.py\nnew =")
 
 
 def test_a_mistake_is_said(repo):
@@ -221,7 +221,7 @@ def test_a_mistake_is_said(repo):
 def test_a_prompt_is_made_to_fit_the_model(repo):
     session = toy_session()
     (repo / "main.py").write_text("x = 1\n" * 3000)
-    laid, _, _ = Completer(session).lay_out(repo, locate(repo, "main.py", 3000), Wanted(tokens=10 ** 6))
+    laid, _, _ = Completer(session).lay_out(repo, locate(repo, "main.py", 3000), CompletionOptions(tokens=10 ** 6))
     assert 6000 < len(laid.ids) <= 8192 - 256
 
 
@@ -241,7 +241,7 @@ def ask(repo, saved, *more):
 def test_the_command_says_what_was_read_and_why(repo, saved, capsys, monkeypatch):
     code, out, err = run(capsys, monkeypatch, *ask(repo, saved, "--explain", "--until", "stop"))
     assert code == 0 and "pkg/shapes.py:1-3" in err and "imported" in err and "the file, before the cursor" in err
-    assert "taken to hold secrets, not read: .env" in err and "reused 0" in err and "said 5 tokens (length)" in err
+    assert "taken to hold secrets, not read: .env" in err and "reused 0" in err and "decoded 5 tokens (length)" in err
     assert err.index("pkg/shapes.py") < err.index("the file, before the cursor")
     assert run(capsys, monkeypatch, *ask(repo, saved, "--stream", "--until", "stop"))[1] == out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import toy_session
+from conftest import answered, toy_session
 
 from longgraft.engine.text import Encoder, stop_strings
 
@@ -36,6 +36,7 @@ def test_text_chats_and_ids_of_every_kind_are_prompts(prompt, ids):
     (torch.zeros(1, 2, 3, dtype=torch.int64), "shape"), (torch.tensor(3), "shape"),
     (torch.tensor([1.5, 2.0]), "1.5, a float"),
     ([1, 2.0], "2.0, a float"), ([True, False], "True, a bool"), (torch.tensor([True]), "True, a bool"),
+    (torch.zeros(3, dtype=torch.int64, device="meta"), "on the meta device, which holds no ids"),
     (b"\x01\x02", "is a bytes"), (7, "is a int"), (None, "is a NoneType"), (["a", "b"], "'a', a str"),
     ([], "The prompt is empty"), ("", "The prompt is empty"), (torch.tensor([], dtype=torch.int64), "is empty"),
     ([96], "knows 0 to 95"), ([-1], "from -1 to -1"), ("a\ud800", r"half a character \('\\ud800'\) at place 1")])
@@ -62,3 +63,18 @@ def test_stop_strings_are_one_several_or_none():
 def test_a_recording_of_unknown_ids_is_refused():
     with pytest.raises(ValueError, match="recorded continuation has token ids from 1 to 99"):
         toy_session("graft").generate([1, 2], 4, replay=[1, 99])
+    with pytest.raises(ValueError, match="recorded continuation is 5; a list of token ids is needed"):
+        toy_session("graft").generate([1, 2], 4, replay=5)
+
+
+@pytest.mark.parametrize("eos, said", [
+    ("</s>", "list of end tokens holds '<', a str"), (1.5, "is a float. Give token ids"), ([1.5], "holds 1.5, a float"),
+    (True, "holds True, a bool"), ([3, 96], "from 3 to 96, and .* knows 0 to 95"), (-1, "from -1 to -1")])
+def test_end_tokens_that_the_model_cannot_predict_are_refused(eos, said):
+    with pytest.raises(ValueError, match=said):
+        toy_session("ar").open([1, 2], 4, eos=eos)
+
+
+def test_one_end_token_may_be_given_alone():
+    plain = answered(toy_session("ar"), [1, 2], 4).token_ids
+    assert answered(toy_session("ar"), [1, 2], 4, eos=plain[0]).token_ids == plain[:1]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from fim_tokenizers import NEWLINE, SPELLINGS, byte_tokenizer, of_family
 
-from longgraft.completion.prompt.encoding import LONGEST, Coder, blocks
+from longgraft.completion.prompt.encoding import LONGEST, PartEncoder, blocks
 from longgraft.completion.prompt.fim import FAMILIES, fim_of
 from longgraft.completion.prompt.layout import Layout
-from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.snippets import Cursor, Snippet
 
 CURSOR = Cursor("a.py", "x = ", "\ny\n")
-PIECES = (Piece("b.py", "def b(): 1\n"), Piece("c.py", "c = 2"))       # the best first
+PIECES = (Snippet("b.py", "def b(): 1\n"), Snippet("c.py", "c = 2"))       # the best first
 BARS = "|", "\uff5c"
 # What a prompt is, spelled out: of the file alone, and with pieces, of which the best is nearest to the cursor.
 PROMPTS = {
@@ -108,7 +108,8 @@ def test_a_layout_that_cannot_be_is_said():
 def test_text_that_spells_a_token_is_text():
     tokenizer = byte_tokenizer(("<|endoftext|>",), plain=tuple(SPELLINGS["qwen-coder"].split()))
     said = 'STOP = ["<|fim_middle|>", "<|file_sep|>"] <|endoftext|>\n'
-    laid = Layout(tokenizer, len(tokenizer)).lay_out(Cursor("a.py", said, said), [Piece("<|fim_pad|>.py", said)], 4096)
+    snippets = [Snippet("<|fim_pad|>.py", said)]
+    laid = Layout(tokenizer, len(tokenizer)).lay_out(Cursor("a.py", said, said), snippets, 4096)
     assert tokenizer.decode(laid.ids).count("<|fim_middle|>") == 4
     assert laid.ids.count(tokenizer.convert_tokens_to_ids("<|fim_middle|>")) == 1
     assert laid.ids.count(tokenizer.convert_tokens_to_ids("<|file_sep|>")) == 2
@@ -118,7 +119,7 @@ def test_text_that_spells_a_token_is_text():
 def test_no_space_is_put_between_parts():
     tokenizer = byte_tokenizer(spaced=True, begins=True)
     assert tokenizer.decode(tokenizer("ab")["input_ids"], skip_special_tokens=True) == " ab"
-    coder = Coder(tokenizer)
+    coder = PartEncoder(tokenizer)
     assert [tokenizer.decode(coder.ids(text)) for text in ("ab", "\nab", " ab", "")] == ["ab", "\nab", " ab", ""]
     assert tokenizer.decode(coder.begin) == "<s>"
 
@@ -126,7 +127,7 @@ def test_no_space_is_put_between_parts():
 def test_a_line_end_that_joins_what_follows_is_kept():
     tokenizer = byte_tokenizer(merges=((NEWLINE, NEWLINE),))
     assert len(tokenizer("\n\n")["input_ids"]) == 1
-    assert tokenizer.decode(Coder(tokenizer).ids("\n\nab")) == "\n\nab"
+    assert tokenizer.decode(PartEncoder(tokenizer).ids("\n\nab")) == "\n\nab"
 
 
 def test_blocks_begin_at_the_same_lines_whatever_follows():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from longgraft.completion.cursor import locate
-from longgraft.completion.retrieval.cursor_names import counterpart, is_test, near, unsaid
+from longgraft.completion.cursor import MOST_BYTES, locate
+from longgraft.completion.retrieval.cursor_names import counterpart, cursor_names, is_test, unsaid
 from longgraft.completion.retrieval.gather import gather
 from longgraft.completion.snippets import Cursor
 
@@ -37,7 +37,7 @@ def shop(tmp_path):
 
 
 def chosen(root, before, tokens=2000, after="", path="shop/desk.py"):
-    return gather(root, Cursor(path, before, after), tokens).pieces
+    return gather(root, Cursor(path, before, after), tokens).snippets
 
 
 def piece(pieces, path, why):
@@ -107,7 +107,7 @@ def test_pieces_are_whole_lines_that_do_not_overlap_nor_come_from_the_file_itsel
 def test_the_same_cursor_gets_the_same_pieces_and_a_smaller_budget_the_first_of_them(shop):
     first = chosen(shop, BEFORE)
     assert first == chosen(shop, BEFORE) == gather(str(shop) + "/../" + shop.name, Cursor("shop/desk.py", BEFORE, ""),
-                                                   2000).pieces
+                                                   2000).snippets
     few = chosen(shop, BEFORE, tokens=30)
     assert 0 < len(few) < len(first) and few == first[:len(few)]
 
@@ -156,7 +156,7 @@ def test_what_strings_and_comments_say_is_not_a_name():
 
 def test_what_the_cursor_stands_in_counts_however_far_it_began():
     text = "class Shelf(Base):\n    def lay(self):\n" + "        pass\n" * 90 + "        "
-    found = near(Cursor("a.py", text, ""), [])
+    found = cursor_names(Cursor("a.py", text, ""), [])
     assert found.around == ("lay", "Shelf") and found.weights["Base"] == 0.6
 
 
@@ -174,19 +174,30 @@ def test_a_cursor_is_a_line_and_a_column_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("file, line, column, said", [
+    ("a.py", "6", None, "line is '6'; it must be a whole number"), ("a.py", 1.5, None, "line is 1.5"),
+    ("a.py", None, None, "line is None"), ("a.py", True, None, "line is True"), ("a.py", 1, "2", "column is '2'"),
+    (None, 1, None, "leads to no file"), ("vast.py", 1, None, r"has 1,073,741,824 bytes; .* up to 16,777,216"),
     ("a.py", 4, None, "ends with line 2, and line 4"), ("a.py", 0, None, "Lines are counted from 1"),
     ("a.py", 1, 5, "has 3 characters, and column 5"), ("a.py", 1, 0, "Columns are counted from 1"),
     ("../out.py", 1, None, "outside the repository"), ("link.py", 1, None, "outside the repository"),
     ("gone.py", 1, None, "is no file"), (".", 1, None, "is no file"), (".env", 1, None, "never read into a prompt"),
     ("hidden.py", 1, None, "never read into a prompt"), ("held.py", 1, None, "holds a private key or an access token"),
     ("latin.py", 1, None, "not UTF-8 at byte 1")])
-def test_a_place_that_there_is_not_is_told(tmp_path, file, line, column, said):
+def test_a_wrong_place_is_refused_by_name(tmp_path, file, line, column, said):
     root = tmp_path / "repo"
     root.mkdir()
     for name, text in (("a.py", "one\n"), (".env", "A=1"), ("held.py", "AKIA" + "ABCD" * 4), ("../out.py", "x")):
         (root / name).write_text(text)
     (root / "latin.py").write_bytes(b"x\xe9")
+    with open(root / "vast.py", "wb") as sparse:
+        sparse.truncate(2 ** 30)
     (root / "link.py").symlink_to(tmp_path / "out.py")
     (root / "hidden.py").symlink_to(root / ".env")
     with pytest.raises(ValueError, match=said):
         locate(root, file, line, column)
+
+
+def test_an_unsaved_text_is_text_of_a_size_that_is_read(tmp_path):
+    for text, said in ((5, "is a int"), ("x" * (MOST_BYTES + 1), "up to 16,777,216")):
+        with pytest.raises(ValueError, match=said):
+            locate(tmp_path, "a.py", 1, text=text)

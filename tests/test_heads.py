@@ -389,8 +389,8 @@ def test_an_export_never_overwrites(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o755)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    for out, said in [("head", "is there already"), ("target", "is there already"), ("file", "is there already"),
-                      ("file/in", "cannot be made")]:
+    for out, said in [("head", "exists already"), ("target", "exists already"), ("file", "exists already"),
+                      ("file/in", "cannot be written")]:
         for layout in ("eagle3", "speculators"):
             with pytest.raises(ValueError, match=said):
                 export(tmp_path / "head", tmp_path / out, str(tmp_path / "target"), layout)

@@ -10,7 +10,7 @@ import pytest
 from served import asking, characters, text_session
 
 from longgraft.completion.prompt.layout import Layout
-from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
@@ -42,13 +42,13 @@ def one(session: Session | None = None, **body: Any) -> dict[str, Any]:
     return response.json()
 
 
-def laid(cursor: Cursor, *pieces: Piece, new: int = 20) -> tuple[int, ...]:
+def laid(cursor: Cursor, *pieces: Snippet, new: int = 20) -> tuple[int, ...]:
     return Layout(characters(), 96).lay_out(cursor, pieces, 512 - new - 1, "myproject").ids
 
 
 def test_the_answer_is_what_the_session_says_to_the_layout_s_prompt():
     found = one(prompt="    return ", input_extra=EXTRA, n_predict=20, return_tokens=True)
-    pieces = [Piece("b.py", "TWO = 2"), Piece("a.py", EXTRA[0]["text"])]
+    pieces = [Snippet("b.py", "TWO = 2"), Snippet("a.py", EXTRA[0]["text"])]
     ids = laid(Cursor("filename", BEFORE + "    return ", "\n"), *pieces)
     wanted = text_session().generate(list(ids), 20)
     # The blank before the cursor is left to the model, whose tokens begin with blanks.

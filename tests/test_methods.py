@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from conftest import TOYS, answered, toy_parts, toy_prompt, toy_session, toy_target
+from conftest import TOYS, answered, toy_model, toy_parts, toy_prompt, toy_session, toy_target
 from oracle import plain
 from test_layout import modules
 
@@ -16,11 +16,12 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_names import joined, split
 from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.config.options import options
-from longgraft.config.settings import OfMethod
+from longgraft.config.settings import OfMethod, Settings
 from longgraft.loading import _needs
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
+from longgraft.methods.own_settings import with_own_settings
 
 SOURCE = '''
 from longgraft.methods.find import METHODS, Method
@@ -94,8 +95,28 @@ def test_a_missing_need_is_told_and_a_default_falls_back():
     method, given, notes = _needs(loose, Sources(toy_target()))
     assert method.name == HEADLESS and given == {}
     assert notes == (f"no such thing is known; decoding with method {HEADLESS} instead of loose",)
-    with pytest.raises(ValueError, match="needs a thing"):      # who says which drafter is told, not helped
-        _needs(loose, Sources(toy_target(), drafter=None))
+    assert _needs(loose, Sources(toy_target(), drafter=None))[0].name == HEADLESS
+    with pytest.raises(ValueError, match="needs a thing"):      # a drafter that was named is not left out
+        _needs(loose, Sources(toy_target(), drafter="some/head"))
+
+
+@pytest.mark.parametrize("drafter", [None, "none", "auto"])
+def test_without_a_drafter_the_fallback_decodes(drafter):
+    session = longgraft.load((toy_model("qwen3"), None), drafter, tell=False)
+    assert session.method == HEADLESS and f"with method {HEADLESS} instead of graft-x" in session.about[0]
+
+
+def test_settings_in_a_methods_name_replace_the_sessions():
+    model = (toy_model("qwen3"), None)
+    session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)
+    assert (session.engine.budget, session.method) == (8, "graft-x-text")
+    assert with_own_settings(Settings(method="graft+levels=3+width=2+budget=paper")) == Settings(
+        method="graft", draft_levels=3, retrieved_width=2, budget="paper")
+    for method, said in (("pld+levels=2", "pld does not read levels. It reads budget"),
+                         ("graft+warm=none", "warm names a calibration of a sweep"),
+                         ("graft+speed=2", "is no setting. Known: budget=NUMBER")):
+        with pytest.raises(ValueError, match=said):
+            longgraft.load(model, None, tell=False, method=method)
 
 
 def test_something_given_that_nothing_needs_is_no_small_mistake():

@@ -171,7 +171,7 @@ def test_methods_whose_thresholds_follow_say_what_the_target_would(method, sampl
 
 def test_only_what_has_gates_may_follow_and_variants_with_other_costs_do_not_share_a_memory():
     assert Variant.parse("graft+online=0.1+levels=5").numbers == {"online": 0.1, "levels": 5}
-    with pytest.raises(ValueError, match="eagle3 has nothing that online could set"):
+    with pytest.raises(ValueError, match="eagle3 does not read online"):
         Variant.parse("eagle3+online=0.1")
     with pytest.raises(ValueError, match="online is -1"):
         Variant.parse("graft+online=-1")

@@ -36,6 +36,12 @@ def test_ignore_files_hold_below_their_folder_and_the_last_word_counts(tmp_path)
                                "pkg/skipped.py"]
 
 
+def test_a_line_of_an_ignore_file_that_is_no_pattern_is_skipped(tmp_path):
+    plant(tmp_path, **dict.fromkeys(("a.py", "b.py", "c.py"), ""),
+          **{".gitignore": "[z-a]\n\\\n!\na\\\n!\\\n![z-a]\na.py\nb.py\n!b.py\n"})
+    assert paths(tmp_path) == ["b.py", "c.py"]
+
+
 def test_a_folder_of_a_repository_heeds_the_ignore_files_above_it(tmp_path):
     plant(tmp_path, **{".git/info/exclude": "mine.py\n", ".gitignore": "/part/a.py\n", "part/a.py": "", "part/b.py": "",
                        "part/mine.py": "", "part/in/a.py": ""})

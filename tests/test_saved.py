@@ -241,7 +241,7 @@ def test_damaged_and_foreign_files_are_refused(file, tmp_path):
     refused(path, "is a file of something else")
     refused(changed(file, path, **{saved.KIND: "2"}), "has format 2")
     refused(changed(file, path, cell="32"), "has cells of 32 tokens", "16 are needed")
-    refused(changed(file, path, identity=None), "it has no 'identity'")
+    refused(changed(file, path, identity=None), "'identity' is missing")
     for identity in ("[]", "5", "null"):
         refused(changed(file, path, identity=identity), "was changed after it was made")
     flat = changed(file, path, {"/ranks": load_file(file)["/ranks"].flatten()})
@@ -281,7 +281,7 @@ def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkey
     before = file.read_bytes()
     with pytest.raises(ValueError, match="exists already"):
         session().save_prefix(BEGINS, file)
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="is no folder that you can write to"):
         session().save_prefix(BEGINS, tmp_path / "nowhere" / "p")
     assert file.read_bytes() == before
 
@@ -290,7 +290,7 @@ def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(ValueError, match=r"could not be written .*No space left"):
+    with pytest.raises(ValueError, match=r"could not be written: No space left"):
         session().save_prefix(BEGINS, tmp_path / "p")
     assert list(tmp_path.iterdir()) == []
 

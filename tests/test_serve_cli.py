@@ -16,7 +16,7 @@ import pytest
 from test_cli import assert_before_loading, pair, run  # noqa: F401
 from typer.main import get_command
 
-from longgraft.cli.app import app
+from longgraft.cli.root import app
 
 
 def started(monkeypatch, seen: list) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from served import asking, text_session
 from typer.main import get_command
 
-from longgraft.cli.app import app
+from longgraft.cli.root import app
 from longgraft.config.options import options
 from longgraft.serve.app import make_app
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, STOPS

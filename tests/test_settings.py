@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.file_errors import reason
 from longgraft.config.options import check, describe, like, made, option, options, read_table, size
 from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
@@ -67,8 +68,28 @@ def test_sizes_have_letters():
             size(text)
 
 
+def test_a_librarys_error_becomes_plain_words(tmp_path):
+    from safetensors import safe_open
+
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "bytes").write_bytes(b"x\xff")
+    for read, said in (
+            (lambda: safe_open(tmp_path, "pt"), "it is a folder"), (lambda: tmp_path.read_text(), "it is a folder"),
+            (lambda: safe_open(tmp_path / "text", "pt"), "it is no whole safetensors file"),
+            (lambda: json.loads("{,"), "it is no JSON from line 1, column 2 on"),
+            (lambda: (tmp_path / "bytes").read_text("utf-8"), "it is not UTF-8 at byte 1"),
+            (lambda: (tmp_path / "absent").read_text(), "No such file or directory"),
+            (lambda: {}["version"], "'version' is missing or unknown"),
+            (lambda: None.get("x"), "it is damaged, or of another format"),
+            (lambda: 1 / 0, "ZeroDivisionError: division by zero")):
+        with pytest.raises(Exception) as error:
+            read()
+        assert reason(error.value) == said
+
+
 @pytest.mark.parametrize("text, said", [
-    ('{"count": "3"}', "count is '3'"), ('{"count": true}', "count is True"), ('{"cuont": 3}', "sets 'cuont'"),
+    ('{"count": "3"}', "count is '3'"), ('{"count": true}', "count is True"),
+    ('{"cuont": 3}', "sets 'cuont', .* Known: count, head, names, pair, places, quick, rows, share"),
     ("[1]", "a table of options is needed"), ("{", "is not JSON"), ("[" * 100_000, "nested too deeply"),
     ('{"rows": [1, "2"]}', "rows is"), ('{"head": {"window": "x"}}', "head: window is 'x'"), ("\xff", "cannot be read"),
     ('{"count": 1e999}', "count is inf"), ('{"places": {"a": {"b": {}}}}', "places is")])
@@ -132,9 +153,9 @@ def test_one_method_takes_settings_of_its_own():
 
     found = Variant.parse("graft@long+budget=30+levels=5+window=2k+warm=none")
     assert found.numbers == {"budget": 30, "levels": 5, "window": 2048} and found.calibrations == {"warm": "none"}
-    for name, said in (("graft+budget=5000", "from 1 to 4,096"), ("pld+levels=2", "nothing that levels could set"),
+    for name, said in (("graft+budget=5000", "from 1 to 4,096"), ("pld+levels=2", "pld does not read levels"),
                        ("graft+speed=2", r"Known: budget=NUMBER.*warm=NAME"), ("graft+budget=x", "budget is 'x'"),
-                       ("transformers+budget=2", "nothing that budget")):
+                       ("transformers+budget=2", "transformers does not read budget")):
         with pytest.raises(ValueError, match=said):
             Variant.parse(name)
 

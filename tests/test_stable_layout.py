@@ -10,10 +10,10 @@ from fim_tokenizers import byte_tokenizer, of_family
 
 from longgraft.completion.prompt.layout import Layout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, USUAL, Habit, arrange
-from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.snippets import Cursor, Snippet
 
 LINES = [f"line {n} = {n * n}\n" for n in range(1000)]
-PIECES = [Piece(f"p{n}.py", f"# piece {n}\n" + "a = 1\n" * 20, worth=1.0 - n / 100) for n in range(40)]
+PIECES = [Snippet(f"p{n}.py", f"# piece {n}\n" + "a = 1\n" * 20, worth=1.0 - n / 100) for n in range(40)]
 
 
 def layout(form="auto", family: str | None = None) -> Layout:
@@ -82,8 +82,8 @@ def test_worth_that_changes_moves_no_piece():
     assert second.used[0].why == "for another reason"
 
 
-def pieces(names: str) -> list[Piece]:
-    return [Piece(name, name) for name in names]
+def pieces(names: str) -> list[Snippet]:
+    return [Snippet(name, name) for name in names]
 
 
 def arranged(ranked: str, room: int, before: str = "", habit: Habit = USUAL, **costs: int) -> str:
@@ -113,7 +113,7 @@ def test_nothing_changes_while_little_is_missed():
 
 def test_a_piece_whose_lines_are_shown_is_not_shown_again():
     lines = [f"line {n}\n" for n in range(10)]
-    wide, within, beside, other = (Piece(path, "".join(lines[start:end]), start + 1) for path, start, end in (
+    wide, within, beside, other = (Snippet(path, "".join(lines[start:end]), start + 1) for path, start, end in (
         ("a.py", 0, 6), ("a.py", 2, 8), ("a.py", 5, 10), ("b.py", 2, 8)))
     found = arrange([within, beside, other, wide], lambda piece: 1, 100, [wide], USUAL)
     assert found == [wide, other, beside]

@@ -223,6 +223,7 @@ def hub(monkeypatch, answer):
         return found
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("longgraft.eval.prompts.sources.hub_answers", lambda: True)
     return calls
 
 
@@ -262,6 +263,16 @@ def test_an_unreachable_hub_says_how_to_do_without(monkeypatch, error):
     said = str(caught.value)
     assert "THUDM/LongBench, qmsum, split test" in said and type(error).__name__ in said and "more" not in said
     assert "(--data) that holds qmsum.jsonl" in said and "path of a JSONL file" in said
+
+
+def test_without_a_network_the_hub_is_tried_once_and_in_silence(monkeypatch, capfd):
+    from huggingface_hub import constants
+
+    offline = constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(constants, "ENDPOINT", "http://localhost:9")      # where nothing listens
+    with pytest.raises(ValueError, match=r"qmsum, split test.: the hub does not answer, and this machine has no copy"):
+        load_suite("qmsum")
+    assert capfd.readouterr() == ("", "") and offline == constants.HF_HUB_OFFLINE
 
 
 def test_a_missing_column_of_the_hub_names_the_row(monkeypatch):

@@ -284,7 +284,7 @@ def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):
     (tmp_path / "there.gz").write_bytes(b"kept")
     (tmp_path / "rows.jsonl").write_text("5\n")
     new = ["--out", tmp_path / "new.gz"]
-    for more, said in [(["--out", tmp_path / "there.gz"], "is there already"), (new, "a.whl is no wheel and no source"),
+    for more, said in [(["--out", tmp_path / "there.gz"], "exists already"), (new, "a.whl is no wheel and no source"),
                        ([*new, "--evaluation", tmp_path / "rows.jsonl"], "line 1 is 5; an object")]:
         with pytest.raises(SystemExit) as ended:
             collect_packages([str(tmp_path / "a.whl"), *map(str, more)])

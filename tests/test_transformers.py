@@ -50,6 +50,16 @@ def test_each_setting_of_generate_reaches_our_draws(narrow):
     assert not torch.equal(model.generate(ids, do_sample=True, **whole | {"temperature": 20.0}, **more), greedy)
 
 
+def test_a_direct_call_refuses_what_transformers_would_not_pass():
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    config = model.generation_config
+    for more, said in [({"streamer": object()}, "without a generation config"),
+                       ({"generation_config": config, "streamer": object()}, "streamer was given"),
+                       ({"generation_config": config, "assistant_model": model}, "assistant_model was given")]:
+        with pytest.raises(ValueError, match=said):
+            custom_generate(model, ids, **more)
+
+
 def test_what_a_caller_made_otherwise_than_the_config_is_refused():
     from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
@@ -61,8 +71,10 @@ def test_what_a_caller_made_otherwise_than_the_config_is_refused():
              "MaxLengthCriteria with max_length 52"),
             ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(1e-4)]), "do_sample": True},
              "TemperatureLogitsWarper with temperature 0.0001"),
-            ({"num_beams": 3}, "num_beams is 3"),
-            ({"inputs_embeds": torch.zeros(1, 50, 32)}, "inputs_embeds were given")]:
+            ({"num_beams": 3}, "asks for beam_search; longgraft decodes by greedy_search or sample"),
+            ({"penalty_alpha": 0.6, "top_k": 4}, "asks for contrastive_search"),
+            ({"prompt_lookup_num_tokens": 3}, "asks for assisted_generation"),
+            ({"inputs_embeds": torch.zeros(1, 50, 32)}, "inputs_embeds was given")]:
         with pytest.raises(ValueError, match=said):
             model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, custom_generate=custom_generate,
                            session=toy_session("graft", "qwen3"), **({"do_sample": False} | more))

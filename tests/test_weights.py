@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 import longgraft
 from longgraft.runtime.devices import device_of, dtype_of
+from longgraft.yarn_drafters.files import folder_of
 
 TOKENIZER = Path(__file__).parents[1] / "yarn_drafters" / "embedded" / "target"
 UP, LAST = "model.layers.2.mlp.up_proj.weight", "model.layers.3."
@@ -114,7 +115,7 @@ def test_weights_that_float16_cannot_hold_are_refused_and_large_ones_are_not(fol
 def test_truncated_empty_and_foreign_weights_are_one_sentence(folder, content):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:9000] if content == "half" else content)
-    with pytest.raises(ValueError, match=r"^Model '.*' could not be loaded: .*header.*\.\nGive whole weights"):
+    with pytest.raises(ValueError, match=r"^Model '.*' could not be loaded: it is no whole safetensors file\.\nGive"):
         load(folder)
 
 
@@ -126,13 +127,25 @@ def test_pickled_objects_are_one_sentence_and_do_not_run(folder):
 
 
 @pytest.mark.parametrize("entries, said", [({"num_attention_heads": 0}, "ZeroDivisionError"),
-                                           ({"hidden_act": "nope"}, "KeyError: 'nope'"),
+                                           ({"hidden_act": "nope"}, "'nope' is missing or unknown"),
                                            ({"hidden_size": "a"}, "Field 'hidden_size' expected int"),
                                            ({"model_type": "nope"}, "does not recognize this architecture")])
 def test_a_configuration_that_makes_no_model_is_one_sentence(folder, entries, said):
     declare(folder, **entries)
     with pytest.raises(ValueError, match=f"^Model '.*' could not be loaded: .*{said}.*\n.*$"):
         load(folder)
+
+
+def test_gguf_is_refused_as_what_it_is(folder, tmp_path):
+    (folder / "m.gguf").write_bytes(b"GGUF")
+    load(folder)        # beside whole weights it is ignored
+    (tmp_path / "only").mkdir()
+    (folder / "m.gguf").rename(tmp_path / "only" / "m.gguf")
+    for place in ("only", "only/m.gguf", "some/Model-GGUF"):
+        with pytest.raises(ValueError, match=r"is GGUF .*, which longgraft does not read yet. Give the original model"):
+            load(tmp_path / place)
+        with pytest.raises(ValueError, match=r"Drafter .* is GGUF"):
+            folder_of(tmp_path / place)
 
 
 def test_code_that_comes_with_a_model_is_never_run_nor_asked_about(folder):

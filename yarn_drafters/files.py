@@ -5,15 +5,14 @@ Knows files; knows no layout.  Every ValueError names the file.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longgraft.config.file_errors import reason, refuse_gguf
 from longgraft.config.json_input import parse_json
-from longgraft.yarn_drafters.kinds import reason
 
 WEIGHTS = "pytorch_model.bin"
 FILES = ("config.json", "*.safetensors", WEIGHTS, "medusa_lm_head.pt")
@@ -22,6 +21,7 @@ KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int3
 
 def folder_of(path: str | Path) -> Path:
     """The folder itself, or that of a hub id, downloaded."""
+    refuse_gguf(path, f"Drafter {path}")
     if str(path) and Path(path).is_dir():
         return Path(path)
     if Path(path).is_absolute() or str(path).count("/") != 1 or str(path).startswith("."):
@@ -63,15 +63,6 @@ def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
             raise ValueError(f"{file} holds {twice[0]}, which another file of the folder holds too. Keep one of each.")
         tensors |= found
     return tensors
-
-
-def check_new_folder(path: Path) -> None:
-    """ValueError unless `path` is free, or an empty folder, and can be written: nothing is ever overwritten."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ValueError(f"{path} is there already and would be overwritten. Give --out a new folder.")
-    standing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
-        raise ValueError(f"{path} cannot be made: {standing} is no folder that you may write. Give --out another.")
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -51,12 +51,6 @@ Positive = Annotated[float, Range(0, above=True)]
 _NOUNS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", dict: "an object"}
 
 
-def reason(error: Exception) -> str:
-    """Enough of a library's message: torch's go on for a page, with advice to load files unsafely."""
-    said = (str(error).splitlines() or [""])[0].split(". ")[0].rstrip(".:")[:150]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
 def check_fields(made: Any) -> None:
     """Check a dataclass's values against its fields' kinds, in its `__post_init__`."""
     for name, kind in get_type_hints(type(made), include_extras=True).items():

@@ -6,7 +6,8 @@ Knows files and `datasets`; knows no prompt.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,18 +92,44 @@ def hub_rows(name: str, suite: Suite) -> list[tuple[str, Row]]:
 
     repository, configuration, split = suite.hub
     called = f"{repository}{f', {configuration}' if configuration else ''}, split {split}"
+    online = hub_answers()
     try:
-        try:
-            rows = datasets.load_dataset(repository, *([configuration] if configuration else []), split=split)
-        except RuntimeError as error:
-            # LongBench is a script there, which datasets 4 and later refuse; its archive they read.
-            if "script" not in str(error):
-                raise
-            archive = f"zip://data/{configuration}.jsonl::hf://datasets/{repository}/data.zip"
-            rows = datasets.load_dataset("json", data_files=archive, split="train")
-        return [(f"{called}, row {number}", dict(row)) for number, row in enumerate(rows, 1)]
+        with nullcontext() if online else _offline():
+            try:
+                rows = datasets.load_dataset(repository, *([configuration] if configuration else []), split=split)
+            except RuntimeError as error:
+                # LongBench is a script there, which datasets 4 and later refuse; its archive they read.
+                if "script" not in str(error):
+                    raise
+                archive = f"zip://data/{configuration}.jsonl::hf://datasets/{repository}/data.zip"
+                rows = datasets.load_dataset("json", data_files=archive, split="train")
+            return [(f"{called}, row {number}", dict(row)) for number, row in enumerate(rows, 1)]
     # The hub's client, its transport and its parsers each raise classes of their own.
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"Suite {name!r} could not be loaded from the hub ({called}): {type(error).__name__}: "
-                         f"{reason}\n{instead}") from error
+        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}" if online else \
+            "the hub does not answer, and this machine has no copy of it."
+        raise ValueError(f"Suite {name!r} could not be loaded from the hub ({called}): {found}\n{instead}") from error
+
+
+def hub_answers() -> bool:
+    """Whether the hub can be reached: its client itself would try for 40 seconds, and print each attempt."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:       # the transport's classes, and the client's own where it is set to work offline
+        return False
+    return True
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """The hub's client reads its cache alone."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.new_paths import new_file
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.plan import Reader
@@ -29,8 +30,7 @@ def write(folder: Path, out: Path, mode: str, method: str) -> int:
 
     ValueError where the run has none, or the file exists.
     """
-    if out.exists():
-        raise ValueError(f"{out} exists already. Give another --out.")
+    new_file(out)
     run = Run.read(folder)
     rows = [row for row in run.rows if isinstance(row, Row) and row.key.repeat == 0]
     mine = [row for row in rows if (row.key.mode, row.key.method) == (mode, method)]

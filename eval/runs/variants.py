@@ -11,8 +11,7 @@ from typing import Any
 
 from longgraft.config.method_names import PLACE, joined, split
 from longgraft.config.method_roles import PLAIN
-from longgraft.config.options import options
-from longgraft.config.settings import Budget, OfMethod
+from longgraft.config.settings import Budget
 
 COLD = "none"                   # for +warm and +thresholds: no calibration
 TRANSFORMERS = "transformers"   # the other baseline: transformers' own generate
@@ -34,33 +33,20 @@ class Variant:
 
     @classmethod
     def parse(cls, name: str) -> Variant:
-        """ValueError names what is unknown, out of range, or nothing that this method has."""
+        """ValueError names a setting that is unknown, out of range, or that this method does not read."""
+        from longgraft.methods.own_settings import own_settings  # needs torch; names are read without it
+
         given, settings = split(name)
         place = PLACE.match(given)[0]       # type: ignore[index]
         who, _, head = given[len(place):].partition("@")
-        bare = place + who
-        known, (taken, own) = options(OfMethod), _taken(bare)
-        numbers, names = {}, {}
-        chosen = {key: text for key, text in settings.items() if key in own}
-        for key, text in settings.items():
-            if key in chosen:
-                continue
-            if key not in known or not text:
-                wanted = ", ".join([f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
-                                   + [f"{key}=..." for key in own])
-                raise ValueError(f"{f'{key}={text}'!r} in {name!r} is no setting. Known: {wanted}.")
-            if key not in taken:
-                raise ValueError(f"{name!r}: {bare} has nothing that {key} could set.")
-            try:
-                value = known[key].parse(text)
-                known[key].check(value)
-            except ValueError as error:
-                raise ValueError(f"{name!r}: {error}") from error
-            if known[key].kind is str:
-                names[key] = value
-            elif value is not None:
-                numbers[key] = value
-        return cls(name, joined(bare, chosen), head, numbers, names)
+        if who == TRANSFORMERS:
+            if settings:
+                raise ValueError(f"{name!r}: {who} does not read {', '.join(settings)}. Leave it out.")
+            return cls(name, who, head)
+        method, values = own_settings(joined(place + who, settings))
+        calibrations = {key: value for key, value in values.items() if isinstance(value, str) and key != "budget"}
+        numbers = {key: value for key, value in values.items() if value is not None and key not in calibrations}
+        return cls(name, method, head, numbers, calibrations)
 
     @classmethod
     def plain(cls) -> Variant:
@@ -91,9 +77,3 @@ class Variant:
 
         return self.ours and find(self.method).chooses(self.numbers.get("budget", wanted))
 
-
-def _taken(bare: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(the settings that this method reads, the choices that it alone has)."""
-    from longgraft.methods.find import find  # where torch is: names can be read without it
-
-    return (frozenset(), ()) if bare == TRANSFORMERS else (find(bare).takes, tuple(one.name for one in find(bare).own))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 
@@ -53,6 +53,8 @@ class Sampling:
         if given:
             raise ValueError(f"A recorded continuation was given, and {' and '.join(given)} would change nothing. "
                              "Give one or the other.")
+        if not isinstance(replay, Sized):
+            raise ValueError(f"The recorded continuation is {replay!r}; a list of token ids is needed.")
         if not len(replay):
             raise ValueError("The recorded continuation is empty. Give at least one token to replay.")
         for token in replay:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.config.json_input import read_object
+from longgraft.config.new_paths import new_file
 
 Grid = Mapping[int, Mapping[int, float]]
 """prefix tokens -> rows -> seconds"""
@@ -76,8 +77,7 @@ class Costs:
 
     def save(self, path: Path) -> None:
         """As `load` reads it, in milliseconds; ValueError where the file exists."""
-        if path.exists():
-            raise ValueError(f"{path} exists already. Give another --out.")
+        path = new_file(path)
         tables = {name: {str(prefix): {str(rows): round(1e3 * spent, 4) for rows, spent in sorted(row.items())}
                          for prefix, row in sorted(getattr(self, name).items())} for name in TABLES}
         path.write_text(json.dumps({"unit": "ms", "key": dict(self.key), "source": self.source, **tables,

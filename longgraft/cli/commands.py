@@ -73,7 +73,7 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 def _annotation(option: Option, default: Any, panel: str) -> Any:
     """For typer, which gets texts: what they mean is the option's to say.  panel: of the help."""
-    about: dict[str, Any] = {"help": option.told(default), "rich_help_panel": panel}
+    about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
         return Annotated[Optional[bool], typer.Option(option.switch, **about)]      # noqa: UP045
     kind = next(name for name in METAVARS if name in str(option.kind))

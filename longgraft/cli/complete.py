@@ -14,13 +14,13 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.cli.prompts import read_source
-from longgraft.completion.options import Wanted
+from longgraft.completion.options import CompletionOptions
 from longgraft.config.options import check, option
 from longgraft.config.settings import Draw, Pair, Settings
 
 if TYPE_CHECKING:
     from longgraft.completion.completer import Completion
-    from longgraft.completion.snippets import Cursor, Piece
+    from longgraft.completion.snippets import Cursor, Snippet
 
 completing = typer.Typer()
 
@@ -58,10 +58,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is said of a completion."""
+class CompletionOutput:
+    """What is printed of a completion."""
 
-    explain: bool = option(False, "List the pieces that the model read and why, in the prompt's order, and what was "
+    explain: bool = option(False, "List the snippets that the model read and why, in the prompt's order, and what was "
                                   "left out")
     stream: bool = option(False, "Print text as it comes")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
@@ -74,57 +74,61 @@ class Told:
 
 
 @command(completing, "complete", EXAMPLE, "Answer")
-def complete(place: Place, wanted: Wanted, told: Told, pair: Pair, settings: Settings, draw: Draw) -> None:
+def complete(place: Place, options: CompletionOptions, output: CompletionOutput, pair: Pair, settings: Settings,
+             draw: Draw) -> None:
     """Complete code at a cursor, with the repository around it."""
+    cursor = place.cursor()     # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
     from longgraft.completion.completer import Completer
 
-    # What is wrong with the request is said before a model is loaded for it.
     sampling = Sampling(**vars(draw))
-    cursor = place.cursor()
-    session, _ = open_session(pair, settings, tell=not told.as_json)
-    if told.prompt:
-        laid = Completer(session).lay_out(place.root, cursor, wanted)[0]
-        print(session.tokenizer.decode(laid.ids))
+    session, _ = open_session(pair, settings, tell=not output.as_json)
+    if output.prompt:
+        prompt = Completer(session).lay_out(place.root, cursor, options)[0]
+        print(session.tokenizer.decode(prompt.ids))
         return
-    tell = (lambda text: print(text, end="", flush=True)) if told.stream else (lambda text: None)
-    found = Completer(session).complete(place.root, cursor, wanted, sampling, tell)
-    if told.as_json:
+    tell = (lambda text: print(text, end="", flush=True)) if output.stream else (lambda text: None)
+    found = Completer(session).complete(place.root, cursor, options, sampling, tell)
+    if output.as_json:
         print(json.dumps(described(found, session.target.name)))
         return
-    print("" if told.stream else found.text)
-    if told.explain:
+    print("" if output.stream else found.text)
+    if output.explain:
         print("\n".join(explained(found)), file=sys.stderr)
     print("\n".join(summed_up(found)), file=sys.stderr)
 
 
 def described(found: Completion, model: str) -> dict[str, Any]:
     """For JSON."""
-    laid, out = found.laid, found.gathered.left_out
-    used = [_described(piece) | {"tokens": tokens} for piece, tokens in zip(laid.used, laid.tokens, strict=True)]
-    return {"text": found.text, "ended": found.ended, "model": model, "path": found.cursor.path, "layout": laid.form,
-            "prompt_tokens": len(laid.ids), "reused_tokens": found.reused,
-            "file_tokens": {"before": laid.before, "after": laid.after},
-            "used": used, "unused": [_described(piece) for piece in laid.unused], "left_out": asdict(out),
+    prompt, out = found.prompt, found.gathered.left_out
+    used = [_described(snippet) | {"tokens": tokens}
+            for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
+    return {"text": found.text, "ended": found.ended, "model": model, "path": found.cursor.path, "layout": prompt.form,
+            "prompt_tokens": len(prompt.ids), "reused_tokens": found.reused,
+            "file_tokens": {"before": prompt.before, "after": prompt.after},
+            "used": used, "unused": [_described(snippet) for snippet in prompt.unused], "left_out": asdict(out),
             "seconds": dict(found.seconds), "token_ids": found.generation.token_ids,
             "stats": found.generation.stats.as_dict()}
 
 
-def _described(piece: Piece) -> dict[str, Any]:
-    return {"path": piece.path, "lines": [piece.first_line, piece.last_line], "why": piece.why, "worth": piece.worth}
+def _described(snippet: Snippet) -> dict[str, Any]:
+    return {"path": snippet.path, "lines": [snippet.first_line, snippet.last_line], "why": snippet.why,
+            "worth": snippet.worth}
 
 
 def explained(found: Completion) -> list[str]:
     """The prompt's parts in their order, then what was left out and why."""
-    laid, out = found.laid, found.gathered.left_out
-    rows = [(f"{tokens:,}", _where(piece), piece.why) for piece, tokens in zip(laid.used, laid.tokens, strict=True)]
-    rows.append((f"{laid.before:,}", found.cursor.path, "the file, before the cursor"))
-    if laid.form == "fim":
-        rows.append((f"{laid.after:,}", found.cursor.path, "the file, after the cursor"))
-    unused = [("", _where(piece), piece.why) for piece in laid.unused[:SHOWN]]
-    lines = ["", f"the prompt, {laid.form}, nearest to the cursor last:", *_table([("tokens", "piece", "why"), *rows])]
+    prompt, out = found.prompt, found.gathered.left_out
+    rows = [(f"{tokens:,}", _where(snippet), snippet.why)
+            for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
+    rows.append((f"{prompt.before:,}", found.cursor.path, "the file, before the cursor"))
+    if prompt.form == "fim":
+        rows.append((f"{prompt.after:,}", found.cursor.path, "the file, after the cursor"))
+    unused = [("", _where(snippet), snippet.why) for snippet in prompt.unused[:SHOWN]]
+    lines = ["", f"the prompt, {prompt.form}, nearest to the cursor last:",
+             *_table([("tokens", "snippet", "why"), *rows])]
     if unused:
-        lines += ["", f"no room for {len(laid.unused):,}, the best of them:", *_table(unused)]
+        lines += ["", f"no room for {len(prompt.unused):,}, the best of them:", *_table(unused)]
     if out.counts:
         lines += ["", "not read: " + ", ".join(f"{count:,} {why}" for why, count in out.counts.items())]
     if out.secrets:
@@ -135,15 +139,15 @@ def explained(found: Completion) -> list[str]:
 
 def summed_up(found: Completion) -> list[str]:
     """What was read, what was reused, how fast it went."""
-    laid, stats, seconds = found.laid, found.generation.stats, found.seconds
-    files = len({piece.path for piece in laid.used})
-    pieces = f"{_number(len(laid.used), 'piece')} of {_number(files, 'other file')}"
-    return ["", f"prompt: {len(laid.ids):,} tokens ({laid.form}), {laid.before + laid.after:,} of them of "
-            f"{found.cursor.path}, {sum(laid.tokens):,} in {pieces}",
-            f"read {len(laid.ids) - found.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused {found.reused:,}; "
-            f"first token after {seconds['first']:.2f} s, with {seconds['gather'] + seconds['layout']:.2f} s to gather "
-            "and lay out",
-            f"said {stats.new_tokens} tokens ({found.ended}) in {stats.decode_seconds:.2f} s "
+    prompt, stats, seconds = found.prompt, found.generation.stats, found.seconds
+    files = len({snippet.path for snippet in prompt.used})
+    snippets = f"{_number(len(prompt.used), 'snippet')} of {_number(files, 'other file')}"
+    return ["", f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them of "
+            f"{found.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
+            f"read {len(prompt.ids) - found.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused "
+            f"{found.reused:,}; first token after {seconds['first']:.2f} s, with "
+            f"{seconds['gather'] + seconds['layout']:.2f} s to gather and lay out",
+            f"decoded {stats.new_tokens} tokens ({found.ended}) in {stats.decode_seconds:.2f} s "
             f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, {stats.tokens_per_step:.2f} tokens "
             "per step)"]
 
@@ -152,8 +156,8 @@ def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _where(piece: Piece) -> str:
-    return f"{piece.path}:{piece.first_line}-{piece.last_line}"
+def _where(snippet: Snippet) -> str:
+    return f"{snippet.path}:{snippet.first_line}-{snippet.last_line}"
 
 
 def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:

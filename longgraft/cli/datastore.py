@@ -8,6 +8,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from longgraft.config.new_paths import new_file
+
 datastore = typer.Typer(no_args_is_help=True, help="Build a datastore: text to look tokens up in.")
 
 
@@ -28,9 +30,9 @@ def build(
         metavar=".A,.B", help="Of folders, only files with these endings.")] = None,
 ) -> None:
     """Encode files, sort their places, write one file for `--with datastore=FILE`."""
+    new_file(out)
     from tqdm import tqdm
 
-    from longgraft.cli.prompts import new_file
     from longgraft.methods.needs import EMBEDDED, embedded
     from longgraft.retrievers.datastore import Datastore
     from longgraft.runtime.fingerprint import vocabulary
@@ -38,7 +40,6 @@ def build(
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents
 
-    new_file(str(out))
     path = str(embedded("target")) if model in (None, EMBEDDED) else str(model)
     tokenizer = read_tokenizer(path, model or EMBEDDED)
     documents = read_documents(_chosen(files, tuple(filter(None, (endings or "").split(",")))))

@@ -11,8 +11,8 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
-from longgraft.cli.prompts import new_file
 from longgraft.config.method_roles import DENSE
+from longgraft.config.new_paths import new_file
 from longgraft.config.options import check, like, option
 from longgraft.config.settings import POSITIONS, Draw, Ends, Pair, Settings
 
@@ -54,7 +54,7 @@ def _listed(method: Method) -> str:
 def _described(name: str, method: Method) -> str:
     """All of it, its choices with what they do."""
     needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
-    own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.told(one.default)}" for one in method.own)
+    own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.help_text(one.default)}" for one in method.own)
     return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
             f"{method.promise}{own}")
 
@@ -110,13 +110,15 @@ def calibrate(
     pair: Pair, warming: Warming, settings: Settings,
 ) -> None:
     """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
+    from longgraft.eval.prompts.suites import read_prompts
+
+    out = None if warming.out is None else new_file(warming.out)
+    examples = read_prompts(prompts, warming.rounds)    # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
     from longgraft.eval.checks.calibrate import Warming as How
     from longgraft.eval.checks.calibrate import calibrate as run
     from longgraft.eval.checks.calibrate import prompt_of
-    from longgraft.eval.prompts.suites import read_prompts
 
-    out, examples = new_file(warming.out), read_prompts(prompts, warming.rounds)
     Sampling(warming.temperature)
     session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
@@ -146,12 +148,14 @@ def verify(
     Exit status 1 where it reaches none.  What need not have plain decoding's tokens, a lossy method and, where tokens
     are sampled, one that keeps the target's law, reaches what it promises.
     """
+    from longgraft.eval.prompts.suites import read_prompts
+
+    examples = read_prompts(prompts, checking.count)    # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
     from longgraft.eval.checks.losslessness import check as compare
     from longgraft.eval.checks.losslessness import lines
-    from longgraft.eval.prompts.suites import read_prompts
 
-    sampling, examples = Sampling(**vars(draw)), read_prompts(prompts, checking.count)
+    sampling = Sampling(**vars(draw))
     session, _ = open_session(pair, settings, tell=not as_json)
     ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:] for example in examples]
     report = compare(session, ids, sampling, checking.max_new_tokens)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.prompts import STDIN, Asked, PromptOptions, new_file
+from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
+from longgraft.config.new_paths import new_file
 from longgraft.config.options import check, describe, option
+from longgraft.config.recording_file import read_recording
 from longgraft.config.settings import Draw, Ends, Pair, Settings
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the pro
 
 @dataclass(frozen=True)
 class Shown:
-    """What is said of an answer, and where."""
+    """What is printed of an answer, and where."""
 
     stream: bool = option(False, "Print text as it comes")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
@@ -48,7 +50,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Asking:
+class Answers:
     """One way of answering, for many prompts.  settings: with the method that was taken in the end."""
 
     session: Session
@@ -84,7 +86,7 @@ class Asking:
         return found
 
     def stream(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Print the text as it comes; what is left to say of it."""
+        """Print the text as it comes; the report on it."""
         found = self._finished(ids, lambda text: print(text, end="", flush=True))
         print()
         return found
@@ -101,16 +103,13 @@ class Asking:
 def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, ends: Ends, shown: Shown,
              source: Source = None) -> None:
     """Answer a long prompt."""
-    from longgraft.acceptance.sampling import Sampling
-    from longgraft.config.recording_file import read_recording
-
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
                          "with --prompt-file.")
     given = replace(given, prompt_file=(*given.prompt_file, STDIN)) if source else given
-    # What is wrong with the request is said before a model is loaded for it.
+    # Files are checked before the imports, which take seconds, and the rest before a model is loaded.
     asked, prediction = given.read(), given.predicted()
-    sampling, out = Sampling(**vars(draw)), new_file(shown.out)
+    out = None if shown.out is None else new_file(shown.out)
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
@@ -119,6 +118,10 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
                          "nothing. Give one or the other.")
     if out and not given.prompts:
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
+    from longgraft.acceptance.sampling import Sampling
+    from longgraft.methods.own_settings import with_own_settings
+
+    sampling = Sampling(**vars(draw))
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, ends)))
         return
@@ -127,14 +130,15 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     if recording is not None:
         sampling = Sampling(replay=recording)
+    settings = with_own_settings(settings)
     budget = None if loaded.method.chooses(settings.budget) else session.engine.budget
     settings = replace(settings, method=str(loaded.method), budget=budget)
-    asking = Asking(session, settings, sampling, ends, shown.compare, prediction)
+    answers = Answers(session, settings, sampling, ends, shown.compare, prediction)
     if given.prompts:
-        return _answer_all(asking, asked, out)
+        return _answer_all(answers, asked, out)
     ids = encode(session, asked[0])
     session.check(len(ids), min(ends.max_new_tokens, len(sampling.replay or range(ends.max_new_tokens))))
-    found = asking.stream(ids) if shown.stream else asking.answer(ids)
+    found = answers.stream(ids) if shown.stream else answers.answer(ids)
     if shown.as_json:
         print(json.dumps(found))
     else:
@@ -144,7 +148,9 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
     """A session, and what it was made of.  tell: say on stderr what was chosen."""
     from longgraft.loading import assemble
+    from longgraft.methods.own_settings import with_own_settings
 
+    settings = with_own_settings(settings)
     loaded = assemble(pair.model, pair.drafter, settings)
     session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix)
     if tell:
@@ -152,25 +158,25 @@ def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Se
     return session, loaded
 
 
-def encode(session: Session, asked: Asked) -> list[int]:
-    """A prompt's ids; a bare prompt to a model that chats is answered, but not without a word."""
+def encode(session: Session, asked: GivenPrompt) -> list[int]:
+    """A prompt's ids.  Warns when a chat model gets a raw prompt."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
     if asked.prompt and isinstance(asked.prompt[0], dict) and not has_template:
         raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the "
                          "prompt as text.")
     if isinstance(asked.prompt, str) and has_template and not asked.name:
-        print("longgraft: this model has a chat template, and the prompt is given bare; add --chat to use it",
+        print("longgraft: this model has a chat template, and the prompt is not a chat; add --chat to use it",
               file=sys.stderr)
     return session.encode(asked.prompt)
 
 
-def _answer_all(asking: Asking, asked: Sequence[Asked], out: Path | None) -> None:
+def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None) -> None:
     """An object per prompt, written as it comes; a prompt that fails gets one that says why, and the others go on."""
     failed = 0
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, one in enumerate(asked, 1):
             try:
-                found = asking.answer(encode(asking.session, one))
+                found = answers.answer(encode(answers.session, one))
             except ValueError as error:
                 found, failed = {"error": str(error)}, failed + 1
             print(json.dumps({"id": one.name} | found), file=file, flush=True)
@@ -194,7 +200,7 @@ def _print_answer(found: dict[str, Any], text: bool) -> None:
           f"accepted: {origin}", file=sys.stderr)
     if "prediction" in found:
         repeated, others = found["prediction"].values()
-        print(f"prediction: {repeated:,} of its {repeated + others:,} tokens came", file=sys.stderr)
+        print(f"prediction: {repeated:,} of its {repeated + others:,} tokens were repeated", file=sys.stderr)
     if "compare" in found:
         from longgraft.comparison.levels import may_differ
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.prompts import new_file
 from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
+from longgraft.config.new_paths import new_file, new_folder
 from longgraft.config.options import check, describe, like, option
 from longgraft.config.settings import POSITIONS, Pair, Settings
 from longgraft.eval.runs.config import SHORT, Diagnosis, SweepConfig
@@ -132,9 +132,8 @@ def diagnosed(pair: Pair, asked: Diagnosis,
     from longgraft.eval.checks.diagnose import diagnose
     from longgraft.eval.reports.diagnosis import table, write
     from longgraft.eval.runs.provenance import environment
-    from longgraft.yarn_drafters.files import check_new_folder
 
-    check_new_folder(out)
+    new_folder(out)
     session, depths = diagnose(pair, asked)
     e = environment(session)
     about = (f"{e['target']}, {e['dtype']}, {e['device']}; {asked.text} continuations of {asked.max_new_tokens} tokens "
@@ -192,7 +191,7 @@ class Timing:
 def costs(pair: Pair, timing: Timing, folder: Annotated[Optional[Path], typer.Argument(  # noqa: UP045
         help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here.")] = None) -> None:
     """Measure here, or take from a sweep, what target passes, draft levels and feeding the drafter cost."""
-    out = new_file(timing.out)
+    out = None if timing.out is None else new_file(timing.out)
     found = _measured(pair, timing) if folder is None else _swept(folder)
     print("\n".join(found.lines()))
     if out is not None:

@@ -12,6 +12,7 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.generate import encode, open_session
 from longgraft.cli.prompts import PromptOptions
+from longgraft.config.new_paths import new_file
 from longgraft.config.settings import Pair, Settings
 
 prefilling = typer.Typer()
@@ -25,10 +26,8 @@ Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
 def prefill(given: PromptOptions, pair: Pair, settings: Settings, save: Annotated[Path, typer.Option(
         help="New file.", metavar="FILE")], files: Sources = None) -> None:
     """Read a text once, for all prompts that begin with it: --prefix FILE of the other commands."""
-    from longgraft.prefill.saved import fresh
-
     asked, = replace(given, prompt_file=(*given.prompt_file, *(files or ()))).read()
-    path = fresh(save)
+    path = new_file(save)
     session, _ = open_session(pair, settings, tell=True)
     encode(session, asked)
     saved = session.save_prefix(asked.prompt, path)

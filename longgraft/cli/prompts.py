@@ -1,4 +1,4 @@
-"""What is to be answered: one prompt in any of four forms, or a file of them.
+"""The prompts of a command: one in any of four forms, or a file of them.
 
 Knows files, standard input and JSON; knows no model.
 """
@@ -19,7 +19,7 @@ FORMS = ("prompt", "messages", "prompt_ids")    # of a row
 
 
 @dataclass(frozen=True)
-class Asked:
+class GivenPrompt:
     """A prompt: text, chat messages or token ids.  name: the row's id, or its number; "" of a single prompt."""
 
     prompt: str | list[int] | list[dict[str, Any]]
@@ -30,24 +30,24 @@ class Asked:
         """Its messages; none of a text or of ids."""
         return [one for one in self.prompt if isinstance(one, dict)]
 
-    def as_chat(self) -> Asked:
-        """A text as what a user says."""
+    def as_chat(self) -> GivenPrompt:
+        """A text as a user's message."""
         if isinstance(self.prompt, str):
-            return Asked([{"role": "user", "content": self.prompt}], self.name)
+            return GivenPrompt([{"role": "user", "content": self.prompt}], self.name)
         return self
 
-    def behind(self, system: str) -> Asked:
-        """A chat behind what the system says."""
+    def behind(self, system: str) -> GivenPrompt:
+        """A chat behind a system message."""
         if not self.chat:
-            raise ValueError("--system is said before a chat, and the prompt is none. Add --chat, or give --messages.")
+            raise ValueError("--system was given without a chat. Add --chat, or give --messages.")
         if self.chat[0]["role"] == "system":
-            raise ValueError("The messages begin with what the system says, and --system says it too. Leave one out.")
-        return Asked([{"role": "system", "content": system}, *self.chat], self.name)
+            raise ValueError("The messages begin with a system message, and --system was given. Leave one out.")
+        return GivenPrompt([{"role": "system", "content": system}, *self.chat], self.name)
 
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Where prompts come from: exactly one of the first five says it; a file may be -, standard input."""
+    """Where prompts come from: one of the first five options; a file may be -, standard input."""
 
     prompt: str | None = option(None, "The prompt itself; -: standard input")
     prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from a line of "
@@ -58,8 +58,8 @@ class PromptOptions:
                                  metavar="FILE")
     prediction: str | None = option(None, "Text that the answer may repeat: the model does not read it, and decoding "
                                     "is faster where it is right", metavar="FILE")
-    chat: bool = option(False, "A prompt is what a user says: it goes through the model's chat template")
-    system: str | None = option(None, "What the system says before a chat")
+    chat: bool = option(False, "The prompt is a user's message, for the model's chat template")
+    system: str | None = option(None, "System message before a chat")
 
     def __post_init__(self) -> None:
         check(self)
@@ -67,16 +67,16 @@ class PromptOptions:
         if sources.count(STDIN) > 1:
             raise ValueError("Standard input was given twice, and it can be read once. Leave one - out.")
 
-    def read(self) -> list[Asked]:
+    def read(self) -> list[GivenPrompt]:
         """The prompts; a file's have names."""
         given = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
                  if getattr(self, name) not in (None, ())]
         if len(given) != 1:
-            found = " and ".join("--" + name.replace("_", "-") for name in given) or "none"
-            raise ValueError("Give one prompt: --prompt TEXT, --prompt-file FILE (or several), - (standard input), "
-                             f"--messages FILE, --prompt-ids FILE, or a file of them with --prompts FILE; {found} was "
-                             "given.")
-        asked = rows(self.prompts) if self.prompts else [Asked(self._one())]
+            found = " and ".join("--" + name.replace("_", "-") for name in given)
+            raise ValueError(f"{f'{found} were' if given else 'No prompt was'} given. Give one of --prompt TEXT, "
+                             "--prompt-file FILE (or several), - (standard input), --messages FILE, --prompt-ids FILE, "
+                             "and --prompts FILE.")
+        asked = rows(self.prompts) if self.prompts else [GivenPrompt(self._one())]
         if not asked[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
         asked = [one.as_chat() for one in asked] if self.chat else asked
@@ -88,9 +88,9 @@ class PromptOptions:
 
     def _one(self) -> Any:
         if self.messages:
-            return messages(read_json(self.messages), told(self.messages))
+            return messages(read_json(self.messages), source_name(self.messages))
         if self.prompt_ids:
-            return token_ids(read_json(self.prompt_ids), told(self.prompt_ids))
+            return token_ids(read_json(self.prompt_ids), source_name(self.prompt_ids))
         if self.prompt is not None:
             return read_source(STDIN) if self.prompt == STDIN else self.prompt
         return joined([read_source(name) for name in self.prompt_file])
@@ -101,13 +101,13 @@ def joined(texts: Sequence[str]) -> str:
     return "".join(text if text.endswith("\n") or n == len(texts) else text + "\n" for n, text in enumerate(texts, 1))
 
 
-def rows(name: str) -> list[Asked]:
+def rows(name: str) -> list[GivenPrompt]:
     """Of a JSONL file; ValueError names file and line."""
     found = []
     for number, line in enumerate(read_source(name).splitlines(), 1):
         if not line.strip():
             continue
-        where = f"{told(name)}:{number}"
+        where = f"{source_name(name)}:{number}"
         row = parse_json(line, where)
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
@@ -115,12 +115,12 @@ def rows(name: str) -> list[Asked]:
                              f"{', '.join(FORMS)} is needed.")
         value = row[forms[0]]
         if forms[0] == "prompt" and not isinstance(value, str):
-            raise ValueError(f"{where}: the prompt is no text.")
+            raise ValueError(f"{where}: the prompt is a {type(value).__name__}; text is needed.")
         value = messages(value, where) if forms[0] == "messages" else value
         value = token_ids(value, where) if forms[0] == "prompt_ids" else value
-        found.append(Asked(value, str(row.get("id", number))))
+        found.append(GivenPrompt(value, str(row.get("id", number))))
     if not found:
-        raise ValueError(f"{told(name)} has no prompt. Give one JSON object per line.")
+        raise ValueError(f"{source_name(name)} has no prompt. Give one JSON object per line.")
     return found
 
 
@@ -140,7 +140,7 @@ def token_ids(value: Any, where: str) -> list[int]:
     return value
 
 
-def told(name: str) -> str:
+def source_name(name: str) -> str:
     """A file's name, for messages."""
     return "Standard input" if name == STDIN else name
 
@@ -148,7 +148,7 @@ def told(name: str) -> str:
 def read_source(name: str) -> str:
     """A file's text, or standard input's where that is -; ValueError where it cannot be read."""
     if name == STDIN:
-        return _decoded(sys.stdin.buffer.read(), told(name))
+        return _decoded(sys.stdin.buffer.read(), source_name(name))
     try:
         return _decoded(Path(name).read_bytes(), f"File {name}")
     except OSError as error:
@@ -157,19 +157,7 @@ def read_source(name: str) -> str:
 
 def read_json(name: str) -> Any:
     """A file's value; ValueError where it is not JSON."""
-    return parse_json(read_source(name), told(name) if name == STDIN else f"File {name}")
-
-
-def new_file(path: str | Path | None) -> Path | None:
-    """A file that can be written and is not there yet: said before work whose fruits would have no place."""
-    if path is None:
-        return None
-    path = Path(path)
-    if path.exists():
-        raise ValueError(f"{path} exists already, and nothing is written over. Give another --out.")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"The folder {path.absolute().parent} does not exist. Make it, or give another --out.")
-    return path
+    return parse_json(read_source(name), source_name(name) if name == STDIN else f"File {name}")
 
 
 def _decoded(data: bytes, what: str) -> str:

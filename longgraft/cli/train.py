@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
 
 MOST = 10 ** 15     # tokens: more than there are
@@ -142,13 +143,12 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
     """Write a head in another public layout."""
     from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
-    from longgraft.yarn_drafters.files import check_new_folder
     from longgraft.yarn_drafters.layouts import TargetShape
 
     savers: dict[str, Any] = {"eagle3": save_head, "speculators": save_speculators}
     if layout not in savers:
         raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
-    check_new_folder(out)
+    new_folder(out)
     target = _model(model)
     config = read_config(target, target)
     network = load_head(drafter, TargetShape.of(config), dtype=None)

@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.cursor import locate
-from longgraft.completion.options import LEAST, Wanted
-from longgraft.completion.prompt.layout import Laid, Layout
+from longgraft.completion.options import LEAST, CompletionOptions
+from longgraft.completion.prompt.layout import CompletionPrompt, Layout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
 from longgraft.completion.retrieval.gather import Gathered, gather
-from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.completion.stopping import Ending
 from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
@@ -37,9 +37,9 @@ KEPT = "in the last prompt, which need not be read again"
 class Completion:
     """text: what follows the cursor.
 
-    generation: what the model said, in which text is; its token ids go on to the end of the step that reached the end
+    generation: everything that was decoded, up to the end of the step that reached the completion's end
     ended:      line, block, or the generation's finish reason
-    laid:       the prompt; gathered: what it was chosen from
+    prompt:     what the model read; gathered: what it was chosen from
     seconds:    gather, layout, first (from the call to the first token) and total
     """
 
@@ -47,19 +47,19 @@ class Completion:
     generation: Generation
     ended: str
     cursor: Cursor
-    laid: Laid
+    prompt: CompletionPrompt
     gathered: Gathered
     seconds: Mapping[str, float]
 
     @property
-    def used(self) -> tuple[Piece, ...]:
-        """The pieces that the model read, in the prompt's order."""
-        return self.laid.used
+    def used(self) -> tuple[Snippet, ...]:
+        """The snippets that the model read, in the prompt's order."""
+        return self.prompt.used
 
     @property
-    def unused(self) -> tuple[Piece, ...]:
+    def unused(self) -> tuple[Snippet, ...]:
         """Those for which there was no room, best first."""
-        return self.laid.unused
+        return self.prompt.unused
 
     @property
     def reused(self) -> int:
@@ -69,83 +69,85 @@ class Completion:
 
 @dataclass
 class _Last:
-    """Of one session: layouts by form, the last prompts' pieces by root and path."""
+    """Of one session: layouts by form, the last prompts' snippets by root and path."""
 
     layouts: dict[str, Layout] = field(default_factory=dict)
-    used: OrderedDict[tuple[Path, str], tuple[Piece, ...]] = field(default_factory=OrderedDict)
+    used: OrderedDict[tuple[Path, str], tuple[Snippet, ...]] = field(default_factory=OrderedDict)
 
 
 _LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
 
 
 class Completer:
-    """Completions by one session, each of which begins like the last in its file as far as it can."""
+    """Completions by one session.  A prompt begins like the last one of its file as far as it can, to be read again
+    from where it differs."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._last = _LAST.setdefault(session, _Last())
 
-    def complete(self, root: Path, cursor: Cursor, wanted: Wanted, sampling: Sampling | None = None,
+    def complete(self, root: Path, cursor: Cursor, options: CompletionOptions, sampling: Sampling | None = None,
                  tell: Callable[[str], None] = lambda text: None) -> Completion:
         """tell: is given the text as it becomes certain."""
         started = time.perf_counter()
-        laid, gathered, seconds = self.lay_out(root, cursor, wanted)
-        eos = {*self.session.eos, *laid.ends}
-        request = self.session.open(laid.ids, wanted.max_new_tokens, sampling, wanted.stop, tuple(eos),
-                                    prediction=laid.prediction or None)
-        said = _Said(Ending(wanted.until, cursor, laid.form == "fim"), laid.held, tell)
-        generation = said.step_through(request)
-        seconds |= {"first": said.first - started, "total": time.perf_counter() - started}
-        ended = wanted.until if said.ended else generation.finish_reason
-        return Completion(said.text, generation, ended, cursor, laid, gathered, seconds)
+        prompt, gathered, seconds = self.lay_out(root, cursor, options)
+        eos = {*self.session.eos, *prompt.ends}
+        request = self.session.open(prompt.ids, options.max_new_tokens, sampling, options.stop, tuple(eos),
+                                    prediction=prompt.prediction or None)
+        text = _CompletionText(Ending(options.until, cursor, prompt.form == "fim"), prompt.held, tell)
+        generation = text.step_through(request)
+        seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
+        ended = options.until if text.ended else generation.finish_reason
+        return Completion(text.text, generation, ended, cursor, prompt, gathered, seconds)
 
-    def lay_out(self, root: Path, cursor: Cursor, wanted: Wanted) -> tuple[Laid, Gathered, dict[str, float]]:
+    def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
+                ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
         """(the prompt, what it was chosen from, seconds of both)."""
-        root, form, started = root.expanduser().resolve(), wanted.layout, time.perf_counter()
+        root, form, started = root.expanduser().resolve(), options.layout, time.perf_counter()
         cursor = Cursor(cursor.path, _unified(cursor.before), _unified(cursor.after))
-        tokens = self._room(wanted)
+        tokens = self._room(options)
         layouts, used = self._last.layouts, self._last.used
         if form not in layouts:
             habit = STEADY if self._kept else ANEW
             layouts[form] = Layout(self.session.tokenizer, self.session.target.vocab_size, form, habit)
         gathered, key = gather(root, cursor, tokens), (root, cursor.path)
-        before = [piece for piece in used.pop(key, ()) if self._kept and _is_there(root, piece)]
-        pieces = (*gathered.pieces, *_others(before, gathered.pieces))
+        before = [snippet for snippet in used.pop(key, ()) if self._kept and _is_there(root, snippet)]
+        snippets = (*gathered.snippets, *_others(before, gathered.snippets))
         found = time.perf_counter()
-        laid = layouts[form].lay_out(cursor, pieces, tokens, root.name, before)
-        used[key] = laid.used
+        prompt = layouts[form].lay_out(cursor, snippets, tokens, root.name, before)
+        used[key] = prompt.used
         if len(used) > FILES:
             used.popitem(last=False)
-        return laid, gathered, {"gather": found - started, "layout": time.perf_counter() - found}
+        return prompt, gathered, {"gather": found - started, "layout": time.perf_counter() - found}
 
     @property
     def _kept(self) -> bool:
         """Whether a prompt that begins like the last one is read from where it differs."""
         return self.session.engine.prefixes is not None
 
-    def _room(self, wanted: Wanted) -> int:
+    def _room(self, options: CompletionOptions) -> int:
         """Tokens of a prompt at most."""
         limits = self.session.engine.limits
         whose = min(limits, key=limits.__getitem__)
-        if (left := limits[whose] - wanted.max_new_tokens) < LEAST:
-            raise ValueError(f"{wanted.max_new_tokens:,} new tokens were asked for, and {whose} allows "
+        if (left := limits[whose] - options.max_new_tokens) < LEAST:
+            raise ValueError(f"{options.max_new_tokens:,} new tokens were asked for, and {whose} allows "
                              f"{limits[whose]:,} positions. Ask for at most {limits[whose] - LEAST:,}.")
-        return min(wanted.tokens, left)
+        return min(options.tokens, left)
 
 
-def _is_there(root: Path, piece: Piece) -> bool:
+def _is_there(root: Path, snippet: Snippet) -> bool:
     """Whether the file may still be shown, and has these lines in their places."""
-    start, found = piece.first_line - 1, repository(root)
-    if not found.shows(piece.path):
+    start, found = snippet.first_line - 1, repository(root)
+    if not found.shows(snippet.path):
         return False
-    lines = found.text(piece.path).split("\n")[start:start + piece.text.count("\n")]
-    return "\n".join(lines) + "\n" == piece.text
+    lines = found.text(snippet.path).split("\n")[start:start + snippet.text.count("\n")]
+    return "\n".join(lines) + "\n" == snippet.text
 
 
-def _others(before: Sequence[Piece], pieces: Sequence[Piece]) -> list[Piece]:
+def _others(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> list[Snippet]:
     """Those of the last prompt that were not gathered again."""
-    now = set(map(place, pieces))
-    return [replace(piece, why=KEPT) for piece in before if place(piece) not in now]
+    now = set(map(place, snippets))
+    return [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
 
 
 def _unified(text: str) -> str:
@@ -153,8 +155,8 @@ def _unified(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-class _Said:
-    """What the model says, from behind the blanks that were left to it up to the completion's end."""
+class _CompletionText:
+    """The decoded text, from behind the blanks that the model repeats up to the completion's end."""
 
     def __init__(self, ending: Ending, held: str, tell: Callable[[str], None]) -> None:
         self.ending, self.held, self.tell = ending, held, tell
@@ -191,7 +193,7 @@ class _Said:
         return self.ended
 
     def _behind(self) -> str:
-        """Without the blanks that stand before the cursor already, as far as the model says them."""
+        """The text without the blanks before the cursor that the model repeats."""
         same = next((n for n, (said, stands) in enumerate(zip(self.raw, self.held, strict=False)) if said != stands),
                     min(len(self.raw), len(self.held)))
         return self.raw[same:]
@@ -217,9 +219,9 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     sampling = Sampling(**draw)
-    wanted = Wanted(until, max_new_tokens, stop_strings(stop), tokens, layout)
+    completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
     cursor = locate(repo, file, line, column, text)
     if session is not None and options:
         raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is loaded.")
     session = session or load(tell=False, **options)
-    return Completer(session).complete(Path(repo), cursor, wanted, sampling, tell)
+    return Completer(session).complete(Path(repo), cursor, completion, sampling, tell)

@@ -1,4 +1,4 @@
-"""A place in a file of a repository, as people and editors name it.  Knows files; knows no other file's text."""
+"""The cursor's place in a file of a repository, from a path, a line and a column.  Reads that file only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from pathlib import Path
 
 from longgraft.completion.repository.secret_files import check_open
 from longgraft.completion.snippets import Cursor
+from longgraft.config.json_input import whole
+
+MOST_BYTES = 16 * 2 ** 20       # of the cursor's file: read in a second; no person wrote a larger one
 
 
 def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
            text: str | None = None) -> Cursor:
-    """The cursor in front of column `column` of line `line`, both counted from 1; without a column at the line's end.
+    """The cursor before column `column` of line `line`, both counted from 1; without a column, at the line's end.
 
-    file: absolute, from the root, or from where the caller is; text: the file's, where it is not saved yet
-    ValueError for a file outside the repository or that holds secrets, and for a place that it does not have.
+    file: absolute, relative to the root, or relative to the current folder; text: the file's unsaved text
+    ValueError for a file outside the repository, one that holds secrets or more than MOST_BYTES, and for a line or
+    column that it does not have.
     """
+    for name, number in (("line", line), ("column", 1 if column is None else column)):
+        if not whole(number):
+            raise ValueError(f"{name} is {number!r}; it must be a whole number, counted from 1.")
     folder = Path(root).expanduser().resolve()
     if not folder.is_dir():
         raise ValueError(f"{root} is no folder. Pass the repository's root.")
@@ -26,12 +33,16 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
         # The folder's links are followed, the file's own name is kept: by it a secret is known, too.
         place = there.parent.resolve() / there.name
         target = place.resolve()
-    except (OSError, RuntimeError, ValueError) as error:    # a circle of links, nobody's home, too long, a null
+    # A circle of links, an unknown user's home, too long a name, a null character, no path at all.
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{str(file)[:200]!r} leads to no file. Pass one in the repository.") from error
     if not (place.is_relative_to(folder) and target.is_relative_to(folder)):
         raise ValueError(f"{file} is outside the repository {folder}. Pass a file in it, or another root.")
     path = place.relative_to(folder).as_posix()
+    if not isinstance(text, str | None):
+        raise ValueError(f"The text of {path} is a {type(text).__name__}. Pass text, or leave it out to read the file.")
     text = None if text is None else text.removeprefix("\ufeff")
+    _check_size(path, len(text or ""))
     check_open(path, text or "")
     check_open(target.relative_to(folder).as_posix(), "")
     if text is None:
@@ -44,12 +55,20 @@ def _read(place: Path, path: str) -> str:
     if not place.is_file():
         raise ValueError(f"{path} is no file in the repository. Pass one that there is, or its text.")
     try:
+        _check_size(path, place.stat().st_size)
         with place.open(encoding="utf-8-sig", newline="") as file:
             return file.read()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start:,}. Save it as UTF-8.") from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+
+
+def _check_size(path: str, size: int) -> None:
+    """size: in bytes, or in characters, of which each is a byte at least."""
+    if size > MOST_BYTES:
+        raise ValueError(f"{path} has {size:,} bytes; a completion reads files of up to {MOST_BYTES:,}. Complete in a "
+                         "smaller file.")
 
 
 def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:

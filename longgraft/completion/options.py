@@ -1,4 +1,4 @@
-"""What is asked of a completion.  Knows options; knows no model."""
+"""The options of a completion.  Knows no model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ LEAST = 64      # tokens of a prompt
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How far it goes, and what the model reads for it."""
+class CompletionOptions:
+    """Where a completion ends, and what the model reads for it."""
 
     until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
                         "or only where the model does", choices=("line", "block", "stop"))

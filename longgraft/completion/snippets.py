@@ -1,4 +1,4 @@
-"""What a completion is made from: the place of the cursor, and pieces of other files.  Knows text; reads no file."""
+"""What a completion is made from: the place of the cursor, and snippets of other files.  Knows text; reads no file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Snippet:
     """Whole lines of a file.
 
     first_line: counted from 1
     why:   it was chosen, in words for people: "imported: from .cache import KVCache"
-    worth: of two pieces the one of greater worth is the more useful
+    worth: of two snippets the one of greater worth is the more useful
     """
 
     path: str

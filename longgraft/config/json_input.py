@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.file_errors import reason
+
 
 def parse_json(text: str | bytes, where: str) -> Any:
     """The value; ValueError where the text is no JSON, nests too deeply, or holds half a character (U+D800 to U+DFFF),
@@ -43,7 +45,7 @@ def read_object(path: Path, needed: Mapping[str, type | tuple[type, ...]]) -> di
     try:
         found = parse_object(path.read_bytes(), str(path))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise ValueError(f"{path} cannot be read: {reason(error)}.") from error
     for name, kind in needed.items():
         if name not in found:
             raise ValueError(f"{path} has no {name!r}. Found: {', '.join(found) or 'nothing'}.")

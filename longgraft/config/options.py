@@ -17,11 +17,12 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from longgraft.config.file_errors import reason
 from longgraft.config.json_input import parse_json
 
 Group = TypeVar("Group")
 KEY = "option"      # of a field's metadata
-TOLD = 4096         # a range up to there says something to people; one beyond only keeps out what no machine can do
+SHOWN = 4096         # a range up to there says something to people; one beyond only keeps out what no machine can do
 SIZES = {"": 1, "k": 1024, "m": 1_000_000, "b": 1_000_000_000}
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
@@ -62,13 +63,13 @@ class Option:
             return words if words.startswith("a list") else f"one of {', '.join(self.choices)}"
         return words + self.bounds + (f" ({self.unit})" if self.unit else "")
 
-    def told(self, default: Any) -> str:
+    def help_text(self, default: Any) -> str:
         """For people who choose: help, range and default."""
         value = self.none if default is None else default
         if isinstance(value, (tuple, float)):
             value = f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value))
         choices = f": {', '.join(self.choices)}" if self.choices and str(self.choices[0]) not in self.help else ""
-        range = f"; {self.low:,} to {self.high:,}" if self.high is not None and self.high <= TOLD else ""
+        range = f"; {self.low:,} to {self.high:,}" if self.high is not None and self.high <= SHOWN else ""
         said = value not in ("", {}) and not isinstance(value, bool) and "off" not in self.help
         return f"{self.help}{choices}{range}{f'; default: {value}' if said else ''}."
 
@@ -161,8 +162,8 @@ def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) ->
     for said, value in values.items():
         name = names.get(str(said).replace("-", "_"))
         if name is None:
-            raise ValueError(f"{where} sets {_short(said)}, which is no option here. "
-                             f"Known: {', '.join(sorted(known))}.")
+            options = sorted(one.switch[2:].replace("-", "_") for one in known.values())
+            raise ValueError(f"{where} sets {_short(said)}, which is no option here. Known: {', '.join(options)}.")
         one = replace(known[name], name=f"{where}: {said}")
         found[name] = one.read(value)
         one.check(found[name])
@@ -175,7 +176,7 @@ def read_table(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}. Give a TOML or "
+        raise ValueError(f"File {path} cannot be read: {reason(error)}. Give a TOML or "
                          "JSON file.") from error
     if not isinstance(table, dict):
         raise ValueError(f"File {path} holds {_short(table)}; a table of options is needed.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from longgraft.config.file_errors import reason
 from longgraft.config.json_input import whole
 
 
@@ -16,7 +17,7 @@ def read_recording(path: Path) -> str | list[int]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        raise ValueError(f"File {path} cannot be read: {reason(error)}.") from error
     try:
         found = json.loads(text)
     except RecursionError as error:

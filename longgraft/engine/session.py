@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.new_paths import new_file
 from longgraft.engine.decoder import FinishReason, Goal, Step
 from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction, encode_prediction
@@ -21,7 +22,7 @@ from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
 from longgraft.engine.text import Detokenizer, Encoder, Prompt, stop_strings
-from longgraft.prefill.saved import fresh, save
+from longgraft.prefill.saved import save
 from longgraft.target_model.model import Target
 
 BAR_FROM = 8192     # prompt tokens from which a progress bar is worth its lines
@@ -54,7 +55,8 @@ class Session:
         """about: what was chosen, for people; promise, method: the method's, and its name."""
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.method = method
-        self.eos = end_tokens(engine.target.model, tokenizer)
+        # An id that the model cannot predict ends nothing.
+        self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
     @property
@@ -70,11 +72,11 @@ class Session:
         self.engine.check(prompt_tokens, max_new_tokens)
 
     def open(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
-             stop: str | Sequence[str] | None = (), eos: Sequence[int] | None = None, *,
+             stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
              prediction: Prediction | None = None) -> Request:
         """A request to be stepped through, cancelled and closed.
 
-        eos: end tokens; None: the model's own; prediction: as `generate` has it
+        eos: ids of end tokens, or one; None: the model's own; prediction: as in `generate`
         """
         sampling, stops, ids = sampling or Sampling(), stop_strings(stop), self.encode(prompt)
         if sampling.replay is not None:
@@ -82,12 +84,12 @@ class Session:
         if stops:
             self._encoder.need("checked for stop strings")
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
-        goal = Goal(max_new_tokens, frozenset(self.eos if eos is None else eos), stops)
+        goal = Goal(max_new_tokens, self._encoder.end_tokens(self.eos if eos is None else eos), stops)
         return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)))
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
         """Read a prompt and write what was learnt of it, for `load(prefix=path)`; ValueError where the file exists."""
-        path = fresh(Path(path))
+        path = new_file(path)
         ids = self.encode(prompt)
         if isinstance(prompt, str) and len(ids) > 1:
             ids = ids[:-1]      # with the text behind it the last token may become another

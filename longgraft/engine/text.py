@@ -28,7 +28,7 @@ class Encoder:
         elif _is_chat(prompt):
             ids = _chat(self.need("chat messages"), list(prompt))
         else:
-            ids = _ids(prompt)
+            ids = _ids(prompt, "prompt", "text, chat messages or token ids")
         if not ids:
             raise ValueError("The prompt is empty. Give at least one token.")
         self.known(ids, "prompt")
@@ -40,10 +40,17 @@ class Encoder:
             _whole_characters(text, what)
             ids = self.need("text", what)(text, add_special_tokens=False)["input_ids"]
         else:
-            ids = _ids(text, what)
+            ids = _ids(text, what, "text or token ids")
         if ids:
             self.known(ids, what)
         return ids
+
+    def end_tokens(self, eos: Any) -> frozenset[int]:
+        """One token id or several; ValueError for anything else."""
+        ids = _ids([eos] if isinstance(eos, Integral) else eos, "list of end tokens", "token ids")
+        if ids:
+            self.known(ids, "list of end tokens")
+        return frozenset(ids)
 
     def known(self, ids: Sequence[int], what: str) -> None:
         """ValueError for ids outside the vocabulary: on a GPU they would end the process."""
@@ -93,16 +100,18 @@ def _is_chat(prompt: Any) -> bool:
         prompt[0], dict)
 
 
-def _ids(prompt: Any, what: str = "prompt") -> list[int]:
-    """[T] or [1, T] whole numbers, of a list, an array or a tensor."""
+def _ids(prompt: Any, what: str, forms: str) -> list[int]:
+    """[T] or [1, T] whole numbers of a list, an array or a tensor.  what, forms: for the ValueError, what the ids are
+    for and what may be given."""
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
-        forms = "text, chat messages or token ids" if what == "prompt" else "text or token ids"
         raise ValueError(f"The {what} is a {type(prompt).__name__}. Give {forms}.")
     shape = getattr(prompt, "shape", None)      # of a tensor or an array
     if shape is not None:
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
             raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) is needed. "
                              "Give several one after the other.")
+        if isinstance(prompt, torch.Tensor) and prompt.is_meta:
+            raise ValueError(f"The {what} is a tensor on the meta device, which holds no ids. Give it on a CPU or GPU.")
         prompt = prompt.reshape(-1).tolist()    # type: ignore[attr-defined]
     ids = list(prompt)
     if {*map(type, ids)} == {int}:

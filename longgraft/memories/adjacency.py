@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from longgraft.config.file_errors import reason
 from longgraft.runtime.devices import sent
 
 UNSEEN = -1
@@ -152,7 +153,7 @@ def read_metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"Matrix file {path} cannot be read ({error}). Make it again.") from error
+        raise ValueError(f"Matrix file {path} cannot be read: {reason(error)}. Make it again.") from error
 
 
 def load_rows(path: Path, vocab_size: int, device: torch.device,

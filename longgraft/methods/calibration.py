@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from longgraft.budget.match_odds import MatchOdds
+from longgraft.config.file_errors import reason
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import WIDTH, load_rows, read_metadata, save_rows
 
@@ -92,9 +93,8 @@ def made_for(budget: int, levels: int, top_k: int, window: int | None) -> dict[s
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
-    reason = error.__cause__ or error       # the library's own words, without our own file's name again
-    found = f"it has no {reason}" if isinstance(reason, KeyError) else str(reason).rstrip(".")
-    return ValueError(f"Calibration file {path} cannot be read ({found}). Delete it or make it again with `longgraft "
+    found = reason(error.__cause__ or error)       # the cause's message does not name the file again
+    return ValueError(f"Calibration file {path} cannot be read: {found}. Delete it or make it again with `longgraft "
                       "calibrate`, or pass --calibration none.")
 
 

@@ -84,7 +84,7 @@ def _head(sources: Sources) -> Eagle3Network:
         raise Missing(f"no EAGLE-3 head of {target.name} is known.\nPass --drafter; known targets: "
                       f"{', '.join(known_targets())}.")
     if path is None:
-        raise Missing("none was given.\nPass --drafter PATH_OR_REPO, or use a method without one; see `longgraft "
+        raise Missing("no drafter was given.\nPass --drafter PATH_OR_REPO, or use a method without one; see `longgraft "
                       "methods`.")
     return head_of(path, target, sources.head)
 

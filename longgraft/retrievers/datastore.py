@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from longgraft.config.file_errors import reason
+
 VERSION = "1"
 SORTED = 32     # tokens by which places are sorted: no context and what is copied after it are longer
 MOST = 2 ** 31 - 1
@@ -87,7 +89,7 @@ class Datastore:
                 found = {**json.loads(meta["identity"]), "version": meta["version"]}
                 tokens, order = (file.get_tensor(name).numpy() for name in ("tokens", "order"))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise _unfit(path, f"cannot be read ({error})") from error
+            raise _unfit(path, f"cannot be read: {reason(error)}") from error
         for key, needed in {**identity, "version": VERSION}.items():
             if found.get(key) != needed:
                 raise _unfit(path, f"belongs to {key} {found.get(key)!r}, and {needed!r} is loaded")

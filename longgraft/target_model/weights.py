@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from longgraft.config.file_errors import reason, refuse_gguf
 from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.supported import refuse
 
@@ -34,6 +35,7 @@ _PLACE = "Give a folder with config.json and safetensors, or a hub id that this 
 
 def read_config(path: str, name: str) -> PretrainedConfig:
     """The configuration of a model that can be decoded here; ValueError by name and reason for any other."""
+    refuse_gguf(path, f"Model {name!r}")
     with _reading(f"Model {name!r}", _PLACE):
         declared, _ = PretrainedConfig.get_config_dict(path)
         kind = declared.get("model_type")
@@ -130,9 +132,7 @@ def _reading(what: str, advice: str) -> Iterator[None]:
         raise       # names the package that is missing
     # Broken files end in SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: no type is common.
     except Exception as error:
-        said = " ".join(str(error).split()).split(". ")[0].rstrip(".")
-        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-        raise ValueError(f"{what} could not be loaded: {kind}{said}.\n{advice}") from error
+        raise ValueError(f"{what} could not be loaded: {reason(error)}.\n{advice}") from error
 
 
 @contextmanager

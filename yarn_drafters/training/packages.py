@@ -20,6 +20,7 @@ from email import message_from_string
 from pathlib import Path, PurePosixPath
 
 from longgraft.config.json_input import parse_json
+from longgraft.config.new_paths import new_file
 from longgraft.yarn_drafters.kinds import checked
 
 KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
@@ -130,8 +131,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help="characters of one package: many authors teach more than many files of one")
     parser.add_argument("--out", type=Path, required=True, help="JSONL.gz to write")
     options = parser.parse_args(argv)
-    if options.out.exists():
-        parser.error(f"{options.out} is there already and would be overwritten. Give --out another name.")
+    try:
+        new_file(options.out)
+    except ValueError as error:
+        parser.error(str(error))
     try:
         _write(options)
     except (OSError, ValueError) as error:

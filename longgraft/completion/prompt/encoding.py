@@ -15,7 +15,7 @@ LONGEST = 16_384    # characters of a text that is kept: a part has 64 lines or 
 BLOCK = 64          # lines
 
 
-class Coder:
+class PartEncoder:
     """A tokenizer for parts of a prompt.  begin: ids that it puts before every prompt.
 
     Text that spells a special token is encoded as text: a source file may be about tokens.

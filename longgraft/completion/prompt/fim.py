@@ -16,9 +16,9 @@ class Family:
     """Spellings of the tokens, and the order in which tokens and texts stand in a prompt.
 
     order:  of one file alone: prefix, suffix and middle are tokens, before and after the texts around the cursor
-    among:  the same behind pieces of other files: repository and separator are tokens, name is the repository's and
+    among:  the same behind snippets of other files: repository and separator are tokens, name is the repository's and
             path the file's, written as `named` and `headed` say
-    piece:  of each piece; it is text where there is no separator
+    snippet:  of each snippet; it is text where there is no separator
     ends:   further tokens that only an ended completion has
     """
 
@@ -29,8 +29,8 @@ class Family:
     repository: str = ""
     separator: str = ""
     order: str = "prefix before suffix after middle"
-    among: str = "pieces path prefix before suffix after middle"
-    piece: str = "path text"
+    among: str = "snippets path prefix before suffix after middle"
+    snippet: str = "path text"
     named: str = "{}\n"
     headed: str = "{}\n"
     ends: tuple[str, ...] = ()
@@ -51,39 +51,39 @@ PIPES = Family("fim_prefix with bars", "<|fim_prefix|>", "<|fim_suffix|>", "<|fi
     "<|fim_pad|>", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"))
 ANGLES = Family("fim_prefix", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", ends=("<fim_pad>", "<|endoftext|>"))
 DASHES = Family("fim-prefix", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>", "<|endoftext|>"))
-FILES = "separator path text"       # a piece behind a token of its own
+FILES = "separator path text"       # a snippet behind a token of its own
 
 # The first family of which a tokenizer has all that is needed: those with a separator stand before those without.
 FAMILIES = (
     # Qwen2.5-Coder's report (arXiv 2409.12186) and the example Qwen2.5-Coder-repolevel-fim.py of its repository;
     # llama.cpp's server lays /infill out alike.
-    replace(PIPES, name="qwen-coder", repository="<|repo_name|>", separator="<|file_sep|>", piece=FILES,
-            among="repository name pieces separator path prefix before suffix after middle"),
+    replace(PIPES, name="qwen-coder", repository="<|repo_name|>", separator="<|file_sep|>", snippet=FILES,
+            among="repository name snippets separator path prefix before suffix after middle"),
     # CodeGemma's report (arXiv 2406.11409) and model card, which lists these four tokens as terminators, too; where
     # paths stand is not said.
-    replace(PIPES, name="codegemma", separator="<|file_separator|>", piece=FILES,
-            among="pieces separator path prefix before suffix after middle"),
+    replace(PIPES, name="codegemma", separator="<|file_separator|>", snippet=FILES,
+            among="snippets separator path prefix before suffix after middle"),
     # Granite 4's tokenizer; the order among files is not documented, and is Qwen's.
-    replace(PIPES, name="granite-4", repository="<|reponame|>", separator="<|filename|>", piece=FILES,
-            among="repository name pieces separator path prefix before suffix after middle"),
+    replace(PIPES, name="granite-4", repository="<|reponame|>", separator="<|filename|>", snippet=FILES,
+            among="repository name snippets separator path prefix before suffix after middle"),
     # StarCoder 2's report (arXiv 2402.19173): the path is the first line of what was cut in three.
-    replace(ANGLES, name="starcoder2", repository="<repo_name>", separator="<file_sep>", piece=FILES, named="{}",
-            among="repository name pieces separator prefix path before suffix after middle"),
+    replace(ANGLES, name="starcoder2", repository="<repo_name>", separator="<file_sep>", snippet=FILES, named="{}",
+            among="repository name snippets separator prefix path before suffix after middle"),
     # StarCoder's report (arXiv 2305.06161): <reponame>name<filename>path, and code; Granite code has its tokenizer.
-    replace(ANGLES, name="starcoder", repository="<reponame>", separator="<filename>", piece=FILES, named="{}",
-            among="repository name pieces prefix separator path before suffix after middle"),
+    replace(ANGLES, name="starcoder", repository="<reponame>", separator="<filename>", snippet=FILES, named="{}",
+            among="repository name snippets prefix separator path before suffix after middle"),
     # DeepSeek-Coder's report (arXiv 2401.14196) and model card: a repository's files follow "#path" lines.
     Family("deepseek-coder", f"<{BAR}fim▁begin{BAR}>", f"<{BAR}fim▁hole{BAR}>", f"<{BAR}fim▁end{BAR}>", headed="#{}\n",
-           among="pieces prefix path before suffix after middle", ends=("<|EOT|>", f"<{BAR}end▁of▁sentence{BAR}>")),
+           among="snippets prefix path before suffix after middle", ends=("<|EOT|>", f"<{BAR}end▁of▁sentence{BAR}>")),
     # Code Llama's report (arXiv 2308.12950).
     Family("codellama", "▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
     # mistral-common's encode_fim: the suffix first, no middle token; other files as Mistral's and Continue's prompts
     # for Codestral have them, within the prefix.
     Family("codestral", "[PREFIX]", "[SUFFIX]", order="suffix after prefix before", headed="+++++ {}\n",
-           among="suffix after prefix pieces path before", ends=("[MIDDLE]",)),
+           among="suffix after prefix snippets path before", ends=("[MIDDLE]",)),
     # CodeGeeX4's Infilling_guideline.md; GLM 4 has its tokens.
     Family("glm", "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", headed="###PATH:{}\n",
-           order="suffix after prefix before middle", among="pieces path suffix after prefix before middle",
+           order="suffix after prefix before middle", among="snippets path suffix after prefix before middle",
            ends=("<|endoftext|>", "<|user|>")),
     PIPES,      # codeqwen, and others without files of their own
     ANGLES,     # stable-code, SmolLM

@@ -1,7 +1,7 @@
-"""From a cursor and pieces of other files to the ids of a prompt, in an order that stays while the file is edited.
+"""From a cursor and snippets of other files to the ids of a prompt, in an order that stays while the file is edited.
 
-With the model's fill-in-the-middle tokens, or left to right as RepoBench-P has it (arXiv 2306.03091): each piece under
-its file's path, then the file up to the cursor.  Knows a tokenizer, texts and a budget; reads no file.
+With the model's fill-in-the-middle tokens, or left to right as RepoBench-P has it (arXiv 2306.03091): each snippet
+under its file's path, then the file up to the cursor.  Knows a tokenizer, texts and a budget; reads no file.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from longgraft.completion.prompt.encoding import BLOCK, Coder, blocks
+from longgraft.completion.prompt.encoding import BLOCK, PartEncoder, blocks
 from longgraft.completion.prompt.fim import Family, Fim, fim_of
 from longgraft.completion.prompt.stable_order import USUAL, Habit, arrange
-from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.snippets import Cursor, Snippet
 
 Form = Literal["fim", "left-to-right"]
 Ids = tuple[int, ...]
-LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="pieces path before")
+LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="snippets path before")
 SUFFIX = 512        # tokens after the cursor at most: with a prefix before it they are read again at each edit
 SUFFIX_SHARE = 16   # of this many parts of the budget one
-ALONE = 4           # the same without pieces: llama.cpp's server gives the prefix three parts and the suffix one
-ROOMS = 8           # the pieces' room is so many parts of the budget, up to half of them
+ALONE = 4           # the same without snippets: llama.cpp's server gives the prefix three parts and the suffix one
+ROOMS = 8           # the snippets' room is so many parts of the budget, up to half of them
 PER_LINE = 128      # tokens of a budget for each line of the steps in which what stands before the cursor is cut
 
 
 @dataclass(frozen=True)
-class Laid:
+class CompletionPrompt:
     """A prompt.
 
-    used, tokens:  pieces in the order of the prompt, and what each takes; unused: others, best first
+    used, tokens:  snippets in the order of the prompt, and what each takes; unused: others, best first
     before, after: tokens of the file around the cursor that are shown
     ends:          ids that end a completion whatever was asked for
     held:          blanks before the cursor that the model is to say itself: its tokens begin with them
@@ -39,9 +39,9 @@ class Laid:
 
     ids: Ids
     form: Form
-    used: tuple[Piece, ...]
+    used: tuple[Snippet, ...]
     tokens: tuple[int, ...]
-    unused: tuple[Piece, ...]
+    unused: tuple[Snippet, ...]
     before: int
     after: int
     ends: Ids = ()
@@ -53,7 +53,7 @@ class Layout:
     """Prompts for one tokenizer.
 
     form:  fim, left-to-right, or auto: fim where the tokenizer has a family's tokens
-    habit: how pieces stay in their places
+    habit: how snippets stay in their places
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, form: str = "auto", habit: Habit = USUAL) -> None:
@@ -66,37 +66,37 @@ class Layout:
         self.form: Form = "fim" if found and form != "left-to-right" else "left-to-right"
         self.habit = habit
         self.fim = found if found and self.form == "fim" else Fim(LEFT_TO_RIGHT, {}, found.ends if found else ())
-        self.coder = Coder(tokenizer, found.family.spellings if found else ())
+        self.coder = PartEncoder(tokenizer, found.family.spellings if found else ())
 
-    def lay_out(self, cursor: Cursor, pieces: Sequence[Piece] = (), tokens: int = 8192, name: str = "",
-                before: Sequence[Piece] = ()) -> Laid:
-        """pieces: best first; tokens: of the whole prompt at most; name: the repository's; before: those of the last
+    def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
+                before: Sequence[Snippet] = ()) -> CompletionPrompt:
+        """snippets: best first; tokens: of the whole prompt at most; name: the repository's; before: those of the last
         prompt, in its order."""
         family = self.fim.family
         held = "" if self.form == "fim" else _blanks(cursor.before)
         said = cursor.before[:len(cursor.before) - len(held)]
-        most = min(SUFFIX, tokens // SUFFIX_SHARE) if pieces else tokens // ALONE
+        most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
         after = self.coder.encode(cursor.after[:16 * most])[:most] if self.form == "fim" else ()
         marks = len(self.coder.begin) + len(self.fim.ids) + len(self._headed(cursor.path)) + len(self._named(name))
         left = tokens - marks - len(after)
         if left < 1:
             raise ValueError(f"{tokens:,} tokens leave no room for the file. Give more, such as 8192.")
-        shown, dropped = self._tail(said, left - self._room(pieces, tokens), tokens)
-        used = arrange(pieces, self._cost, left - len(shown), before, self.habit)
+        shown, dropped = self._tail(said, left - self._room(snippets, tokens), tokens)
+        used = arrange(snippets, self._cost, left - len(shown), before, self.habit)
         texts = {"before": shown, "after": after, "path": self._headed(cursor.path), "name": self._named(name),
-                 "pieces": _joined(map(self._piece, used))}
+                 "snippets": _joined(map(self._snippet, used))}
         # Alone, a file is bare: tokens of repositories around nothing mislead models that know them.
         order = family.among if used or not (said or after) else family.order
         ids = self.coder.begin + self._spelled(order, texts)
         if not ids:
             raise ValueError("There is nothing to complete: the file is empty, and no other text was found.")
-        unused = tuple(piece for piece in pieces if piece not in used)
+        unused = tuple(snippet for snippet in snippets if snippet not in used)
         rest = self.coder.encode(cursor.after[:8 * tokens])[len(after):][:tokens // 2]
-        return Laid(ids, self.form, tuple(used), tuple(map(self._cost, used)), unused, len(shown), len(after),
-                    self.fim.ends, held, self._prediction(unused, dropped, rest, tokens))
+        return CompletionPrompt(ids, self.form, tuple(used), tuple(map(self._cost, used)), unused, len(shown),
+                                len(after), self.fim.ends, held, self._prediction(unused, dropped, rest, tokens))
 
-    def _cost(self, piece: Piece) -> int:
-        return len(self._piece(piece))
+    def _cost(self, snippet: Snippet) -> int:
+        return len(self._snippet(snippet))
 
     def _tail(self, text: str, tokens: int, budget: int) -> tuple[Ids, Ids]:
         """(the ids of the text's end that fit, some of those before them): cut at a multiple of some lines, so that the
@@ -118,20 +118,20 @@ class Layout:
             first -= 1
         return first
 
-    def _room(self, pieces: Sequence[Piece], tokens: int) -> int:
+    def _room(self, snippets: Sequence[Snippet], tokens: int) -> int:
         """For all of them, in whole parts of the budget: it seldom changes, and with it the cut of the file."""
         part = max(1, tokens // ROOMS)
         needed = 0
-        for piece in pieces:
+        for snippet in snippets:
             if needed >= ROOMS // 2 * part:
                 break
-            needed += self._cost(piece)
+            needed += self._cost(snippet)
         return min(-(-round(needed / self.habit.filled) // part), ROOMS // 2) * part
 
-    def _piece(self, piece: Piece) -> Ids:
-        ended = piece.text if piece.text.endswith("\n") else piece.text + "\n"
-        return self._spelled(self.fim.family.piece, {
-            "path": self._headed(piece.path), "text": _joined(map(self.coder.ids, blocks(ended)))})
+    def _snippet(self, snippet: Snippet) -> Ids:
+        ended = snippet.text if snippet.text.endswith("\n") else snippet.text + "\n"
+        return self._spelled(self.fim.family.snippet, {
+            "path": self._headed(snippet.path), "text": _joined(map(self.coder.ids, blocks(ended)))})
 
     def _spelled(self, order: str, texts: Mapping[str, Ids]) -> Ids:
         """An order's tokens and texts."""
@@ -144,12 +144,12 @@ class Layout:
     def _named(self, name: str) -> Ids:
         return self.coder.ids(self.fim.family.named.format(name)) if name else ()
 
-    def _prediction(self, unused: Sequence[Piece], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
-        """What comes next in the file last, before that what was cut from it, before that pieces, the best last."""
+    def _prediction(self, unused: Sequence[Snippet], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
+        """What comes next in the file last, before that what was cut from it, before that snippets, the best last."""
         found = [rest, dropped[-tokens // 4:]]
         left = tokens - sum(map(len, found))
-        for piece in unused:
-            ids = self._piece(piece)
+        for snippet in unused:
+            ids = self._snippet(snippet)
             if len(ids) > left:
                 break
             left -= len(ids)

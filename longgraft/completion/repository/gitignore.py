@@ -1,4 +1,4 @@
-"""Which files git does not look at: .gitignore files of every folder, by pathspec; and folders that are others' work.
+"""Which files git ignores, by the .gitignore of every folder (pathspec); and folders of third-party or built code.
 
 Knows names; reads .gitignore files only.  A user's global ignore file is not read.
 """
@@ -6,8 +6,11 @@ Knows names; reads .gitignore files only.  A user's global ignore file is not re
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pathspec import GitIgnoreSpec
 
@@ -53,12 +56,21 @@ class Rules:
 
 
 def spec_of(path: str | os.PathLike[str]) -> GitIgnoreSpec | None:
-    """The patterns of a file; None where there is none that can be read."""
+    """The patterns of a file; None where it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return GitIgnoreSpec.from_lines(text.splitlines())
+    return GitIgnoreSpec(_patterns(text.splitlines()))
+
+
+def _patterns(lines: Iterable[str]) -> Iterator[Any]:
+    """The lines' patterns.  A line that is no pattern matches nothing, as in git."""
+    for line in lines:
+        try:
+            yield from GitIgnoreSpec.from_lines([line]).patterns
+        except (ValueError, re.error):      # a lone ! or a backslash at the end; a range such as [z-a]
+            continue
 
 
 def files_above(root: Path) -> list[tuple[Path, str]]:

@@ -17,7 +17,7 @@ from longgraft.completion.repository.other_imports import linked
 from longgraft.completion.repository.outline import outline
 from longgraft.completion.repository.python_imports import Resolver
 from longgraft.completion.repository.symbols import Definition
-from longgraft.completion.retrieval.cursor_names import Near, counterpart, is_test
+from longgraft.completion.retrieval.cursor_names import CursorNames, counterpart, is_test
 from longgraft.completion.retrieval.similar_windows import alike
 from longgraft.completion.snippets import Cursor
 
@@ -47,7 +47,7 @@ class Place:
     """A cursor in a repository, with what was found out about both."""
 
     cursor: Cursor
-    near: Near
+    names: CursorNames
     repository: Repository
     sources: Mapping[str, Source]       # without the cursor's own file
 
@@ -62,7 +62,7 @@ class Place:
             yield Candidate(path, head + 1, min(what.last, head + WHOLE), 0.5 * worth, f"{why}, its body")
             return
         for method in self.repository.outline(self.sources[path]).methods(what.name):
-            asked = method.name in self.near.weights
+            asked = method.name in self.names.weights
             if method.name.startswith("_") and method.name != "__init__" and not asked:
                 continue
             share = 0.95 if asked else 0.85 if method.name in ("__init__", "constructor", "new") else 0.5
@@ -74,45 +74,45 @@ class Place:
 
 def imported(place: Place) -> Iterator[Candidate]:
     """What the file imports from the repository: worth most where it is used at the cursor, or is not used yet."""
-    near, path = place.near, place.cursor.path
+    names, path = place.names, place.cursor.path
     text = place.cursor.before + "\n" + place.cursor.after
     if path.endswith((".py", ".pyi", ".pyx")):
-        resolver = Resolver(place.repository, dict(place.sources) | {path: Source(path, near.seen, near.own, 0)})
+        resolver = Resolver(place.repository, dict(place.sources) | {path: Source(path, names.seen, names.own, 0)})
         counts = Counter(WORD.findall(text))
         for one, name, file, found in resolver.imported(path, outline(path, text)):
             if file not in place.sources:
                 continue
             if found is not None:
-                worth = _asked(near, name, counts[name] < 2)
+                worth = _asked(names, name, counts[name] < 2)
                 yield from place.shown(file, found, worth, f"imported: {one.line}")
             else:
                 yield from _of_module(place, file, f"imported: {one.line}", one.alias or name)
         return
-    for file, names, line in linked(path, text, place.sources.keys() | {path}):
+    for file, wanted, line in linked(path, text, place.sources.keys() | {path}):
         if file not in place.sources:
             continue
         inner = place.repository.outline(place.sources[file])
         found_any = False
-        for name in names:
+        for name in wanted:
             for found in inner.named(name):
                 found_any = True
-                yield from place.shown(file, found, _asked(near, name, False), f"imported: {line}")
+                yield from place.shown(file, found, _asked(names, name, False), f"imported: {line}")
         if not found_any:
             yield from _of_module(place, file, line if line.startswith(("of ", "the ")) else f"imported: {line}")
 
 
-def _asked(near: Near, name: str, unused: bool) -> float:
+def _asked(names: CursorNames, name: str, unused: bool) -> float:
     """The worth of an imported name: by the distance of its nearest use from the cursor."""
-    return max(0.1 + 0.4 * near.weights.get(name, 0.0), 0.25 if unused else 0.0)
+    return max(0.1 + 0.4 * names.weights.get(name, 0.0), 0.25 if unused else 0.0)
 
 
 def _of_module(place: Place, file: str, why: str, alias: str = "") -> Iterator[Candidate]:
     """Of a module that is imported whole: what of it is named in the file, and its beginning."""
     for found in place.repository.outline(place.sources[file]).definitions:
-        if not found.owner and found.name in place.near.seen and len(found.name) > 2:
-            worth = 0.07 + 0.35 * place.near.weights.get(found.name, 0.0)
+        if not found.owner and found.name in place.names.seen and len(found.name) > 2:
+            worth = 0.07 + 0.35 * place.names.weights.get(found.name, 0.0)
             yield from place.shown(file, found, worth, f"{why}, {found.name}")
-    called = place.near.weights.get(alias.split(".")[-1], 0.0)
+    called = place.names.weights.get(alias.split(".")[-1], 0.0)
     yield Candidate(file, 1, min(place.sources[file].lines, WHOLE), 0.05 + 0.1 * called, why)
 
 
@@ -123,31 +123,31 @@ def _apart(path: str, place: Place) -> int:
 
 def meant(place: Place) -> Iterator[Candidate]:
     """Definitions, anywhere, of names near the cursor that the file does not define itself."""
-    near = place.near
-    wanted = sorted((name for name in near.weights if name not in near.own or name in near.around),
-                    key=lambda name: (-near.pull(name), name))[:SEARCHED]
+    names = place.names
+    wanted = sorted((name for name in names.weights if name not in names.own or name in names.around),
+                    key=lambda name: (-names.pull(name), name))[:SEARCHED]
     where = defaultdict(list)
     for path, source in place.sources.items():
         for name in source.heads.intersection(wanted):
             where[name].append(path)
     for name in wanted:
         paths = sorted(where[name], key=lambda path: (_apart(path, place), is_test(path), path))
-        if not paths or near.pull(name) < 0.02:
+        if not paths or names.pull(name) < 0.02:
             continue
-        why = f"also defines {name}" if name in near.around else f"defines {name}, which is used near the cursor"
+        why = f"also defines {name}" if name in names.around else f"defines {name}, which is used near the cursor"
         for path in paths[:MEANINGS]:
             for found in place.repository.outline(place.sources[path]).definitions:
                 if found.name == name:
-                    worth = (0.13 + 0.24 * near.pull(name)) / (1 + 0.25 * (min(len(paths), MEANINGS) - 1))
+                    worth = (0.13 + 0.24 * names.pull(name)) / (1 + 0.25 * (min(len(paths), MEANINGS) - 1))
                     yield from place.shown(path, found, worth * (0.8 if is_test(path) else 1.0), why)
 
 
 def callers(place: Place) -> Iterator[Candidate]:
     """Lines around the uses, in other files, of the definitions that the cursor stands in."""
-    for name in place.near.around[:2]:
+    for name in place.names.around[:2]:
         users = [path for path, source in place.sources.items() if name in source.names and name not in source.heads]
         users.sort(key=lambda path: (_apart(path, place), path))
-        for path in users[:CALLERS] if len(name) > 3 and place.near.rarity.get(name, 1.0) > 0.3 else ():
+        for path in users[:CALLERS] if len(name) > 3 and place.names.rarity.get(name, 1.0) > 0.3 else ():
             lines = place.repository.text(path).split("\n")
             at = next((number for number, line in enumerate(lines, 1)
                        if name in line and "import" not in line and name in WORD.findall(line)), None)

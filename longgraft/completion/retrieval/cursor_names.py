@@ -40,7 +40,7 @@ def unsaid(path: str, text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Near:
+class CursorNames:
     """weights: name -> 0..1, 1 on the cursor's own line; around: the definitions that the cursor stands in, by their
     first words; own: names that the file itself seems to define; seen: every name of it; rarity: of a name, 0..1"""
 
@@ -55,7 +55,7 @@ class Near:
         return self.weights.get(name, 0.0) * self.rarity.get(name, 1.0)
 
 
-def near(cursor: Cursor, sources: Iterable[Source]) -> Near:
+def cursor_names(cursor: Cursor, sources: Iterable[Source]) -> CursorNames:
     before = unsaid(cursor.path, cursor.before).split("\n")
     weights: dict[str, float] = {}
     for distance, line in enumerate(reversed(before[-REACH:])):
@@ -73,7 +73,7 @@ def near(cursor: Cursor, sources: Iterable[Source]) -> Near:
     weights = {name: weight for name, weight in weights.items() if name not in COMMON}
     text = cursor.before + "\n" + cursor.after
     own = frozenset(name for name, _ in heads(cursor.path, text))
-    return Near(weights, around, own, frozenset(WORD.findall(text)), rarity(weights, sources))
+    return CursorNames(weights, around, own, frozenset(WORD.findall(text)), rarity(weights, sources))
 
 
 def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:

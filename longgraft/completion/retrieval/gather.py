@@ -1,7 +1,7 @@
-"""Of a repository, the pieces that are worth showing to a model that goes on at a cursor; the best first.
+"""Of a repository, the snippets that are worth showing to a model that goes on at a cursor; the best first.
 
 Knows no model and no tokenizer: tokens are estimated from characters, and more is given than fits.  The same repository
-and cursor give the same pieces.
+and cursor give the same snippets.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from posixpath import normpath
 from longgraft.completion.repository.files import LeftOut, repository
 from longgraft.completion.repository.secret_files import check_open
 from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Finder, Place
-from longgraft.completion.retrieval.cursor_names import near
-from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.retrieval.cursor_names import cursor_names
+from longgraft.completion.snippets import Cursor, Snippet
 
 CHARACTERS = 4          # of code in a token: more than most tokenizers make of it
 MORE = 2                # times what fits
-REASONS = 3             # that are said of a piece
+REASONS = 3             # that are said of a snippet
 LEAST = 2               # lines without which the rest of a candidate is not worth its place
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """pieces: the best first; they do not overlap, and none is of the cursor's own file."""
+    """snippets: the best first; they do not overlap, and none is of the cursor's own file."""
 
-    pieces: tuple[Piece, ...]
+    snippets: tuple[Snippet, ...]
     left_out: LeftOut
 
 
 def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathered:
-    """Pieces of a repository's other files for a cursor, about twice as much as `tokens` tokens of them.
+    """Snippets of a repository's other files for a cursor, about twice as much as `tokens` tokens of them.
 
     ValueError where the root is no folder, or where the cursor's own file lies outside it or holds secrets.
     """
@@ -46,17 +46,17 @@ def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathere
     with found.lock:
         sources, left_out = found.sources(cursor.path)
         sources.pop(cursor.path, None)
-        place = Place(cursor, near(cursor, sources.values()), found, sources)
+        place = Place(cursor, cursor_names(cursor, sources.values()), found, sources)
         return Gathered(tuple(choose(place, FINDERS, MORE * CHARACTERS * tokens)), left_out)
 
 
-def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Piece]:
+def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Snippet]:
     """The best that finders find, about as many characters: each without the lines that a better one has shown, which
     says the others' reasons, too."""
     candidates = [one for finder in finders for one in finder(place)]
     texts: dict[str, list[str]] = {}
-    taken: dict[tuple[str, int], int] = {}      # (file, line) -> its place among the pieces
-    chosen, reasons = list[Piece](), list[list[str]]()
+    taken: dict[tuple[str, int], int] = {}      # (file, line) -> its place among the snippets
+    chosen, reasons = list[Snippet](), list[list[str]]()
     for one in sorted(candidates, key=lambda one: (-one.worth, one.path, one.first, one.last)):
         holders = {taken[one.path, number] for number in range(one.first, one.last + 1) if (one.path, number) in taken}
         for holder in holders:
@@ -78,9 +78,9 @@ def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Pie
             text = "\n".join(lines[first - 1:end]) + "\n"
             taken |= dict.fromkeys(((one.path, number) for number in range(first, end + 1)), len(chosen))
             characters -= len(text)
-            chosen.append(Piece(one.path, text, first, worth=round(one.worth, 4)))
+            chosen.append(Snippet(one.path, text, first, worth=round(one.worth, 4)))
             reasons.append([one.why])
-    return [replace(piece, why="; ".join(why)) for piece, why in zip(chosen, reasons, strict=True)]
+    return [replace(snippet, why="; ".join(why)) for snippet, why in zip(chosen, reasons, strict=True)]
 
 
 def _free(free: list[bool], first: int) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from longgraft.completion.prompt.layout import Laid
+from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.engine.stats import Stats
 from longgraft.serve.infill_stops import TrimmedJob
 from longgraft.serve.state import State
@@ -36,7 +36,7 @@ class LlamaCppFormat:
 
     state: State
     body: InfillFields
-    laid: Laid
+    laid: CompletionPrompt
     prompt: str
     running: TrimmedJob
 

@@ -15,8 +15,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from longgraft.completion.prompt.layout import Laid
-from longgraft.completion.snippets import Cursor, Piece
+from longgraft.completion.prompt.layout import CompletionPrompt
+from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.serve.formats.errors import client_errors
 from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
 from longgraft.serve.formats.request_fields import GenerationRequest
@@ -66,10 +66,10 @@ class InfillRequest(GenerationRequest):
         return Cursor(NAME, self.input_prefix + (self.prompt or ""), self.input_suffix)
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Snippet]:
         """Best first."""
         extra = [one for one in self.input_extra or () if one.text]
-        return [Piece(one.filename or "tmp", one.text, worth=float(n)) for n, one in enumerate(extra)][::-1]
+        return [Snippet(one.filename or "tmp", one.text, worth=float(n)) for n, one in enumerate(extra)][::-1]
 
     @property
     def new_tokens(self) -> int | None:
@@ -107,9 +107,9 @@ class Prompts:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self._used: tuple[Piece, ...] = ()
+        self._used: tuple[Snippet, ...] = ()
 
-    def job_of(self, body: InfillRequest) -> tuple[Laid, Job, str]:
+    def job_of(self, body: InfillRequest) -> tuple[CompletionPrompt, Job, str]:
         """The layout of the prompt, the job, and the prompt as text where the response has it."""
         state = self.state
         state.need_tokenizer("input_prefix")

@@ -1,0 +1,69 @@
+"""The command line.  Knows the commands' order; every error of a user is one sentence and exit status 2."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from longgraft.cli.complete import completing
+from longgraft.cli.datastore import datastore
+from longgraft.cli.examine import looking
+from longgraft.cli.generate import generating
+from longgraft.cli.measure import measuring
+from longgraft.cli.prefill import prefilling
+from longgraft.cli.serve import serving
+from longgraft.cli.train import heads, train
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")
+# In the order of what people do first.
+for part in (generating, completing, prefilling, looking, serving, measuring):
+    app.registered_commands += part.registered_commands
+app.add_typer(datastore, name="datastore", rich_help_panel="Drafters")
+app.add_typer(heads, name="heads", rich_help_panel="Drafters")
+app.add_typer(train, name="train", rich_help_panel="Drafters")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"longgraft {importlib.metadata.version('longgraft')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                               help="Say which version this is.")] = False) -> None:
+    """Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens."""
+
+
+def run() -> int | None:
+    """Run the command in sys.argv and return its exit status.  A user's error is a sentence on stderr and exit status
+    2; ours is a traceback."""
+    try:
+        return app(standalone_mode=False)
+    except typer.BadParameter as error:
+        _fail(error.format_message())
+    except typer.TyperException as error:
+        _fail(f"{str(error).rstrip('.')}. See --help.")
+    except BrokenPipeError:         # the reader of our output has gone; what is still buffered is dropped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except (ValueError, ImportError, OSError) as error:     # OSError: files, and hubs out of reach
+        _fail(str(error))
+    except MemoryError as error:
+        _fail(f"Out of memory: {error}. Shorten the prompt, lower --chunk or use a smaller --dtype.")
+    except RuntimeError as error:       # torch.OutOfMemoryError is one; the CPU allocator has no class of its own
+        if "out of memory" not in str(error).lower() and "can't allocate memory" not in str(error):
+            raise
+        _fail(f"Out of memory: {str(error).splitlines()[0]} Shorten the prompt, lower --chunk or use a smaller "
+              "--dtype.")
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"longgraft: {message}", file=sys.stderr)
+    raise SystemExit(2)
+

@@ -1,0 +1,34 @@
+"""Paths that will be written: checked before the work, since nothing is overwritten."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def new_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that does not exist, in a folder that does; ValueError for any other."""
+    path = Path(path)
+    if path.exists():
+        raise ValueError(_exists(path, "file"))
+    _check_writable(path, path.absolute().parent)
+    return path
+
+
+def new_folder(path: str | os.PathLike[str]) -> Path:
+    """The path of a folder that can be made, or is empty; ValueError for any other."""
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(_exists(path, "folder"))
+    _check_writable(path, next(parent for parent in (path, *path.absolute().parents) if parent.exists()))
+    return path
+
+
+def _exists(path: Path, kind: str) -> str:
+    return f"{path} exists already, and nothing is overwritten. Give a new {kind}."
+
+
+def _check_writable(path: Path, parent: Path) -> None:
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ValueError(f"{path} cannot be written: {parent} is no folder that you can write to. Make it, or give "
+                         "another path.")

@@ -1,0 +1,52 @@
+"""Settings in a method's name, `method+setting=value`: the method's own choices, and the fields of `OfMethod`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from longgraft.config.method_names import joined, split
+from longgraft.config.options import options
+from longgraft.config.settings import OfMethod, Settings
+from longgraft.methods.find import find
+
+# Fields of `OfMethod` and the fields of `Settings` that they replace for one method.
+REPLACES = {"budget": "budget", "levels": "draft_levels", "top_k": "draft_top_k", "window": "draft_window",
+            "depth": "retrieved_depth", "width": "retrieved_width", "online": "online"}
+
+
+def own_settings(name: str) -> tuple[str, dict[str, Any]]:
+    """(the method with its own choices, values of `OfMethod` by field).
+
+    ValueError names a setting that is unknown, out of range, or that this method does not read.
+    """
+    bare, texts = split(name)
+    method, known = find(bare), options(OfMethod)
+    choices = {one.name: texts[one.name] for one in method.own if one.name in texts}
+    values = {}
+    for key, text in texts.items():
+        if key in choices:
+            continue
+        if key not in known or not text:
+            settings = ", ".join([f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
+                                 + [f"{one.name}=..." for one in method.own])
+            raise ValueError(f"{f'{key}={text}'!r} in {name!r} is no setting. Known: {settings}.")
+        if key not in method.takes:
+            raise ValueError(f"{name!r}: {bare} does not read {key}. It reads {', '.join(sorted(method.takes))}.")
+        try:
+            values[key] = known[key].parse(text)
+            known[key].check(values[key])
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}") from error
+    return joined(bare, choices), values
+
+
+def with_own_settings(settings: Settings) -> Settings:
+    """The settings in the method's name in the place of the session's."""
+    if not isinstance(settings.method, str):
+        return settings
+    method, values = own_settings(settings.method)
+    if names := [key for key in values if key not in REPLACES]:
+        raise ValueError(f"{settings.method!r}: {names[0]} names a calibration of a sweep. Give --calibration FILE.")
+    own = {REPLACES[key]: value for key, value in values.items() if value is not None}
+    return replace(settings, method=method, **own)
