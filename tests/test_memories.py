@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from conftest import toy_network, toy_parts, toy_prompt, toy_target
+from conftest import VOCAB, toy_network, toy_parts, toy_prompt, toy_target
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.eagle3_cache import MOST_WAITING, DrafterMemory
@@ -148,6 +150,16 @@ def test_what_waits_is_part_of_a_mark_and_of_a_state():
         one.newest()
         assert one.cache.length == 3
     assert torch.equal(memory.newest(), other.newest())
+
+
+def test_a_drafter_is_judged_by_the_token_that_followed_its_guess():
+    """Of a pair (a feature, the token after it) the state foretells the token behind that."""
+    tokens, memory = torch.tensor([5, 6, 7, 9]), DrafterMemory(toy_network())
+    memory.network = SimpleNamespace(logits=lambda states: states, target_ids=lambda ids: ids)
+    for ahead, right in ((1, 2), (0, 0), (-1, 0)):
+        guessed = torch.nn.functional.one_hot(tokens + ahead, VOCAB)
+        memory._fed = ((guessed[:3], tokens[:3]), (guessed[3:], tokens[3:]))
+        assert memory.foretold() == (right, 3)
 
 
 def test_a_rewound_history_is_as_long_as_at_its_mark():

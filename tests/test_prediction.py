@@ -121,6 +121,18 @@ def test_the_longer_match_counts_and_of_equal_ones_the_prompt_s(memory):
     assert memory.after([4, 8], 6) == (0, -1)       # where it ends nothing follows
 
 
+@pytest.mark.parametrize("kind", [Successors, RollOuts])
+def test_a_restored_index_knows_the_predictions(kind):
+    memory, other = kind(), kind()
+    memory.reset(0)
+    memory.told(torch.tensor([1, 2, 3, 4, 9]))
+    observed(memory, [5, 3, 4, 6, 7], 2)
+    other.reset(0)
+    other.restore(memory.state())
+    for one in (memory, other):
+        assert one.after([3, 4], 6) == (2, 6) and one.after([2, 3, 4], 6) == (3, 9) and one.text[-1] == 2
+
+
 def test_an_answer_that_has_followed_what_was_told_as_far_as_is_counted_goes_on_with_it():
     common = [*range(10, 50)]
     memory = Successors()

@@ -13,7 +13,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.budget import acceptance_estimates
 from longgraft.methods.find import METHODS
 from longgraft.prefill.chunked import last_occurrences
-from longgraft.prefill.prefixes import Prefixes, caches
+from longgraft.prefill.prefixes import Cell, Prefixes, caches
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.kv_cache import KVCache
 
@@ -169,6 +169,21 @@ def test_no_more_is_kept_than_may_be_and_the_beginning_stays_longest():
         answered(session, BEGINS, 2)
         assert len(small) == 3 and small.bytes <= small.most
     assert reads(session, BEGINS) == 90 - 47
+
+
+def test_a_cell_without_the_one_before_it_is_not_kept():
+    """Nothing would lead to it."""
+    prefixes = Prefixes(2 ** 30, CELL)
+    cell = Cell({"target": {"k": torch.zeros(1, 1, CELL, 4)}}, {})
+    keys = prefixes.keys(BEGINS)
+    assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3)] == [True, False, False]
+    for n in (1, 2):
+        prefixes.put(keys[:n], cell)
+    assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3, 4)] == [False, False, True, False]
+    prefixes.clear()
+    prefixes.pin(BEGINS[:CELL], cell)
+    assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3)] == [False, True, False]
+    assert not Prefixes(0, CELL).lacks(keys[:1])
 
 
 def test_what_was_used_last_leaves_last():

@@ -42,6 +42,14 @@ def test_what_an_answer_said_is_known_to_the_next_one_with_the_same_prompt():
     assert memory.after([7, 8], 6) == (0, -1)       # where an answer ended nothing followed
 
 
+def test_of_equal_matches_the_one_of_this_answer_counts():
+    memory = RollOuts()
+    told(memory, PROMPT, [5, 6, 7, 8])
+    told(memory, PROMPT, [5, 9, 5])
+    assert memory.after([9, 5], 6) == (1, 9) and memory.after([4, 5], 6) == (2, 9)
+    assert memory.after([5, 6], 6) == (2, 7)        # only the earlier answer has it
+
+
 @pytest.mark.parametrize("other", [[1, 2, 3], [1, 2, 3, 4, 4], [1, 2, 9, 4]])
 def test_with_another_prompt_all_is_forgotten(other):
     memory = RollOuts()
