@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
 VOCAB = 96
+CAPTURING = "_output_capturing_hooks_installed"      # transformers sets it on a model with hooks of its own
 GOLDEN = Path(__file__).parent / "golden"
 FULL_GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
@@ -59,6 +61,8 @@ FAMILIES = {        # configuration, the seed with which greedy answers vary and
     "gemma2": ("Gemma2Config", 29, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3TextConfig", 19, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
 }
+
+SHARED: dict[str, torch.nn.Module] = {}     # those of `toy_model` that were made
 
 
 @cache
@@ -79,7 +83,16 @@ def toy_model(family: str = "llama"):
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embed" not in name:
                 parameter.mul_(8.0 if "self_attn" in name else 25.0)
+    SHARED[family] = model
     return model
+
+
+def hidden_states(model, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """ids [B, n] -> the embeddings and what each layer put out, [B, n, H], as transformers reports them.
+
+    Of a copy: a model that was asked once keeps transformers' hooks for good (`output_capturing.py`).
+    """
+    return deepcopy(model)(ids, output_hidden_states=True).hidden_states
 
 
 @cache
@@ -121,6 +134,17 @@ def device(request) -> torch.device:
     if where.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device here; benchmarks/gpu/check.sh runs this on one, `-m gpu --on cpu` rehearses it")
     return where
+
+
+@pytest.fixture(autouse=True)
+def unhooked() -> Iterator[None]:
+    """A test that asks a shared model for its hidden states fails: it must ask a copy (`hidden_states`).
+
+    Hooks of ours are not looked for: a server's thread may still be in a pass.
+    """
+    yield
+    hooked = [family for family, model in SHARED.items() if hasattr(model.get_decoder(), CAPTURING)]
+    assert not hooked, f"transformers left its hooks on the shared {hooked}"
 
 
 @pytest.fixture(params=["llama", "qwen3", "mistral-window", "qwen3-moe"])

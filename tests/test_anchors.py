@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import toy_parts, toy_prompt, toy_target
+from conftest import hidden_states, toy_parts, toy_prompt, toy_target
 from test_golden import shape_of
 
 from longgraft.acceptance.rules import Greedy
@@ -168,8 +168,7 @@ def test_kept_states_are_those_of_the_committed_text(layer):
         text += seen.kept.tolist()
     assert len(memory) == len(text) == 48
     with torch.no_grad():
-        out = target.model(torch.tensor([text]), output_hidden_states=True)
-    expected = out.hidden_states[-1 if layer is None else layer][0]
+        expected = hidden_states(target.model, torch.tensor([text]))[-1 if layer is None else layer][0]
     torch.testing.assert_close(memory.rows, expected, atol=1e-3, rtol=1e-3)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import FAMILIES, SMALL, VOCAB, toy_model, toy_prompt, toy_target
+from conftest import FAMILIES, SMALL, VOCAB, hidden_states, toy_model, toy_prompt, toy_target
 from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
 
 import longgraft
@@ -100,7 +100,7 @@ def test_features_are_the_inputs_of_layers():
     target, prompt = toy_target("qwen3"), torch.tensor(toy_prompt(30))
     seen = read(target, Segment(ProposalTree.chain(prompt), target.cache(64), "none"), Wants(layers=(1, 2, 3)))
     with torch.no_grad():
-        states = toy_model("qwen3")(prompt[None], output_hidden_states=True).hidden_states
+        states = hidden_states(toy_model("qwen3"), prompt[None])
     for layer in (1, 2, 3):
         torch.testing.assert_close(seen.hidden[layer], states[layer][0], atol=1e-4, rtol=1e-4)
 

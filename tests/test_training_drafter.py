@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, toy_network, toy_target
+from conftest import VOCAB, hidden_states, toy_network, toy_target
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
@@ -184,7 +184,7 @@ def test_features_are_hidden_states_and_a_jump_cuts_no_attention(family, corpus,
     run, rows = trainer(corpus, tmp_path, recipe, family), torch.arange(1, 33)[None]
     plain = torch.arange(32)[None]
     features, hidden = run._observe(rows, plain)
-    states = run.target.model(rows, output_hidden_states=True).hidden_states
+    states = hidden_states(run.target.model, rows)
     torch.testing.assert_close(features, torch.cat([states[3], states[1], states[2]], dim=-1))
     torch.testing.assert_close(hidden, states[4])
     jumped = plain + 100 * (plain >= 16)
