@@ -40,7 +40,7 @@ def test_it_says_where_it_is_when_it_is_ready_and_keeps_what_it_reads(pair, caps
     state = seen[0].state.longgraft
     assert state.worker.most == 3 and state.session.engine.prefixes.most == 4 * 2 ** 30
     run(capsys, monkeypatch, *serve(pair, "--prefixes", "none"))
-    assert seen[1].state.longgraft.engine.session.engine.prefixes is None
+    assert seen[1].state.longgraft.session.engine.prefixes is None
 
 
 def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monkeypatch):  # noqa: F811
@@ -49,9 +49,9 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monke
     monkeypatch.setenv("LONGGRAFT_API_KEY", "zaphod-42")
     code, out, err = run(capsys, monkeypatch, *serve(pair, "--host", "0.0.0.0"))
     assert code == 0 and "zaphod" not in out + err and "whoever" not in err
-    assert seen[0].state.longgraft.config.options.api_key == "zaphod-42"
+    assert seen[0].state.longgraft.options.api_key == "zaphod-42"
     run(capsys, monkeypatch, *serve(pair, "--api-key", "ford-1"))
-    assert seen[1].state.longgraft.config.options.api_key == "ford-1"
+    assert seen[1].state.longgraft.options.api_key == "ford-1"
 
 
 def test_a_server_that_anyone_may_use_says_so(pair, capsys, monkeypatch):  # noqa: F811
