@@ -144,6 +144,8 @@ def unhooked() -> Iterator[None]:
     """
     yield
     hooked = [family for family, model in SHARED.items() if hasattr(model.get_decoder(), CAPTURING)]
+    for family in hooked:       # the tests behind this one have not done it
+        del SHARED[family]
     assert not hooked, f"transformers left its hooks on the shared {hooked}"
 
 
