@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import hidden_states, toy_parts, toy_prompt, toy_target
-from test_golden import shape_of
+from toys.models import hidden_states, toy_target
+from toys.sessions import toy_parts, toy_prompt
+from toys.trees import shape_of
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.hidden_states import HiddenStates

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from test_cli import assert_before_loading, run
+from toys.commands import assert_before_loading, run
 from typer.main import get_command
 
 from longgraft.cli.app import app

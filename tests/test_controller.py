@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TOY_COSTS, answered, toy_network, toy_parts, toy_prompt, toy_session
+from toys.models import toy_network
+from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import FADING, LENGTHS, RECENT, Experience, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import toy_session
+from toys.sessions import toy_session
 
 from longgraft.engine import predicted_output
 from longgraft.engine.text import Encoder, stop_strings

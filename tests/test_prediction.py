@@ -8,7 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session, toy_target
+from toys.models import VOCAB, toy_target
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.token_swift import FrequentNgrams

@@ -6,8 +6,8 @@ from itertools import cycle
 
 import pytest
 import torch
-from conftest import answered, toy_prompt, toy_session
-from recorder import recorder
+from toys.recorder import recorder
+from toys.sessions import answered, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget import acceptance_estimates

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import answered, toy_parts, toy_prompt, toy_session
-from oracle import plain
+from toys.oracle import plain
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Replay, walk
 from longgraft.acceptance.sampling import Sampling

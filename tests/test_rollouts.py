@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import answered, toy_prompt, toy_session
-from oracle import plain
+from toys.oracle import plain
+from toys.sessions import answered, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.memories.rollouts import RollOuts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import answered, toy_model, toy_prompt, toy_session
+from toys.models import toy_model
+from toys.sessions import answered, toy_prompt, toy_session
 
 from longgraft.transformers_generate import custom_generate
 

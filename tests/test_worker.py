@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conftest import toy_prompt, toy_session
-from served import Gate, text_session
+from toys.served import Gate, text_session
+from toys.sessions import toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.prefill.prefixes import Prefixes

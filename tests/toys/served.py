@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import uvicorn
-from conftest import toy_session
 
 from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
@@ -20,6 +19,7 @@ from longgraft.serve.app import make_app
 from longgraft.serve.http_server import Server, bound, url
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import End, Running, Worker
+from toys.sessions import toy_session
 
 TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
             "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
