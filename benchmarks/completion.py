@@ -35,7 +35,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import CompletionPrompt, Layout
 from longgraft.completion.repository.files import WORD, repository
 from longgraft.completion.retrieval.candidates import FINDERS, Place
-from longgraft.completion.retrieval.cursor_names import COMMON, near, unsaid
+from longgraft.completion.retrieval.cursor_names import COMMON, cursor_names, unsaid
 from longgraft.completion.retrieval.gather import choose, gather
 from longgraft.completion.snippets import Cursor
 from longgraft.engine.session import Session, answer
@@ -181,7 +181,8 @@ def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) ->
         for held in asked:
             sources = found.sources(held.path)[0]
             del sources[held.path]
-            pieces = choose(Place(held.cursor, near(held.cursor, sources.values()), found, sources), finders, SHOWN[-1])
+            place = Place(held.cursor, cursor_names(held.cursor, sources.values()), found, sources)
+            pieces = choose(place, finders, SHOWN[-1])
             for size in SHOWN:
                 sizes = accumulate(len(piece.text) for piece in pieces)
                 seen = {name for piece, end in zip(pieces, sizes, strict=True) if end <= size

@@ -44,7 +44,7 @@ def _recorder(device: torch.device) -> Recorder:
     """CUDA graphs; elsewhere the tests' stand-in for them."""
     if device.type == "cuda":
         return cuda_graphs(device)
-    spec = importlib.util.spec_from_file_location("recorder", ROOT / "tests" / "recorder.py")
+    spec = importlib.util.spec_from_file_location("recorder", ROOT / "tests" / "toys" / "recorder.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

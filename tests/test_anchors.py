@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import toy_parts, toy_prompt, toy_target
-from test_golden import shape_of
+from toys.models import hidden_states, toy_target
+from toys.sessions import toy_parts, toy_prompt
+from toys.trees import shape_of
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.hidden_states import HiddenStates
@@ -168,8 +169,7 @@ def test_kept_states_are_those_of_the_committed_text(layer):
         text += seen.kept.tolist()
     assert len(memory) == len(text) == 48
     with torch.no_grad():
-        out = target.model(torch.tensor([text]), output_hidden_states=True)
-    expected = out.hidden_states[-1 if layer is None else layer][0]
+        expected = hidden_states(target.model, torch.tensor([text]))[-1 if layer is None else layer][0]
     torch.testing.assert_close(memory.rows, expected, atol=1e-3, rtol=1e-3)
 
 

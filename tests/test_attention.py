@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_target import random_tree
+from toys.trees import random_tree
 
 from longgraft.attention.backends import BACKENDS, choose, dense, whole
 from longgraft.attention.layout import Layout

@@ -11,7 +11,9 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
-from conftest import toy_parts, toy_target
+from toys.models import toy_target
+from toys.observations import seen
+from toys.sessions import toy_parts
 
 from longgraft.cli.app import main
 from longgraft.loading import _needs
@@ -20,7 +22,6 @@ from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.combinators import Either, expected, matched
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Sources
-from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.datastore import Datastore
 from longgraft.retrievers.rest import RestChoices, RestRetriever
@@ -41,10 +42,6 @@ def history(tokens) -> TokenHistory:
     made = TokenHistory()
     made.extend(np.array(tokens, dtype=np.int64))
     return made
-
-
-def seen(tokens: list[int], prompt: bool = False) -> Observation:
-    return Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), 0, prompt=prompt)
 
 
 def ask(root: int, budget: int = 60) -> Ask:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
-from test_memories import Run
+from toys.memories import Run
+from toys.models import VOCAB
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.eval.checks import calibrate

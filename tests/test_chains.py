@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import answered, toy_parts, toy_prompt, toy_session, toy_target
-from oracle import plain
-from test_small_model import seen
-from toy_small import medusa_heads, small_model
+from toys.models import medusa_heads, small_model, toy_target
+from toys.observations import seen
+from toys.oracle import plain
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.acceptance.sampling import Sampling
@@ -130,7 +130,7 @@ def test_nothing_is_drafted_beyond_the_small_models_last_position():
 
 @pytest.mark.parametrize("coupled", [False, True])
 def test_recorded_steps_draft_what_single_launches_do(coupled):
-    from recorder import recorder
+    from toys.recorder import recorder
 
     regions = Regions(recorder)
     said = [answered(itself(coupled, regions=one) if one else itself(coupled), toy_prompt(60), 13, SAMPLED)

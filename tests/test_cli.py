@@ -9,50 +9,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import VOCAB, toy_model, toy_prompt
+from toys.commands import assert_before_loading, run
+from toys.sessions import toy_prompt
 
 from longgraft.acceptance.rules import Sampled
 from longgraft.budget.cost_model import Costs
-from longgraft.cli.app import main
 from longgraft.cli.prompts import PromptOptions
 from longgraft.methods.find import METHODS
 from longgraft.methods.registry import PARTS
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Folders of a toy target with a word tokenizer and of a toy head."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("pair")
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder / "target")
-    toy_model("qwen3").save_pretrained(folder / "target")
-    torch.manual_seed(0)
-    network = Eagle3Network(HeadConfig(32, 32, 48, 4, 2, 8, VOCAB, VOCAB // 2, (1, 2, 3), 512))
-    ids = torch.arange(0, VOCAB, 2)
-    network.d2t.copy_(ids - torch.arange(len(ids)))
-    network.t2d[ids] = True
-    save_head(network, folder / "head")
-    (folder / "prompt.txt").write_text(" ".join(f"w{i}" for i in toy_prompt(60)))
-    (folder / "ids.json").write_text(json.dumps(toy_prompt(60)))
-    return folder
-
-
-def run(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of `longgraft ...`."""
-    monkeypatch.setattr("sys.argv", ["longgraft", *map(str, arguments)])
-    try:
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def ask(pair, *more):
@@ -114,14 +80,6 @@ def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, capsys, m
     assert "prediction: 12 of its 12 tokens were repeated" in err
     code, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "absent"))
     assert code == 2 and "absent cannot be read" in err and err.count("\n") == 1
-
-
-def assert_before_loading(monkeypatch):
-    """From here on, loading a model fails the test."""
-    def never(*_, **__):
-        raise AssertionError("a model was loaded before the mistake was said")
-
-    monkeypatch.setattr("longgraft.loading.assemble", never)
 
 
 def test_an_answer_says_who_gave_it_and_with_what(pair, capsys, monkeypatch):

@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from test_cli import assert_before_loading, run
-from test_layout import ROOT
+from toys.commands import assert_before_loading, run
+from toys.sources import ROOT
 from typer.main import get_command
 
 from longgraft.cli.root import app

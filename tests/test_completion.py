@@ -10,9 +10,9 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import SMALL
-from fim_tokenizers import SPELLINGS, byte_tokenizer
-from test_cli import assert_before_loading, run
+from toys.commands import assert_before_loading, run
+from toys.models import SMALL
+from toys.tokenizers import SPELLINGS, byte_tokenizer
 
 import longgraft
 from longgraft.completion.completer import Completer, CompletionOptions

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TOY_COSTS, answered, toy_network, toy_parts, toy_prompt, toy_session
+from toys.models import toy_network
+from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import AcceptanceEstimates
-from longgraft.budget.controller import LEAST, PROBED, Controller, Prices, WhilePayingPolicy
+from longgraft.budget.acceptance_estimates import FADING, LENGTHS, RECENT, AcceptanceEstimates, Plan
+from longgraft.budget.controller import LEAST, PROBED, STEPS, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.match_odds import MatchOdds
 from longgraft.engine.stats import Stats
 from longgraft.memories.ngram_index import NgramIndex
 from longgraft.methods.find import METHODS, build
-from longgraft.protocol.pruning import Level
+from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
+from longgraft.protocol.pruning import Level, PruningPolicy
+from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
 
 CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 
@@ -118,6 +124,114 @@ def test_the_tree_of_largest_gain_is_found_also_behind_a_jump_in_price(seconds):
         best = 1 + max(range(20), key=gains.__getitem__)
         assert prices.best(probabilities) == best
         assert not any(prices.too_dear(n, probabilities[n]) for n in range(1, best))
+
+
+# Estimates and prices, by hand ---------------------------------------------------------------------------------------
+
+# Seconds: each row beyond the first, which takes 1.0; a level; a token that is fed; a proposal.
+ROWS, LEVEL, FEED, HOST = 0.1, 0.05, 0.01, 0.25
+SECONDS = Costs({}, "made up", {0: {1: 1.0, 61: 1.0 + 60 * ROWS}}, {0: {1: LEVEL}}, {0: {1: FEED, 64: 64 * FEED}},
+                HOST)
+
+
+def tree(*probabilities: float, stage: int | None = None) -> ProposalTree:
+    """A chain below the root, whose nodes have these."""
+    n = len(probabilities)
+    return ProposalTree.build([*range(n + 1)], [*range(-1, n)], [0.0, *map(math.log, probabilities)],
+                              [ROOT] + [DRAFT] * n, stage)
+
+
+class Ranks:
+    """A ranking that knows one tree, and another one with what is drafted."""
+
+    memories = ()
+
+    def __init__(self, known: ProposalTree, drafted: ProposalTree | None = None, drafter: object = None) -> None:
+        self.known, self.drafted, self.drafter = known, drafted, drafter
+
+    def rank(self, ask: Ask, drafted: ProposalTree | None, prices: Prices) -> ProposalTree:
+        return drafted or self.known
+
+    def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree | None:
+        return self.drafted
+
+
+def choosing(ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, guesses: float = 0.0) -> Controller:
+    """levels: 0 of a source without; guesses: share of a drafter's that came true; five tokens wait for it."""
+    drafted = SimpleNamespace(waiting=5) if levels else None
+    estimates = AcceptanceEstimates(NgramIndex(), LiveCosts(costs, frozen=True), MatchOdds(), drafted)
+    estimates.learnt.foretells = guesses
+    return Controller(ranks, estimates, beam=3 if levels else 0, levels=levels, probing=False)
+
+
+KNOWN = tree(0.5, 0.25)
+GAINS = [0.9, 0.9 + 0.81, 0.9 + 0.81 + 0.729, 0.9 + 0.81 + 0.729 + 0.6561]
+
+
+@pytest.mark.parametrize(("controller", "plan"), [
+    (choosing(Ranks(KNOWN)), Plan(3, 100, 1 + 2 * ROWS, 0.75)),
+    (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, stage=2)), guesses=0.9),
+     Plan(4, 100, 1 + 3 * ROWS + 5 * FEED + 2 * LEVEL, 0.75, 0.5 * GAINS[2])),
+    (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, 0.6, stage=UNPRUNED)), guesses=0.9),
+     Plan(5, 100, 1 + 4 * ROWS + 5 * FEED + 3 * LEVEL, 0.75, 0.5 * GAINS[3])),
+    (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7), drafter=object()), levels=0),
+     Plan(4, 100, 1 + 3 * ROWS + HOST, 0.75, 0.9 + 0.8 + 0.7 - 0.75))],
+    ids=["remembered", "drafted in part", "drafted whole", "of a source without levels"])
+def test_a_step_is_expected_to_take_its_parts_once_and_to_bring_its_nodes_without_the_root(controller, plan):
+    controller.propose(Ask(0, 60, 100))
+    found = controller.estimates._plan
+    assert (found.rows, found.prefix, found.drafted is None) == (plan.rows, plan.prefix, plan.drafted is None)
+    assert (found.seconds, found.remembered, found.drafted or 0.0) == pytest.approx(
+        (plan.seconds, plan.remembered, plan.drafted or 0.0))
+
+
+def test_a_step_is_counted_once_with_what_it_brought():
+    estimates = choosing(Ranks(KNOWN)).estimates
+    for _ in range(2):
+        estimates.expect(Plan(4, 100, 1.5, remembered=0.75, drafted=2.0))
+        estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))
+    learnt = estimates.learnt
+    assert (learnt.passes, learnt.spent, learnt.idle) == (2, 3.0, 6)
+    assert learnt.rate == pytest.approx([3 + RECENT * 3, 1.5 + RECENT * 1.5])
+    came, expected = (2.0, 1.25, 1.25), (2.0, 2.0, 2.0)     # of three tokens the bonus is nobody's; first DRAFTS
+    assert learnt.drafts == pytest.approx([sum(one * FADING ** (2 - n) for n, one in enumerate(values))
+                                           for values in (came, expected)])
+    estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))     # nobody planned it
+    assert (learnt.passes, learnt.spent) == (2, 3.0)
+
+
+@pytest.mark.parametrize(("came", "expected", "trust"), [(3, 3, 1.0), (1, 4, 0.25), (30, 3, 2.0), (-1, 4, 0.0)])
+def test_drafts_are_trusted_as_they_came_true_but_never_more_than_twice(came, expected, trust):
+    estimates = choosing(Ranks(KNOWN)).estimates
+    estimates.learnt.drafts, estimates.learnt.worth = [came, expected], [6.0, 3.0]
+    assert (estimates.trust, estimates.worth) == (trust, 2 * trust)
+
+
+@pytest.mark.parametrize(("cheap", "level", "levels", "pays"), [
+    (3, 0.0, 2, True), (2, 0.0, 2, False), (60, 0.1, 2, True), (60, 0.2, 4, False), (60, 0.0, 1, False)])
+def test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path(cheap, level, levels, pays):
+    """Memory is right four times of five, so one guess gains 0.18 tokens and two 0.34, of which 0.2 are none."""
+    costs = Costs({}, "made up", {0: {1: 1.0, cheap: 1.0, cheap + 1: 100.0}}, {0: {1: level}}, {0: {1: 0.0}})
+    controller = choosing(Ranks(KNOWN), costs, levels, guesses=0.9)
+    assert controller._drafting_pays(Prices(controller.costs, 100, 60, 3), first=0.8, waiting=1) is pays
+
+
+def test_prices_follow_the_prefix_and_the_rate():
+    costs = Costs({}, "made up", {100: {1: 1.0}, 200: {1: 2.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
+    controller = choosing(Ranks(KNOWN), costs)
+    plain = [controller._priced(Ask(0, 60, at)).plain for at in (100, 100 + STEPS - 1, 100 + STEPS, 200, 150)]
+    assert plain == pytest.approx([1.0, 1.0, 1.0 + STEPS / 100, 2.0, 1.5])
+    controller.estimates.learnt.rate = [90.0, 10.0]
+    assert controller._priced(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
+
+
+def test_what_is_learnt_of_a_match_is_learnt_of_its_bin_of_lengths():
+    for first, last in ((1, 1), (5, 6), (7, 8), (LENGTHS[-1] + 1, 30)):
+        estimates = choosing(Ranks(KNOWN)).estimates
+        for match in (first, last):
+            estimates._count(match, False, prompt=True)
+        changed = [n for n in range(1, 31) if estimates.on_its_own(n) < MatchOdds().on_its_own(n) - 1e-6]
+        assert changed == [*range(first, last + 1)]
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import toy_network, toy_parts, toy_target
+from toys.models import toy_network, toy_target
+from toys.sessions import toy_parts
 
 from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
 from longgraft.budget.cost_model import TABLES, Costs, LiveCosts

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, toy_parts, toy_prompt, toy_target
-from test_golden import load_target
-from toy_dflash import shared_blocks, toy_blocks
+from toys.models import VOCAB, shared_blocks, toy_blocks, toy_target
+from toys.official import load_target
+from toys.sessions import toy_parts, toy_prompt
 
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.drafters.dflash import DFlashDrafter, sure

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import toy_network, toy_prompt, toy_target
-from longspec_toys import toy_longspec
+from toys.models import toy_longspec, toy_network, toy_target
+from toys.sessions import toy_prompt
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.cli.app import main

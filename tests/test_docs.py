@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, toy_model
+from toys.models import VOCAB, toy_model
+from toys.sources import BLOCKS, CHOICES_FILE, IN_PYTHON, METHOD_FILE, ROOT, TEST_FILE
 
 import longgraft
 from longgraft.acceptance.rules import DrawThenWalk, Sampled
@@ -21,9 +22,6 @@ from longgraft.eval.runs.variants import Variant
 from longgraft.methods.find import METHODS, as_method, find, installed
 from longgraft.trees.tree import ProposalTree
 
-ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.DOTALL)
-METHOD_FILE, IN_PYTHON, TEST_FILE, CHOICES_FILE = (text for language, text in BLOCKS if language == "python")
 ENTRY_POINTS = next(text for language, text in BLOCKS if language == "toml")
 NAME = "my_method.py:METHOD"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import TOYS, answered, toy_parts, toy_prompt, toy_session, toy_target
-from test_memories import Run
+from toys.memories import Run
+from toys.models import toy_target
+from toys.observations import seen
+from toys.sessions import TOYS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.drafters.streaming_llm import StreamingDrafter
 from longgraft.drafters.token_swift import FrequentNgrams
@@ -13,14 +15,10 @@ from longgraft.memories.draft_model import DraftModelCache
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
 from longgraft.methods.needs import MEDUSA, SMALL
-from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.target_model.model import Segment
 from longgraft.trees.tree import DRAFT, RETRIEVED, ProposalTree
-
-
-def seen(tokens: list[int], prompt: bool = False) -> Observation:
-    return Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), 1, prompt=prompt)
 
 
 def streaming(window: int = 20, length: int = 3) -> StreamingDrafter:

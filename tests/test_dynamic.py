@@ -6,8 +6,9 @@ from math import exp, log, sqrt
 
 import pytest
 import torch
-from conftest import answered, toy_network, toy_parts, toy_prompt, toy_session
-from test_graft import same, trees
+from toys.models import toy_network
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
+from toys.trees import same, trees
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.eagle3 import Eagle3Drafter

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import answered, toy_session
+from toys.sessions import answered, toy_session
 
+from longgraft.engine import predicted_output
 from longgraft.engine.text import Encoder, stop_strings
 
 
@@ -51,6 +52,16 @@ def test_without_a_tokenizer_prompts_are_ids():
     for prompt, said in (("a", "cannot be text"), ([{"role": "user", "content": "a"}], "cannot be chat messages")):
         with pytest.raises(ValueError, match=f"toy came without a tokenizer, so the prompt {said}"):
             bare.encode(prompt)
+
+
+def test_a_prediction_is_text_from_the_middle_and_has_no_token_that_begins_a_prompt():
+    class Begun(Letters):
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {"input_ids": [95] * add_special_tokens + super().__call__(text)["input_ids"]}
+
+    encoder = Encoder(Begun(), 96, "toy")
+    assert encoder.encode("ab") == [95, 7, 8]
+    assert predicted_output.encode_prediction(encoder, ["ab", "b", ""]) == [[7, 8], [8]]
 
 
 def test_stop_strings_are_one_several_or_none():

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_target import path_to, random_tree, read
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from toys.configurations import VOCAB, random_model, tiny
+from toys.models import read
+from toys.trees import path_to, random_tree
+from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longgraft.prefill.chunked import chunk_size
@@ -20,65 +22,8 @@ from longgraft.target_model.model import Segment, Target
 from longgraft.target_model.supported import why_not
 from longgraft.trees.tree import ProposalTree
 
-VOCAB, PROMPT, WINDOW = 96, 40, 12
-
-# Names under which configurations keep their sizes, by the size that they get here.
-SIZES = [
-    (32, "hidden_size n_embd d_model embedding_size word_embed_proj_dim conf_hidden_size"),
-    (48, "intermediate_size ffn_dim dff n_inner dense_intermediate_size encoder_ffn_dim moe_intermediate_size "
-        "shared_expert_intermediate_size shared_intermediate_size"),
-    (8, "head_dim kv_channels v_head_dim index_head_dim laurel_rank hidden_size_per_layer_input"),
-    (6, "num_hidden_layers n_layer n_layers"),
-    (4, "num_attention_heads n_head n_heads encoder_attention_heads conf_num_attention_heads "
-       "num_experts num_local_experts n_routed_experts moe_num_experts"),
-    (3, "max_window_layers"),
-    (2, "num_key_value_heads num_layers encoder_layers decoder_layers conf_num_hidden_layers num_experts_per_tok "
-       "moe_topk moe_k eos_token_id"),
-    (1, "n_group topk_group num_dense_layers bos_token_id"),
-    (0, "pad_token_id num_kv_shared_layers"),
-    (True, "use_sliding_window"),
-    (None, "activation_sparsity_pattern"),
-    (VOCAB, "vocab_size vocab_size_per_layer_input"),
-    (VOCAB - 1, "image_token_id image_token_index audio_token_id video_token_id"),
-    (20, "pronunciation_vocab_size shape_vocab_size"),
-    (256, "max_position_embeddings n_positions max_seq_len original_max_position_embeddings"),
-    (WINDOW, "sliding_window keep_window_size"),
-    (2 * WINDOW, "local_attention"),      # ModernBERT counts both sides
-    (28, "image_size"), (14, "patch_size"),
-]
-SMALL = {name: size for size, names in SIZES for name in names.split()}
-
-ROPE = {"rope_type": "default", "rope_theta": 1e4}
-NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration needs besides
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
-    "bert-generation": {"is_decoder": True},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
-             "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48}},
-    "dots1": {"n_shared_experts": 1},
-    "dots3_note": {"vision_config": {"num_hidden_layers": 42, "adapter_in_dim": 32, "adapter_out_dim": 32},
-                   "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32}},
-    "dots3_note_text": {"num_key_value_heads": 4, "qk_rope_head_dim": 8},
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
-    "gpt_neo": {"num_layers": 6, "attention_types": [[["global", "local"], 3]]},
-    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
-    "mamba2": {"num_heads": 8},
-    "zamba2": {"num_hidden_layers": 54},
-    "zaya": {"num_experts_per_tok": 1},
-}
+PROMPT = 40
 UNBUILT = {"gemma3n": "requires the timm library"}      # what transformers cannot make here, and what it says
-
-
-def tiny(cls: type[PretrainedConfig], **more: Any) -> PretrainedConfig:
-    """A configuration of this class with small sizes, as far as its names are known."""
-    entries = {name: size for name, size in SMALL.items() if name in cls.__dataclass_fields__}
-    needed = NEEDED.get(cls.model_type, {}) | more
-    for name, part in cls.sub_configs.items():
-        kind = part if part is not AutoConfig else type(getattr(cls(**needed), name))
-        if kind.model_type and kind is not type(None):
-            needed[name] = tiny(kind, **needed.get(name, {})).to_dict()
-    return cls(**entries | needed)
 
 
 def variants(family: str) -> list[PretrainedConfig]:
@@ -89,22 +34,6 @@ def variants(family: str) -> list[PretrainedConfig]:
         return [usual]
     more = {"num_kv_shared_layers": 2} if "num_kv_shared_layers" in fields else {}
     return [usual, tiny(type(usual), layer_types=["sliding_attention", "full_attention"] * 3, **more)]
-
-
-def random_model(config: PretrainedConfig) -> Any:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    assert size < 1e7, f"{config.model_type} is not tiny"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.15)
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
 
 
 def forward(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -41,6 +42,20 @@ def test_stages_are_counted_by_the_expansions_that_were_made():
     for stage in (0, 5, 5, UNPRUNED, None):     # None: nothing was drafted
         tally.count(ProposalTree.build([1], [-1], [0.0], [ROOT], stage), [0], 1)
     assert tally.stats().stages == {"d0": 1, "d5": 2, "none": 1}
+
+
+def test_nodes_are_counted_by_the_length_of_their_match_and_by_their_probability():
+    matches, tenths = [1, 2, 3, 4, 5, 8, 9, 16, 17, 40], [0.05, 0.1, 0.15, 0.2, 0.55, 0.89, 0.9, 0.91, 0.99, 1.0]
+    scores = [0.0, *(math.log(p + 1e-6) for p in tenths)]
+    tally = Tally()
+    tally.count(ProposalTree.build([0] * 11, [-1] + [0] * 10, scores, [ROOT] + [RETRIEVED] * 10, None, [0, *matches]),
+                [0, 4], 2)
+    found = tally.stats()
+    assert [(name, nodes, accepted) for name, (nodes, _, accepted) in found.by_match.items()] == [
+        ("1", 1, 0), ("2", 1, 0), ("3-4", 2, 1), ("5-8", 2, 0), ("9-16", 2, 0), ("17+", 2, 0)]
+    assert [(name, nodes, accepted) for name, (nodes, _, accepted) in found.by_probability.items()] == [
+        ("0.0", 1, 0), ("0.1", 2, 0), ("0.2", 1, 1), ("0.5", 1, 0), ("0.8", 1, 0), ("0.9", 4, 0)]
+    assert found.by_match["9-16"][1] == pytest.approx(0.9 + 0.91, abs=1e-4)
 
 
 def test_the_interval_is_that_of_all_resamples():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fim_tokenizers import NEWLINE, SPELLINGS, byte_tokenizer, of_family
+from toys.tokenizers import NEWLINE, SPELLINGS, byte_tokenizer, of_family
 
 from longgraft.completion.prompt.encoding import LONGEST, PartEncoder, blocks
 from longgraft.completion.prompt.fim import FAMILIES, fim_of

@@ -6,9 +6,10 @@ from itertools import cycle
 
 import pytest
 import torch
-from conftest import CHOOSING, EVERY, FAMILIES, answered, toy_parts, toy_prompt, toy_session
-from oracle import plain
-from recorder import Refused, recorder
+from toys.models import FAMILIES
+from toys.oracle import plain
+from toys.recorder import Refused, recorder
+from toys.sessions import CHOOSING, EVERY, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy, Replay
 from longgraft.acceptance.sampling import Sampling

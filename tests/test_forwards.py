@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from conftest import EVERY, TOYS, answered, toy_prompt, toy_session, toy_target
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from toys.models import toy_target
+from toys.sessions import EVERY, TOYS, answered, toy_prompt, toy_session
 
 from longgraft.runtime.clock import Clock
 

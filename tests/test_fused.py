@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import toy_model
-from test_families import random_model, tiny
+from toys.configurations import random_model, tiny
+from toys.models import toy_model
 from transformers import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 

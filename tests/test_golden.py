@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from toys.official import SETTINGS, load_target
+from toys.trees import golden_shape, shape_of
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.config.settings import HeadOverrides
@@ -21,22 +23,13 @@ from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.prompt_lookup import lookup
 from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.templates import token_recycling
 from longgraft.trees.tree import ProposalTree
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.rope import Rope
-
-SETTINGS = {"t60_d7_k10": (60, 8, 10), "t16_d3_k4": (16, 4, 4)}     # budget, levels (EAGLE's depth + 1), top-k
-
-
-def load_target(golden, kind):
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    return Target(AutoModelForCausalLM.from_pretrained(golden / f"models/target_{kind}").eval(), kind)
 
 
 def load_drafter(golden, target, name, setting):
@@ -53,19 +46,6 @@ def start(target, drafter, prompt, chunk=64):
     for seen in read_prompt(verifier, torch.tensor(prompt), drafter.memory.wants, chunk):
         drafter.memory.observe(seen)
     return verifier, seen.next_token
-
-
-def shape_of(tree: ProposalTree):
-    """A tree without its node order: the set of its paths."""
-    paths, parents, tokens = [], tree.parents.tolist(), tree.tokens.tolist()
-    for node, parent in enumerate(parents):
-        paths.append((tokens[node],) if parent < 0 else (*paths[parent], tokens[node]))
-    return set(paths)
-
-
-def golden_shape(tokens, depths, parents):
-    return shape_of(ProposalTree.build(list(map(int, tokens)), [-1, *map(int, parents)], [0.0] * len(tokens),
-                                       [2] * len(tokens)))
 
 
 @pytest.mark.parametrize("kind", ["rand", "aligned"])

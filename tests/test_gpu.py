@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FAMILIES, TOY_COSTS, toy_model, toy_network, toy_prompt
-from recorder import recorder
-from test_target import random_tree
 from torch import Tensor
+from toys.models import FAMILIES, toy_model, toy_network
+from toys.recorder import recorder
+from toys.sessions import TOY_COSTS, toy_prompt
+from toys.trees import random_tree
 
 import longgraft
 from longgraft.acceptance.rules import Greedy

@@ -6,9 +6,9 @@ from math import exp, inf
 
 import pytest
 import torch
-from conftest import toy_parts, toy_prompt, toy_target
+from toys.sessions import toy_parts
+from toys.trees import same, trees
 
-from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
@@ -16,44 +16,16 @@ from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.combinators import Graft, TailGraft
 from longgraft.methods.find import build, find
-from longgraft.prefill.chunked import read_prompt
-from longgraft.protocol.observation import Wants
-from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.retrievers.token_recycling import MatrixRetriever
-from longgraft.runtime.clock import Clock
-from longgraft.target_model.verifier import Verifier
 from longgraft.trees.templates import for_slots, graft_templates
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 AT_ROOT, AT_TAIL = "graft+pruning=none+retrieved=20", "graft+pruning=none+retrieval=tail+retrieved=20"
 
 
-def trees(proposer, steps=8, budget=60):
-    """The trees that a method proposes while it decodes."""
-    target, prompt = toy_target(), torch.tensor(toy_prompt(60))
-    verifier = Verifier(target, target.cache(400), Greedy(), Clock())
-    wants = Wants.union(memory.wants for memory in proposer.memories)
-    for memory in proposer.memories:
-        memory.reset(400)
-    for seen in read_prompt(verifier, prompt, wants, 16):
-        for memory in proposer.memories:
-            memory.observe(seen)
-    out = []
-    for _ in range(steps):
-        out.append(proposer.propose(Ask(seen.next_token, budget, verifier.cache.position)))
-        seen = verifier.verify(out[-1], wants)
-        for memory in proposer.memories:
-            memory.observe(seen)
-    return out
-
-
 def drafter(policy) -> Eagle3Drafter:
     return toy_parts().drafter(policy)
-
-
-def same(a: ProposalTree, b: ProposalTree) -> bool:
-    return all(torch.equal(x, y) for x, y in ((a.tokens, b.tokens), (a.parents, b.parents), (a.scores, b.scores)))
 
 
 def test_thresholds_of_zero_are_eagle3_tree_for_tree():
@@ -247,8 +219,6 @@ def test_a_fixed_split_drafts_all_levels():
         assert len(tree) == 40 and tree.stage == 8      # all expansions, and then a share given away
     dense = trees(drafter(Dense()), steps=1)[0]
     assert same(trees(drafter(Split(40)), steps=1)[0], dense.top(40))
-
-
 
 
 def test_the_last_occurrence_wins_whatever_the_order_of_writes():

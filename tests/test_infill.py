@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from served import asking, characters, text_session
+from toys.served import asking, characters, text_session
 
 from longgraft.completion.prompt.layout import Layout
 from longgraft.completion.snippets import Cursor, Snippet

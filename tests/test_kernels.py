@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import FAMILIES, answered, toy_model, toy_prompt, toy_session, toy_target
-from test_target import random_tree, read
 from torch import nn
+from toys.models import FAMILIES, read, toy_model, toy_target
+from toys.sessions import answered, toy_prompt, toy_session
+from toys.trees import random_tree
 
 import longgraft
 from longgraft.acceptance.sampling import Sampling

@@ -11,11 +11,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from toys.sources import MAPPED, ROOT, modules
 
 import longgraft
 
-ROOT = Path(__file__).parents[1]
-MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
     ["runtime", "config"], ["trees", "attention"], ["acceptance", "kernels"], ["protocol"], ["target_model"],
     ["prefill", "yarn_drafters"], ["memories", "engine"], ["drafters", "retrievers"], ["budget"],
@@ -37,14 +36,6 @@ def room(module: str) -> str:
 
 def floor(module: str) -> int:
     return next(level for level, rooms in enumerate(FLOORS) if room(module) in rooms)
-
-
-def modules():
-    """(dotted name, path) of every file of the package."""
-    for folder, name in [("longgraft", "longgraft"), *MAPPED.items(), ("benchmarks", "benchmarks")]:
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            yield ".".join([name, *parts]).removesuffix(".__init__"), path
 
 
 def imports(path: Path):
@@ -69,6 +60,11 @@ def test_files_import_only_from_lower_floors():
             assert theirs < ours or same_room, (
                 f"{module} (floor {ours}) imports {imported} (floor {theirs})")
     assert seen > 100
+
+
+def test_tests_import_from_toys_and_not_from_one_another():
+    for path in (ROOT / "tests").glob("test_*.py"):
+        assert not [name for name in imports(path) if name.startswith(("test_", "conftest"))], path
 
 
 def ours_in(path: Path, known: set[str]):

@@ -11,9 +11,10 @@ from time import perf_counter
 import numpy as np
 import pytest
 import torch
-from conftest import toy_prompt, toy_target
-from test_golden import shape_of
-from test_retrievers import prompt_chunk
+from toys.models import toy_target
+from toys.observations import prompt_chunk
+from toys.sessions import toy_prompt
+from toys.trees import shape_of
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.token_history import TokenHistory

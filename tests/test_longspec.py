@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import toy_parts, toy_prompt, toy_target
-from longspec_toys import toy_longspec
 from safetensors.torch import load_file, save_file
+from toys.models import toy_longspec, toy_target
+from toys.sessions import toy_parts, toy_prompt
+from toys.training import LONGSPEC as RECIPE
+from toys.training import counting
 from transformers.cache_utils import DynamicCache
 
 from longgraft.acceptance.rules import Greedy
@@ -26,9 +27,7 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus
-from longgraft.yarn_drafters.training.longspec import LongSpecRecipe, LongSpecTrainer, banded, behind, fresh_network
-from longgraft.yarn_drafters.training.recipe import Stage
+from longgraft.yarn_drafters.training.longspec import LongSpecTrainer, banded, behind, fresh_network
 
 WINDOW = 12
 
@@ -250,19 +249,6 @@ def test_an_official_config_of_another_target_is_refused_by_name(tmp_path, sizes
     changed(tmp_path, **sizes)
     with pytest.raises(ValueError, match=f"config.json says {says}") if says else contextlib.nullcontext():
         load_longspec(tmp_path, target)
-
-
-def counting() -> EncodedCorpus:
-    """Documents that count upwards from somewhere, each ended by token 0."""
-    rng = np.random.default_rng(0)
-    pieces = [np.append(1 + (rng.integers(95) + np.arange(80 + 7 * i)) % 40, 0) for i in range(20)]
-    return EncodedCorpus(np.concatenate(pieces).astype(np.int32), np.cumsum([0, *map(len, pieces)]),
-                         ("code-python",) * 20, tuple(f"owner/repo{i % 3}@abc:file{i}.py" for i in range(20)))
-
-
-RECIPE = LongSpecRecipe(window=12, intermediate=48, levels=3, stages=(Stage(64, skip=0.5),), total_tokens=4096,
-                        tokens_per_step=128, max_positions=512, bf16=False, threads=1, log_steps=8, valid_steps=100,
-                        valid_rows=1, valid_length=64, mat_prompts=1, mat_tokens=16)
 
 
 def test_training_teaches_what_the_target_says_and_resumes(tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import answered, toy_prompt, toy_session
-from test_golden import shape_of
-from test_retrievers import prompt_chunk
+from toys.observations import prompt_chunk
+from toys.sessions import answered, toy_prompt, toy_session
+from toys.trees import shape_of
 
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask

@@ -10,21 +10,11 @@ from itertools import accumulate, groupby, pairwise
 
 import pytest
 import torch
-from conftest import (
-    CHOOSING,
-    EVERY,
-    FAMILIES,
-    TOY_COSTS,
-    VOCAB,
-    answered,
-    toy_model,
-    toy_parts,
-    toy_prompt,
-    toy_session,
-)
-from covering import covering, named
-from oracle import plain
-from test_docs import METHOD_FILE
+from toys.covering import covering, named
+from toys.models import FAMILIES, VOCAB, toy_model
+from toys.oracle import plain
+from toys.sessions import CHOOSING, EVERY, TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
+from toys.sources import METHOD_FILE
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import LiveCosts

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
-from recorder import recorder
+from toys.models import VOCAB
+from toys.recorder import recorder
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import EVERY, toy_network, toy_parts, toy_prompt, toy_target
+from toys.memories import assert_restores, assert_rewinds
+from toys.models import VOCAB, toy_network, toy_target
+from toys.sessions import EVERY, toy_parts, toy_prompt
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.draft_cache import MOST_WAITING
@@ -16,7 +19,6 @@ from longgraft.methods.find import build
 from longgraft.methods.parts import Parts, Shape
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.verifier import Verifier
@@ -25,69 +27,14 @@ from longgraft.trees.tree import ROOT, ProposalTree
 WITH_MEMORIES = [name for name in EVERY if name != "ar"]
 
 
-class Run:
-    """A method that read a prompt and goes on by hand."""
-
-    def __init__(self, name: str, **parts) -> None:
-        self.parts = toy_parts(**parts)
-        self.proposer = build(name, self.parts)
-        self.wants = Wants.union(memory.wants for memory in self.proposer.memories)
-        self.verifier = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock())
-        for memory in self.proposer.memories:
-            memory.reset(300)
-            memory.observe_prediction(torch.tensor(toy_prompt(60)[40:]))
-            memory.observe_prediction(torch.tensor(toy_prompt(30, seed=2)))
-        for seen in read_prompt(self.verifier, torch.tensor(toy_prompt(60)), self.wants, 16):
-            self.observe(seen)
-
-    def observe(self, seen: Observation) -> None:
-        self.root = seen.next_token
-        for memory in self.proposer.memories:
-            memory.observe(seen)
-
-    def propose(self) -> ProposalTree:
-        return self.proposer.propose(Ask(self.root, 30, self.verifier.cache.position))
-
-    def steps(self, count: int) -> list[ProposalTree]:
-        trees = []
-        for _ in range(count):
-            trees.append(self.propose())
-            self.observe(self.verifier.verify(trees[-1], self.wants))
-        return trees
-
-
-def same(a: ProposalTree, b: ProposalTree) -> bool:
-    return torch.equal(a.tokens, b.tokens) and torch.equal(a.parents, b.parents)
-
-
 @pytest.mark.parametrize("name", WITH_MEMORIES)
 def test_rewinding_forgets_what_was_observed_since_the_mark_as_often_as_one_likes(name):
-    run = Run(name)
-    run.steps(2)
-    marks, length, root = [m.mark() for m in run.proposer.memories], run.verifier.cache.length, run.root
-    first = run.steps(5)
-    for _ in range(2):
-        for memory, mark in zip(run.proposer.memories, marks, strict=True):
-            memory.rewind(mark)
-        run.verifier.cache.crop(length)
-        run.root = root
-        assert all(same(a, b) for a, b in zip(first, run.steps(5), strict=True))
+    assert_rewinds(name)
 
 
 @pytest.mark.parametrize("name", WITH_MEMORIES)
 def test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(name):
-    run, other = Run(name), Run(name)
-    run.steps(4)
-    other.steps(1)
-    for memory, theirs in zip(run.proposer.memories, other.proposer.memories, strict=True):
-        theirs.reset(300)
-        theirs.observe_prediction(torch.tensor(toy_prompt(30, seed=5)))
-        theirs.restore(memory.state())
-    other.root = run.root
-    expected = run.propose()
-    assert same(expected, other.propose())
-    run.steps(3)        # the state was a copy: what the first learns now does not reach the second
-    assert same(expected, other.propose())
+    assert_restores(name)
 
 
 def observation(tokens: torch.Tensor, hidden: torch.Tensor, following: int, prompt: bool) -> Observation:
@@ -151,6 +98,16 @@ def test_what_waits_is_part_of_a_mark_and_of_a_state():
         one.newest()
         assert one.cache.length == 3
     assert torch.equal(memory.newest(), other.newest())
+
+
+def test_a_drafter_is_judged_by_the_token_that_followed_its_guess():
+    """Of a pair (a feature, the token after it) the state foretells the token behind that."""
+    tokens, memory = torch.tensor([5, 6, 7, 9]), Eagle3Cache(toy_network())
+    memory.network = SimpleNamespace(logits=lambda states: states, target_ids=lambda ids: ids)
+    for ahead, right in ((1, 2), (0, 0), (-1, 0)):
+        guessed = torch.nn.functional.one_hot(tokens + ahead, VOCAB)
+        memory._fed = ((guessed[:3], tokens[:3]), (guessed[3:], tokens[3:]))
+        assert memory.foretold() == (right, 3)
 
 
 def test_a_rewound_history_is_as_long_as_at_its_mark():

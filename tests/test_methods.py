@@ -7,9 +7,10 @@ import re
 from dataclasses import replace
 
 import pytest
-from conftest import TOYS, answered, toy_model, toy_parts, toy_prompt, toy_session, toy_target
-from oracle import plain
-from test_layout import modules
+from toys.models import toy_model, toy_target
+from toys.oracle import plain
+from toys.sessions import TOYS, answered, toy_parts, toy_prompt, toy_session
+from toys.sources import modules
 
 import longgraft
 from longgraft.acceptance.sampling import Sampling

@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
-from served import asking, text_session
+from toys.served import asking, text_session
 
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
+from toys.models import VOCAB
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.match_odds import MatchOdds
 from longgraft.eval.checks import odds
 from longgraft.eval.checks.odds import _Rankings, accepted
 from longgraft.loading import Loaded
-from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import as_method, find
 
 
@@ -56,17 +56,3 @@ def test_the_usual_odds_tree_is_verified_and_counted_as_decoding_counts_it():
     plain = answered(toy_session("graft-x", budget=8), ids, 30, Sampling(replay=tuple(said)))
     assert plain.stats.accepted_per_step == found.stats.accepted_per_step
     assert any(not torch.equal(a.tokens, b.tokens) for _, (a, b) in rankings.trees)
-
-
-def test_a_calibration_keeps_odds_and_one_of_before_has_the_usual_ones(tmp_path):
-    from test_calibration import CPU, IDENTITY, snapshot, written
-
-    path = tmp_path / "c.safetensors"
-    Calibration(snapshot=snapshot(), odds=MatchOdds(half=20.0, row=0.18)).save(path, IDENTITY)
-    assert Calibration.load(path, IDENTITY, CPU).odds == MatchOdds(half=20.0, row=0.18)
-    written(path)
-    assert Calibration.load(path, IDENTITY, CPU).odds == MatchOdds()
-    for said in ('{"half": -1}', '{"half": NaN}', '{"speed": 1}', "[1]", '{"half": "x"}'):
-        written(path, odds=said)
-        with pytest.raises(ValueError, match="cannot be read"):
-            Calibration.load(path, IDENTITY, CPU)

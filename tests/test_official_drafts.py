@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_golden import SETTINGS, golden_shape, shape_of
+from toys.official import SETTINGS
+from toys.trees import golden_shape, shape_of
 
 from longgraft.acceptance.rules import walk
 from longgraft.config.settings import HeadOverrides

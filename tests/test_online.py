@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from conftest import answered, toy_parts, toy_prompt, toy_session
-from oracle import plain
+from toys.oracle import plain
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.adaptive_thresholds import EVERY, FALL, FEWEST, KEPT, LOWEST, PRIOR, STEP, AdaptiveThresholds

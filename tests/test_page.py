@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 from browser import CONTROL, SHIFT, Page, browser, chromium
-from conftest import VOCAB, toy_target
-from served import Gate, asking, characters, listening, until
-from test_text import TEXT, Bytes
+from toys.models import VOCAB, toy_target
+from toys.served import Gate, asking, characters, listening, until
+from toys.tokenizers import TEXT, Bytes
 
 from longgraft.engine.decoder import Step
 from longgraft.engine.engine import Engine

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import test_memories
 import torch
-from conftest import answered, toy_parts, toy_prompt, toy_session, toy_target
-from covering import covering, named
-from oracle import plain
-from test_memories import Run
+from toys.covering import covering, named
+from toys.memories import Run, assert_restores, assert_rewinds
+from toys.models import toy_target
+from toys.oracle import plain
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
@@ -184,8 +184,8 @@ def test_some_of_what_is_drafted_from_a_part_is_accepted(method):
 def test_a_rewound_part_drafts_what_it_drafted_then_and_a_state_is_all_it_knows(method):
     partial = next(one for one in Run(method).proposer.memories if isinstance(one, PartialKVCache))
     assert not partial.chosen().whole
-    test_memories.test_rewinding_forgets_what_was_observed_since_the_mark_as_often_as_one_likes(method)
-    test_memories.test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(method)
+    assert_rewinds(method)
+    assert_restores(method)
 
 
 def test_what_is_learnt_inside_a_cascade_is_forgotten():

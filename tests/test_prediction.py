@@ -8,7 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session, toy_target
+from toys.models import VOCAB, toy_target
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.token_swift import FrequentNgrams
@@ -119,6 +120,18 @@ def test_the_longer_match_counts_and_of_equal_ones_the_prompt_s(memory):
     assert memory.after([3, 4], 6) == (2, 6)
     assert memory.after([2, 3, 4], 6) == (3, 9)
     assert memory.after([4, 8], 6) == (0, -1)       # where it ends nothing follows
+
+
+@pytest.mark.parametrize("kind", [NgramIndex, RollOuts])
+def test_a_restored_index_knows_the_predictions(kind):
+    memory, other = kind(), kind()
+    memory.reset(0)
+    memory.observe_prediction(torch.tensor([1, 2, 3, 4, 9]))
+    observed(memory, [5, 3, 4, 6, 7], 2)
+    other.reset(0)
+    other.restore(memory.state())
+    for one in (memory, other):
+        assert one.after([3, 4], 6) == (2, 6) and one.after([2, 3, 4], 6) == (3, 9) and one.text[-1] == 2
 
 
 def test_an_answer_that_has_followed_what_was_told_as_far_as_is_counted_goes_on_with_it():

@@ -6,13 +6,13 @@ from itertools import cycle
 
 import pytest
 import torch
-from conftest import CHOOSING, EVERY, answered, toy_prompt, toy_session
-from recorder import recorder
+from toys.recorder import recorder
+from toys.sessions import CHOOSING, EVERY, answered, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget import acceptance_estimates
 from longgraft.prefill.chunked import last_occurrences
-from longgraft.prefill.prefixes import Prefixes, caches
+from longgraft.prefill.prefixes import Cell, Prefixes, caches
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.kv_cache import KVCache
 
@@ -72,7 +72,8 @@ def test_what_a_prompt_foretells_of_its_answer_is_counted_over_all_that_is_recal
         request = session.open(prompt, 2)
         while not request.step().tokens:
             pass
-        learns, = (one for one in session.engine.proposer.memories if isinstance(one, acceptance_estimates.Experience))
+        learns, = (one for one in session.engine.proposer.memories
+                   if isinstance(one, acceptance_estimates.AcceptanceEstimates))
         counted.append(learns.learnt.prompt)
         assert request.stats.reused_tokens == (335 if session is kept else 0)
         request.close()
@@ -168,6 +169,21 @@ def test_no_more_is_kept_than_may_be_and_the_beginning_stays_longest():
         answered(session, BEGINS, 2)
         assert len(small) == 3 and small.bytes <= small.most
     assert reads(session, BEGINS) == 90 - 47
+
+
+def test_a_cell_without_the_one_before_it_is_not_kept():
+    """Nothing would lead to it."""
+    prefixes = Prefixes(2 ** 30, CELL)
+    cell = Cell({"target": {"k": torch.zeros(1, 1, CELL, 4)}}, {})
+    keys = prefixes.keys(BEGINS)
+    assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3)] == [True, False, False]
+    for n in (1, 2):
+        prefixes.put(keys[:n], cell)
+    assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3, 4)] == [False, False, True, False]
+    prefixes.clear()
+    prefixes.pin(BEGINS[:CELL], cell)
+    assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3)] == [False, True, False]
+    assert not Prefixes(0, CELL).lacks(keys[:1])
 
 
 def test_what_was_used_last_leaves_last():

@@ -7,7 +7,8 @@ import random
 
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_parts, toy_prompt, toy_session
+from toys.models import VOCAB
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.match_odds import MatchOdds

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 import transformers
-from conftest import toy_parts
+from toys.sessions import toy_parts
 
 from longgraft.acceptance.rejection import DRAFTED, Rejection
 from longgraft.acceptance.rules import Sampled

@@ -63,6 +63,14 @@ def test_speedups_are_paired_by_prompt_and_repeat():
     assert (found.speedup, found.mat, found.prompts) == (Mean((2.5 + 1) / 2, count=2), Mean((3 + 1) / 2, count=2), 2)
 
 
+def test_a_prompt_on_which_a_method_stood_still_counts():
+    rows = [row(prompt=p) for p in "ab"] + [row("graft", 30, (2, 4)),
+                                            row("graft", 0, (2, 4), prompt="b", decode_seconds=0.0)]
+    found = cell(rows, "graft", 4096)
+    assert found.speedup == Mean(1.5) and found.speedups == (0.0, 3.0) and found.step_cost == 0.5
+    assert "x 0.500," in lines([rows[2], replace(rows[3], decode_tokens_per_second=30.0)], rows[2:])[-1]
+
+
 def test_a_failed_row_is_a_failure_and_no_number():
     found = cell(ROWS, "graft", 8192)
     assert (found.prompts, found.failures, found.mat, found.speedup) == (0, 1, None, None)
@@ -302,6 +310,13 @@ def test_a_method_that_promises_the_law_alone_says_the_same_tokens_where_it_is_g
     assert "differs from token" not in summary(run([row(mode=mode), lossy]))
 
 
+def test_a_difference_that_is_allowed_hides_none_that_is_not():
+    """Beside a replay, draws may differ and greedy answers, which have a margin, may not."""
+    drawn, greedy = Check(2, 0), Check(2, 0, 0.7)
+    found = [lossless_level(checks, "float32", "distribution", "replay") for checks in ([drawn], [drawn, greedy])]
+    assert found == ["distribution: 1/1 differ, as they may", "none: 2/2 differ"]
+
+
 def test_a_method_that_learns_over_the_run_says_from_what_it_began():
     rows = [row(), *(row("token-recycling", 5, (1, 0), prompt=p, learned_from=n) for n, p in enumerate("ab"))]
     assert "`token-recycling` learns over the run: its prompts began with what it had learnt from 0 to 1" in summary(
@@ -425,6 +440,15 @@ def test_two_runs_are_compared_row_by_row():
     found = lines(ROWS, other)
     assert "only in the first 7, only in the second 1; failed in the first 1, in the second 1." in found[0]
     assert "in 1 of them:" in found[1] and "lcc 4096 a replay graft 0" in found[2] and "x 2.000," in found[3]
+
+
+@pytest.mark.parametrize("other", [dict(token_ids=[1, 3]), dict(steps=3), dict(accepted_per_step=[4, 2]),
+                                   dict(accepted_by_origin={"draft": 5, "retrieved": 1, "both": 0}),
+                                   dict(stages={"d0": 2})], ids=str)
+def test_rows_differ_by_their_tokens_and_by_every_count(other):
+    mine = row("graft", 30, (2, 4))
+    assert "in 1 of them:" in lines([mine], [replace(mine, **other)])[1]
+    assert "in 0 of them." in lines([mine], [replace(mine, decode_seconds=9.0)])[1]
 
 
 def test_a_comparison_pools_repeats_and_keeps_suites_and_lengths_apart():

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import timeit
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from longgraft.completion.repository.files import LARGEST, Repository, repository
-from longgraft.completion.repository.secret_files import check_open, secret_path, secret_text
+from longgraft.completion.repository.secret_files import (
+    _CONTENTS,
+    FOLDERS,
+    NAMES,
+    SETTINGS,
+    STEMS,
+    check_open,
+    secret_path,
+    secret_text,
+)
 
 KEY = "-----BEGIN {}PRIVATE KEY-----\n" + "MIIEowIBAAKCAQEAx7y0y5kQ2mGQ1zjJ0d3Yp4rQ8b6y1n0J9W3s\n" * 2
 
@@ -80,14 +90,31 @@ def test_what_people_did_not_write_is_left_out_and_counted(tmp_path, name, text,
     assert list(found) == ["b.py"] and left_out.counts == {why: 1}
 
 
-@pytest.mark.parametrize("name", [
-    ".env", ".env.local", "prod.env", "server.pem", "server.key", "id_rsa", "deploy_ed25519", ".netrc", ".npmrc",
-    ".pypirc",
-    "x.p12", "vault.kdbx", "credentials", "credentials.json", "Credentials.py", "my-service-account-1.json",
-    "secrets.yaml",
-    ".git-credentials", "terraform.tfstate", ".aws/config", "API_KEY.txt", "tokens", ".env.d/x.py"])
-def test_secrets_are_told_by_name_wherever_they_lie(name):
-    assert secret_path(name) and secret_path(f"deep/{name}")
+# For each pattern of a file's or a folder's name a path that it alone finds.
+NAMED = (
+    ".env.local", "prod.env", "server.pem", "Server.KEY", "x.p12", "x.pfx", "x.p8", "x.jks", "x.keystore", "x.ppk",
+    "x.gpg", "vault.kdbx", "vault.kdb", "x.ovpn", "prod.tfvars", "prod.tfvars.json", "terraform.tfstate.backup",
+    "deploy_rsa", "deploy_dsa", "deploy_ecdsa", "deploy_ed25519", "id_rsa.old", "id_dsa.old", "id_ecdsa.old",
+    "id_ed25519.old",
+    "Credentials.py", ".credentials.json", "client_secret_1.json", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml",
+    ".pypirc", ".htpasswd", ".pgpass", ".my.cnf", ".git-credentials", ".dockercfg", ".dockerconfigjson", ".boto",
+    ".s3cfg", "my-service-account-1.json", "my_service_account_1.json", "serviceAccountKey.json",
+    "local.settings.json", "wp-config.php")
+BELOW = (".env.d/x.py", ".ssh/config", ".gnupg/x", ".aws/config", ".azure/x", ".kube/config", ".docker/config.json",
+         ".password-store/x.txt")
+
+
+@pytest.mark.parametrize(("paths", "patterns"), [(NAMED, NAMES), (BELOW, FOLDERS)], ids=["files", "folders"])
+def test_each_pattern_of_a_name_finds_a_secret_that_no_other_does(paths, patterns):
+    for path in paths:
+        assert secret_path(path) and secret_path(f"deep/{path}")
+        assert sum(fnmatchcase(path.lower().split("/")[0], pattern) for pattern in patterns) == 1, path
+    assert len(paths) == len(patterns)
+
+
+@pytest.mark.parametrize("name", [f"{stem}.json" for stem in STEMS] + [f"secrets{suffix}" for suffix in SETTINGS])
+def test_settings_with_the_name_of_secrets_are_secrets(name):
+    assert secret_path(name) and secret_path(f"deep/{name.upper()}")
 
 
 @pytest.mark.parametrize("name", ["secrets.py", "env.py", "keys.py", "token.go", "environment.ts", "monkey.py",
@@ -97,13 +124,30 @@ def test_code_about_secrets_is_code(name):
     assert not secret_path(name)
 
 
+# For each pattern of a secret's text: how it begins, and how many characters must follow at least.  In two parts, so
+# that no secret stands in this file.
+MARKED = (("AKIA", 16), ("ASIA", 16), ("ghp_", 36), ("gho_", 36), ("ghu_", 36), ("ghs_", 36), ("ghr_", 36),
+          ("github_pat_", 50), ("glpat-", 20), ("xoxb-", 20), ("AIza", 35), ("sk-", 32), ("sk_live_", 20),
+          ("rk_live_", 20), ("hf_", 34), ("npm_", 36), ("pypi-AgE", 40), ("SG." + "a" * 22 + ".", 43),
+          ("AGE-SECRET-KEY-1", 58), ("eyJ" + "a" * 16 + ".eyJ" + "b" * 16 + ".", 16))
+
+
+@pytest.mark.parametrize(("begins", "least"), MARKED, ids=[begins[:16] for begins, _ in MARKED])
+def test_a_token_is_a_secret_from_the_length_that_its_issuer_gives_it(begins, least):
+    assert secret_text(f"x = 1\nt = '{begins}{'A' * least}'\n")
+    assert not secret_text(f"x = 1\nt = '{begins}{'A' * (least - 1)}'\n")
+
+
 @pytest.mark.parametrize("text", [
-    KEY.format(""), KEY.format("RSA "), "key = " + repr(KEY.format("EC ")), "AWS = 'AKIA" + "ABCD" * 4 + "'",
-    "t = 'ghp_" + "a1B2" * 9 + "'", "sk-" + "abcd" * 8, "sk-proj-" + "abcd" * 12, "xoxb-" + "1234567890-" * 3,
-    "hf_" + "aB" * 17,
-    "eyJ" + "a" * 20 + ".eyJ" + "b" * 20 + "." + "c" * 20])
-def test_secrets_are_told_by_what_is_in_them(text):
+    KEY.format(""), KEY.format("RSA "), "key = " + repr(KEY.format("EC ")),
+    KEY.format("PGP ").replace("KEY-", "KEY BLOCK-"), "sk-proj-" + "abcd" * 8, "sk-ant-" + "api03-" + "abcd" * 8])
+def test_secrets_are_found_by_what_is_in_them(text):
     assert secret_text(f"x = 1\n{text}\n")
+
+
+def test_each_pattern_of_a_text_has_a_sample():
+    """The private keys' is the one more."""
+    assert len(MARKED) + 1 == len(_CONTENTS)
 
 
 def test_text_that_always_seems_to_become_a_secret_is_read_through_once():

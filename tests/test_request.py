@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import EVERY, answered, toy_parts, toy_prompt, toy_session
-from oracle import plain
+from toys.oracle import plain
+from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Replay, walk
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Goal
-from longgraft.engine.session import Session
+from longgraft.engine.session import Session, end_tokens
 from longgraft.loading import Loaded
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
@@ -251,6 +252,27 @@ def test_a_request_beyond_the_positions_is_refused_before_anything_is_done():
         with pytest.raises(ValueError, match=said if new != 600 else "from"):
             session.open(PROMPT, new, Sampling(replay=[1] if new != 600 else [99]))
     assert session.engine.cache.bytes() == 0
+
+
+@pytest.mark.parametrize("method", ["ar", "graft"])
+def test_a_request_may_fill_the_positions_and_no_more(method):
+    session = toy_session(method, chunk=None)
+    assert len(answered(session, toy_prompt(504), 8).token_ids) == 8
+    for over in ((505, 8), (504, 9)):
+        with pytest.raises(ValueError, match="allows 512 positions"):
+            session.check(*over)
+
+
+@pytest.mark.parametrize(("generation", "own", "tokenizer", "ends"), [
+    (7, 8, 9, (7,)), ([7, 6], 8, 9, (7, 6)), (None, 8, 9, (8,)), (None, None, 9, (9,)), (None, None, None, ()),
+    (0, 8, 9, (0,))])
+def test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s(generation, own, tokenizer,
+                                                                                         ends):
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=generation),
+                            config=SimpleNamespace(eos_token_id=own))
+    assert end_tokens(model, SimpleNamespace(eos_token_id=tokenizer)) == ends
+    del model.generation_config
+    assert end_tokens(model, None) == (() if own is None else (own,))
 
 
 def test_a_memory_s_own_limit_is_named():

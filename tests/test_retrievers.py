@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 import torch
+from toys.observations import prompt_chunk
 
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
@@ -26,11 +27,6 @@ NAN = float("nan")
 
 def retriever_of(matrix: AdjacencyMatrix) -> MatrixRetriever:
     return MatrixRetriever(AdjacencyMemory(matrix, snapshot=matrix.snapshot()))
-
-
-def prompt_chunk(tokens: list[int], topk: torch.Tensor | None = None) -> Observation:
-    chunk = ProposalTree.chain(torch.tensor(tokens))
-    return Observation(chunk, torch.arange(len(tokens)), 0, topk, prompt=True)
 
 
 def row(first: int) -> list[int]:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import answered, toy_prompt, toy_session
-from oracle import plain
+from toys.oracle import plain
+from toys.sessions import answered, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.memories.rollouts import RollOuts
@@ -40,6 +40,14 @@ def test_what_an_answer_said_is_known_to_the_next_one_with_the_same_prompt():
     told(memory, PROMPT, [5])
     assert memory.answers == 2 and memory.after([4, 5], 6) == (2, 9)        # the newest counts
     assert memory.after([7, 8], 6) == (0, -1)       # where an answer ended nothing followed
+
+
+def test_of_equal_matches_the_one_of_this_answer_counts():
+    memory = RollOuts()
+    told(memory, PROMPT, [5, 6, 7, 8])
+    told(memory, PROMPT, [5, 9, 5])
+    assert memory.after([9, 5], 6) == (1, 9) and memory.after([4, 5], 6) == (2, 9)
+    assert memory.after([5, 6], 6) == (2, 7)        # only the earlier answer has it
 
 
 @pytest.mark.parametrize("other", [[1, 2, 3], [1, 2, 3, 4, 4], [1, 2, 9, 4]])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FAMILIES, toy_model
+from toys.models import FAMILIES, toy_model
 
 from longgraft.kernels import fused_triton
 from longgraft.target_model.fused_modules import FusedModules, wrong_ones

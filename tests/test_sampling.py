@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from toys import oracle
 
 from longgraft.acceptance.gumbel import gumbel
 from longgraft.acceptance.rules import Greedy, Replay, Sampled, walk

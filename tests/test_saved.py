@@ -8,10 +8,11 @@ from itertools import cycle
 
 import pytest
 import torch
-from conftest import EVERY, VOCAB, answered, toy_model, toy_prompt, toy_session
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from served import characters
+from toys.models import VOCAB, toy_model
+from toys.served import characters
+from toys.sessions import EVERY, answered, toy_prompt, toy_session
 
 from longgraft.engine import request
 from longgraft.engine.session import Session

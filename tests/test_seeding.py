@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import VOCAB, answered, toy_prompt, toy_session, toy_target
+from toys.models import VOCAB, toy_target
+from toys.sessions import answered, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.adjacency import AdjacencyMatrix

@@ -13,7 +13,7 @@ import threading
 
 import httpx
 import pytest
-from test_cli import assert_before_loading, pair, run  # noqa: F401
+from toys.commands import assert_before_loading, run
 from typer.main import get_command
 
 from longgraft.cli.root import app
@@ -28,11 +28,11 @@ def started(monkeypatch, seen: list) -> None:
     monkeypatch.setattr("longgraft.serve.http_server.run", stop)
 
 
-def serve(pair, *more):  # noqa: F811
+def serve(pair, *more):
     return ["serve", "--model", pair / "target", "--drafter", pair / "head", "--port", 0, *more]
 
 
-def test_it_says_where_it_is_when_it_is_ready_and_keeps_what_it_reads(pair, capsys, monkeypatch):  # noqa: F811
+def test_it_says_where_it_is_when_it_is_ready_and_keeps_what_it_reads(pair, capsys, monkeypatch):
     seen: list = []
     started(monkeypatch, seen)
     code, out, err = run(capsys, monkeypatch, *serve(pair, "--model-name", "toy", "--queue", 3))
@@ -43,7 +43,7 @@ def test_it_says_where_it_is_when_it_is_ready_and_keeps_what_it_reads(pair, caps
     assert seen[1].state.longgraft.session.engine.prefixes is None
 
 
-def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monkeypatch):  # noqa: F811
+def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monkeypatch):
     seen: list = []
     started(monkeypatch, seen)
     monkeypatch.setenv("LONGGRAFT_API_KEY", "zaphod-42")
@@ -54,7 +54,7 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monke
     assert seen[1].state.longgraft.options.api_key == "ford-1"
 
 
-def test_a_server_that_anyone_may_use_says_so(pair, capsys, monkeypatch):  # noqa: F811
+def test_a_server_that_anyone_may_use_says_so(pair, capsys, monkeypatch):
     started(monkeypatch, [])
     _, _, err = run(capsys, monkeypatch, *serve(pair, "--host", "0.0.0.0"))
     assert "whoever reaches http://0.0.0.0:" in err and "LONGGRAFT_API_KEY" in err
@@ -94,7 +94,7 @@ def test_what_a_server_is_asked_for_is_in_its_help():
     assert {"--host", "--port", "--api-key", "--cors", "--queue", "--prefixes", "--model-name"} <= help
 
 
-def test_ctrl_c_ends_it_in_the_middle_of_an_answer(pair):  # noqa: F811
+def test_ctrl_c_ends_it_in_the_middle_of_an_answer(pair):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     code = "from longgraft.cli.app import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *map(str, serve(pair, "--method", "ar"))], text=True,

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from served import asking, text_session
+from toys.served import asking, text_session
 from typer.main import get_command
 
 from longgraft.cli.root import app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from served import asking, text_session
+from toys.served import asking, text_session
 
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker

@@ -11,7 +11,7 @@ import time
 import httpx
 import openai
 import pytest
-from served import Gate, listening, text_session, until
+from toys.served import Gate, listening, text_session, until
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
 COMPLETIONS = "/v1/completions"

@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from served import FIM, asking, characters, client, text_session
+from toys.served import FIM, asking, characters, client, text_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.session import answer as answered

@@ -12,9 +12,9 @@ import h11
 import httpx
 import pytest
 from pydantic import ValidationError
-from served import Gate, asking, listening, until
+from toys.served import Gate, asking, listening, until
 
-from longgraft.completion.prompt.encoding import Coder
+from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.serve import http_server, request_body
 from longgraft.serve.encoding_pool import THREADS
 from longgraft.serve.formats.errors import ApiError
@@ -134,8 +134,8 @@ def test_the_body_of_a_client_that_has_gone_is_never_encoded(held):
 
 def test_the_work_of_other_files_is_bounded_by_the_prompt_and_not_by_what_is_sent(monkeypatch):
     encoded = []
-    plain = Coder._plain
-    monkeypatch.setattr(Coder, "_plain", lambda self, text: encoded.append(len(text)) or plain(self, text))
+    plain = PartEncoder._plain
+    monkeypatch.setattr(PartEncoder, "_plain", lambda self, text: encoded.append(len(text)) or plain(self, text))
     extra = [{"filename": f"{n}.py", "text": "x = 1\n" * 1000} for n in range(200)]
 
     async def ask(http):

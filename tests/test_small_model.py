@@ -7,20 +7,14 @@ import shutil
 
 import pytest
 import torch
-from conftest import VOCAB, toy_prompt, toy_target
-from toy_small import medusa_heads, small_model
+from toys.models import VOCAB, medusa_heads, small_model, toy_target
+from toys.observations import seen
+from toys.sessions import toy_prompt
 
 from longgraft.memories.draft_cache import MOST_WAITING
 from longgraft.memories.draft_model import DraftModelCache
 from longgraft.methods.needs import MEDUSA, SMALL, Missing, Sources, embedded
-from longgraft.protocol.observation import Observation
-from longgraft.trees.tree import ROOT, ProposalTree
 from longgraft.yarn_drafters.medusa import MedusaConfig, MedusaHeads, load_medusa, save_medusa
-
-
-def seen(tokens: list[int], following: int = 1, prompt: bool = False) -> Observation:
-    chain = ProposalTree.chain(torch.tensor(tokens), origin=ROOT)
-    return Observation(chain, torch.arange(len(tokens)), following, prompt=prompt)
 
 
 def memory(vocab: int = VOCAB) -> DraftModelCache:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
-from oracle import plain
+from toys.oracle import plain
+from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 import pytest
-from fim_tokenizers import byte_tokenizer, of_family
+from toys.tokenizers import byte_tokenizer, of_family
 
 from longgraft.completion.prompt.layout import Layout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, USUAL, Habit, arrange

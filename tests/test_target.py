@@ -10,7 +10,9 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import FAMILIES, SMALL, VOCAB, toy_model, toy_prompt, toy_target
+from toys.models import FAMILIES, SMALL, VOCAB, hidden_states, read, toy_model, toy_target
+from toys.sessions import toy_prompt
+from toys.trees import path_to, random_tree
 from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
 
 import longgraft
@@ -19,25 +21,6 @@ from longgraft.target_model.attention_interface import window_of
 from longgraft.target_model.model import Segment, Target
 from longgraft.target_model.supported import refuse, why_not
 from longgraft.trees.tree import ProposalTree
-
-
-def random_tree(nodes: int, seed: int) -> ProposalTree:
-    """Distinct siblings by construction."""
-    generator = torch.Generator().manual_seed(seed)
-    parents = [-1] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, nodes)]
-    return ProposalTree.build([(7 * i + 3) % VOCAB for i in range(nodes)], parents, [0.0] * nodes, [2] * nodes)
-
-
-def read(target, segment, wants=Wants()):      # noqa: B008 - frozen
-    report, = target.run([segment], wants)
-    return report
-
-
-def path_to(tree: ProposalTree, node: int) -> list[int]:
-    path = [node]
-    while tree.parents[path[0]] >= 0:
-        path.insert(0, int(tree.parents[path[0]]))
-    return path
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "split"])
@@ -100,7 +83,7 @@ def test_features_are_the_inputs_of_layers():
     target, prompt = toy_target("qwen3"), torch.tensor(toy_prompt(30))
     seen = read(target, Segment(ProposalTree.chain(prompt), target.cache(64), "none"), Wants(layers=(1, 2, 3)))
     with torch.no_grad():
-        states = toy_model("qwen3")(prompt[None], output_hidden_states=True).hidden_states
+        states = hidden_states(toy_model("qwen3"), prompt[None])
     for layer in (1, 2, 3):
         torch.testing.assert_close(seen.hidden[layer], states[layer][0], atol=1e-4, rtol=1e-4)
 

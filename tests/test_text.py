@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from toys.tokenizers import TEXT, Bytes
 
 from longgraft.engine.text import Detokenizer
-
-
-class Bytes:
-    """A tokenizer whose tokens are bytes."""
-
-    def decode(self, ids, **_):
-        return bytes(ids).decode("utf-8", errors="replace")
-
-
-TEXT = "naïve 🦊 code: return x → y; return z"
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])

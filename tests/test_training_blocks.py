@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, toy_prompt, toy_target
-from test_training_drafter import corpus, files_of_a_toy_run, one_thread  # noqa: F401 - fixtures
-from toy_dflash import shared_blocks
+from toys.models import VOCAB, shared_blocks, toy_target
+from toys.sessions import toy_prompt
+from toys.training import BLOCKS, files_of_a_toy_run
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.dflash_cache import DFlashCache
@@ -20,15 +20,13 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.yarn_drafters.dflash_files import load_blocks
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.training.block_objective import _BlockFlash, block_attention, block_states, compared
-from longgraft.yarn_drafters.training.blocks import BlockRecipe, BlockTrainer, fresh_network, train_blocks
+from longgraft.yarn_drafters.training.blocks import BlockTrainer, fresh_network, train_blocks
 from longgraft.yarn_drafters.training.frozen import observed
-from longgraft.yarn_drafters.training.recipe import Stage
 
-RECIPE = BlockRecipe(layers=2, block=5, feature_layers=(1, 3), stride=4, stages=(Stage(32, skip=0.5),),
-                     total_tokens=1024, tokens_per_step=128, bf16=False, threads=1, valid_length=32, max_positions=512)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def trainer(given, out, recipe=RECIPE) -> BlockTrainer:
+def trainer(given, out, recipe=BLOCKS) -> BlockTrainer:
     target = toy_target("qwen3")
     return BlockTrainer(recipe, target, fresh_network(recipe, target, given), given, out)
 
@@ -78,16 +76,16 @@ def test_nats_and_their_gradient_are_those_of_a_plain_cross_entropy():
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
 
 
-def test_training_lowers_the_loss(corpus, tmp_path):  # noqa: F811
-    run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, total_tokens=8192))
+def test_training_lowers_the_loss(corpus, tmp_path):
+    run = trainer(corpus, tmp_path, dataclasses.replace(BLOCKS, total_tokens=8192))
     losses = [run.step()["loss"] for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
 
-def test_earlier_guesses_weigh_more(corpus, tmp_path):  # noqa: F811
+def test_earlier_guesses_weigh_more(corpus, tmp_path):
     """With a steep falloff the loss is the first guesses' alone."""
     rows, positions = torch.from_numpy(trainer(corpus, tmp_path).streams["mixed"].rows(0, 2, 32)), torch.arange(32)
-    steep, flat = (trainer(corpus, tmp_path, dataclasses.replace(RECIPE, falloff=f, block=b))
+    steep, flat = (trainer(corpus, tmp_path, dataclasses.replace(BLOCKS, falloff=f, block=b))
                    for f, b in ((1e-3, 5), (1e6, 2)))
     flat.network.load_state_dict(steep.network.state_dict())
     anchors = torch.tensor([[3, 9], [5, 20]])
@@ -96,7 +94,7 @@ def test_earlier_guesses_weigh_more(corpus, tmp_path):  # noqa: F811
     assert found[0] == pytest.approx(found[1], rel=0.05)
 
 
-def test_tokens_that_are_context_only_are_not_learnt(corpus, tmp_path):  # noqa: F811
+def test_tokens_that_are_context_only_are_not_learnt(corpus, tmp_path):
     run = trainer(corpus, tmp_path)
     rows, positions = torch.from_numpy(run.streams["mixed"].rows(0, 1, 32)), torch.arange(32)[None]
     anchors = torch.tensor([[4, 20]])
@@ -109,7 +107,7 @@ def test_tokens_that_are_context_only_are_not_learnt(corpus, tmp_path):  # noqa:
 
 def test_a_run_is_resumed_measured_and_written_as_dflash_s_files(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
-    recipe = dataclasses.replace(RECIPE, total_tokens=512, mat_prompts=1, mat_tokens=4, valid_rows=2)
+    recipe = dataclasses.replace(BLOCKS, total_tokens=512, mat_prompts=1, mat_tokens=4, valid_rows=2)
     train_blocks(dataclasses.replace(recipe, total_tokens=256), target, [text], [text], tmp_path / "out")
     made = train_blocks(recipe, target, [text], [text], tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
@@ -121,9 +119,9 @@ def test_a_run_is_resumed_measured_and_written_as_dflash_s_files(tmp_path):
     assert load_blocks(made, shape).config.block == 5
 
 
-def test_what_cannot_be_trained_is_said(corpus, tmp_path):  # noqa: F811
+def test_what_cannot_be_trained_is_said(corpus, tmp_path):
     with pytest.raises(ValueError, match="no room for blocks of 32"):
-        dataclasses.replace(RECIPE, block=32)
+        dataclasses.replace(BLOCKS, block=32)
     for changed, said in ((dict(feature_layers=(1, 1)), "different numbers"), (dict(mask_token=VOCAB), "mask_token")):
         with pytest.raises(ValueError, match=said):
-            trainer(corpus, tmp_path, dataclasses.replace(RECIPE, **changed))
+            trainer(corpus, tmp_path, dataclasses.replace(BLOCKS, **changed))

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB, toy_network, toy_target
+from toys.models import VOCAB, hidden_states, toy_network, toy_target
+from toys.training import DRAFTER, STEPS, drafter_trainer, files_of_a_toy_run
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
@@ -43,35 +44,7 @@ from longgraft.yarn_drafters.training.objective import (
 )
 from longgraft.yarn_drafters.training.recipe import Stage
 
-STEPS = 3
-RECIPE = DrafterRecipe(
-    feature_layers=(1, 2, 3), intermediate=48, heads=4, kv_heads=2, head_dim=8, draft_vocab=48,
-    rope=Rope(kind="yarn", factor=4.0, original=128), max_positions=512, ttt_steps=STEPS,
-    stages=(Stage(16, 0.5, skip=0.5), Stage(64, 0.5, skip=0.5, grouped=True)), total_tokens=1536,
-    tokens_per_step=128, bf16=False, threads=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def corpus() -> EncodedCorpus:
-    """Documents that count upwards from somewhere, each ended by token 0."""
-    rng = np.random.default_rng(0)
-    pieces = [np.append(1 + (rng.integers(95) + np.arange(80 + 7 * i)) % 40, 0) for i in range(20)]
-    starts = np.cumsum([0, *map(len, pieces)])
-    return EncodedCorpus(np.concatenate(pieces).astype(np.int32), starts, ("code-python",) * 20,
-                         tuple(f"owner/repo{i % 3}@abc:file{i}.py" for i in range(20)))
-
-
-def trainer(corpus: EncodedCorpus, out: Path, recipe: DrafterRecipe = RECIPE, family: str = "qwen3") -> DrafterTrainer:
-    target = toy_target(family)
-    return DrafterTrainer(recipe, target, build_network(recipe, target, corpus, [0]), corpus, out)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_inputs(heads: int, kv_heads: int, steps: int) -> list[torch.Tensor]:
@@ -180,11 +153,11 @@ def test_the_draft_vocabulary_is_sorted_offsets_and_has_the_end(corpus):
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_features_are_hidden_states_and_a_jump_cuts_no_attention(family, corpus, tmp_path):
-    recipe = dataclasses.replace(RECIPE, feature_layers=(3, 1, 2))
-    run, rows = trainer(corpus, tmp_path, recipe, family), torch.arange(1, 33)[None]
+    recipe = dataclasses.replace(DRAFTER, feature_layers=(3, 1, 2))
+    run, rows = drafter_trainer(corpus, tmp_path, recipe, family), torch.arange(1, 33)[None]
     plain = torch.arange(32)[None]
     features, hidden = run._observe(rows, plain)
-    states = run.target.model(rows, output_hidden_states=True).hidden_states
+    states = hidden_states(run.target.model, rows)
     torch.testing.assert_close(features, torch.cat([states[3], states[1], states[2]], dim=-1))
     torch.testing.assert_close(hidden, states[4])
     jumped = plain + 100 * (plain >= 16)
@@ -194,22 +167,23 @@ def test_features_are_hidden_states_and_a_jump_cuts_no_attention(family, corpus,
 
 
 def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(corpus, tmp_path):
-    whole, losses = trainer(corpus, tmp_path), []
+    whole, losses = drafter_trainer(corpus, tmp_path), []
     for step in range(12):                                  # through both stages
         if step == 4:
             whole.save()
         losses.append(whole.step()["losses"])
-    resumed = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, grad_clip=0.5))
+    resumed = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, grad_clip=0.5))
     assert resumed.resume() and [resumed.step()["losses"] for _ in range(8)] == losses[4:]
-    slower = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, muon_lr=1e-4))
+    slower = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, muon_lr=1e-4))
     assert slower.resume() and slower.optimizers[0].param_groups[0]["peak"] == 1e-4
 
 
 def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_path):
     cycle = np.tile(np.arange(1, 17), 256).astype(np.int32)
     corpus = EncodedCorpus(cycle, np.array([0, len(cycle)]), ("code-python",), ("owner/repo@abc:file.py",))
-    run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, total_tokens=128 * 60, stages=(Stage(64, 1.0),),
-                                                        draft_vocab=VOCAB, muon_lr=3e-2, adam_lr=3e-2))
+    recipe = dataclasses.replace(DRAFTER, total_tokens=128 * 60, stages=(Stage(64, 1.0),), draft_vocab=VOCAB,
+                                 muon_lr=3e-2, adam_lr=3e-2)
+    run = drafter_trainer(corpus, tmp_path, recipe)
     figures = [run.step() for _ in range(60)]
     says = run.target.model(torch.arange(1, 17).repeat(4)[None]).logits.log_softmax(-1)
     entropy = -(says.exp() * says).sum(-1).mean().item()        # soft cross-entropy cannot fall below it
@@ -219,7 +193,7 @@ def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_pa
 
 
 def test_measuring_changes_nothing(corpus, tmp_path):
-    run = trainer(corpus, tmp_path)
+    run = drafter_trainer(corpus, tmp_path)
     before = [p.clone() for p in run.network.parameters()]
     run.unseen = {"code": np.arange(1, 67).reshape(2, 33)}
     assert run.measure() == run.measure() and len(run.measure()["code_losses"]) == STEPS
@@ -228,29 +202,16 @@ def test_measuring_changes_nothing(corpus, tmp_path):
 
 def test_training_leaves_a_head_that_the_loader_takes(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
-    recipe = dataclasses.replace(RECIPE, total_tokens=256, valid_rows=1, draft_vocab=200)
+    recipe = dataclasses.replace(DRAFTER, total_tokens=256, valid_rows=1, draft_vocab=200)
     head = load_head(train_drafter(recipe, target, [text], [], tmp_path / "out"), TargetShape(4, 32, 300))
     assert head.config.rope == recipe.rope and head.config.feature_layers == recipe.feature_layers
     assert head.t2d[0] and head.config.max_positions == 512
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["event"] == "finished"
 
 
-def tiny_target(folder: Path, texts: list[str]) -> None:
-    """A random Qwen3 of 300 tokens with its tokenizer, saved as a user's target is."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = train_tokenizer(texts, 300)
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=True)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def test_a_saved_recipe_is_read_back(tmp_path):
-    (tmp_path / "recipe.json").write_text(json.dumps(dataclasses.asdict(RECIPE)))
-    assert DrafterRecipe.load(tmp_path / "recipe.json") == RECIPE
+    (tmp_path / "recipe.json").write_text(json.dumps(dataclasses.asdict(DRAFTER)))
+    assert DrafterRecipe.load(tmp_path / "recipe.json") == DRAFTER
 
 
 def test_attention_in_blocks_is_attention_at_once(monkeypatch):
@@ -352,19 +313,9 @@ def test_text_files_and_folders_are_read(tmp_path):
     assert [d.text for d in read_documents([tmp_path / "books"])] == ["one", "two"]
 
 
-def files_of_a_toy_run(tmp_path: Path) -> tuple[Path, Path]:
-    """(target, text) on disk."""
-    rows = [{"text": f"def f{i}(x):\n    return x + {i}\n" * 9, "type": "code-python", "source": f"a/b@c:{i}.py"}
-            for i in range(12)]
-    text = tmp_path / "text.jsonl"
-    text.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    tiny_target(tmp_path / "target", [row["text"] for row in rows])
-    return tmp_path / "target", text
-
-
 def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
-    short = dataclasses.replace(RECIPE, total_tokens=256, draft_vocab=200, rope=Rope(), max_positions=64,
+    short = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=200, rope=Rope(), max_positions=64,
                                 stages=(Stage(32),))
     head = train_drafter(short, target, [text], [], tmp_path / "short")
     shape = TargetShape(4, 32, 300)
@@ -382,7 +333,7 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
 
 
 def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
-    run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, mat_prompts=2, mat_tokens=8))
+    run = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, mat_prompts=2, mat_tokens=8))
     run.unseen = {"code": np.stack([corpus.tokens[:33], corpus.tokens[40:73]])}
     session = Session(Engine(run.target, Eagle3Drafter(Eagle3Cache(run.network), Dense()), Clock()), None)
     steps = []
@@ -393,18 +344,18 @@ def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
 
 def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, monkeypatch):
     target = toy_target("gemma2")           # soft-capped logits: known
-    network = build_network(dataclasses.replace(RECIPE, heads=4), target, corpus, [0])
-    DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
+    network = build_network(dataclasses.replace(DRAFTER, heads=4), target, corpus, [0])
+    DrafterTrainer(DRAFTER, target, network, corpus, tmp_path)
     monkeypatch.setattr("longgraft.target_model.model.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
     with pytest.raises(ValueError, match="a way of its own"):
-        DrafterTrainer(RECIPE, target, network, corpus, tmp_path)
+        DrafterTrainer(DRAFTER, target, network, corpus, tmp_path)
 
 
 def test_batches_weigh_by_what_is_to_be_learnt(corpus, tmp_path):
     """Rows of a chat with little to learn, alone and beside full ones: accumulation is one batch in pieces."""
     found = []
     for micro in (16, 64):
-        run = trainer(corpus, tmp_path, dataclasses.replace(RECIPE, stages=(Stage(16),), tokens_per_step=64,
+        run = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, stages=(Stage(16),), tokens_per_step=64,
                                                             micro_tokens=micro, draft_vocab=VOCAB, grad_clip=1e9))
         rows = torch.from_numpy(run.streams["mixed"].rows(0, 4, 16))
         rows[1:3, 4:] = ~rows[1:3, 4:]
@@ -421,7 +372,7 @@ def test_batches_weigh_by_what_is_to_be_learnt(corpus, tmp_path):
 
 def test_a_head_that_could_not_be_written_is_refused_before_training(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
-    wrong = dataclasses.replace(RECIPE, total_tokens=256, draft_vocab=200, rope=Rope(base=5e5))
+    wrong = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=200, rope=Rope(base=5e5))
     with pytest.raises(ValueError, match="readers take base 10000"):
         train_drafter(wrong, target, [text], [], tmp_path / "out")
     assert not (tmp_path / "out" / "log.jsonl").exists()
@@ -433,7 +384,7 @@ def test_a_head_s_own_embedding_is_left_alone(tmp_path):
     network = toy_network()
     network.config = dataclasses.replace(network.config, rope=Rope())
     save_head(network, tmp_path)
-    resumed = resumed_head(tmp_path, toy_target(), RECIPE)
+    resumed = resumed_head(tmp_path, toy_target(), DRAFTER)
     assert not resumed.embed_tokens.weight.requires_grad and resumed.fc.weight.requires_grad
 
 
@@ -444,7 +395,7 @@ def two_processes(rank: int, out: str, port: int) -> None:
                    "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     folder = Path(out)
-    recipe = dataclasses.replace(RECIPE, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),))
+    recipe = dataclasses.replace(DRAFTER, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),))
     train_drafter(recipe, folder / "target", [folder / "text.jsonl"], [], folder / "two")
 
 
@@ -456,7 +407,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(two_processes, (str(tmp_path), port), nprocs=2)
-    recipe = dataclasses.replace(RECIPE, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),),
+    recipe = dataclasses.replace(DRAFTER, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),),
                                  micro_tokens=64)
     train_drafter(recipe, tmp_path / "target", [tmp_path / "text.jsonl"], [], tmp_path / "one")
     one, two = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two"))

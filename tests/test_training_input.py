@@ -12,13 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_longspec import RECIPE as LONGSPEC
-from test_training_blocks import RECIPE as BLOCKS
-from test_training_drafter import RECIPE as DRAFTER
-from test_training_drafter import files_of_a_toy_run, one_thread  # noqa: F401
-from test_training_drafter import trainer as drafter_trainer
-from test_training_small import HEADS as MEDUSA
-from test_training_target import RECIPE as TARGET
+from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, TARGET, drafter_trainer, files_of_a_toy_run
 
 from longgraft.cli import train as commands
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, encode_corpus, train_tokenizer
@@ -29,6 +23,8 @@ from longgraft.yarn_drafters.training.packages import main as collect_packages
 from longgraft.yarn_drafters.training.recipe import Stage
 from longgraft.yarn_drafters.training.target import train_target
 from longgraft.yarn_drafters.training.world import sole_trainer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 INFINITE = float("inf")
 COMMON = [

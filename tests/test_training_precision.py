@@ -6,12 +6,9 @@ import copy
 import dataclasses
 
 import pytest
-import test_longspec
-import test_training_blocks
-import test_training_drafter
-import test_training_small
 import torch
-from conftest import toy_target
+from toys.models import toy_target
+from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, counting
 
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.training.blocks import BlockTrainer
@@ -24,12 +21,12 @@ from longgraft.yarn_drafters.training.longspec import fresh_network as fresh_lon
 from longgraft.yarn_drafters.training.medusa import MedusaTrainer, build_heads
 
 TRAINERS = {     # recipe, trainer, and what it trains
-    "drafter": (test_training_drafter.RECIPE, DrafterTrainer, lambda *of: build_network(*of, [0])),
-    "medusa": (test_training_small.HEADS, MedusaTrainer, lambda recipe, target, _: build_heads(recipe, target)),
-    "untied": (dataclasses.replace(test_training_small.HEADS, tied=False), MedusaTrainer,
+    "drafter": (DRAFTER, DrafterTrainer, lambda *of: build_network(*of, [0])),
+    "medusa": (MEDUSA, MedusaTrainer, lambda recipe, target, _: build_heads(recipe, target)),
+    "untied": (dataclasses.replace(MEDUSA, tied=False), MedusaTrainer,
                lambda recipe, target, _: build_heads(recipe, target)),
-    "dflash": (test_training_blocks.RECIPE, BlockTrainer, fresh_blocks),
-    "longspec": (test_longspec.RECIPE, LongSpecTrainer, lambda recipe, target, _: fresh_longspec(recipe, target)),
+    "dflash": (BLOCKS, BlockTrainer, fresh_blocks),
+    "longspec": (LONGSPEC, LongSpecTrainer, lambda recipe, target, _: fresh_longspec(recipe, target)),
 }
 
 
@@ -45,7 +42,7 @@ def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_p
     short = dict(valid_rows=1, valid_length=32)
     if hasattr(recipe, "mat_prompts"):
         short |= dict(mat_prompts=1, mat_tokens=4)
-    recipe, corpus, found = dataclasses.replace(recipe, bf16=bf16, **short), test_longspec.counting(), []
+    recipe, corpus, found = dataclasses.replace(recipe, bf16=bf16, **short), counting(), []
     for target in (toy_target("qwen3"), halved()):
         run = trainer(recipe, target, made(recipe, target, corpus), corpus, tmp_path, corpus)
         figures = run.step()
@@ -58,7 +55,7 @@ def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_p
 
 def test_what_is_measured_borrows_the_targets_own_layers_and_leaves_the_trained_network_alone():
     target = halved()
-    network = fresh_blocks(test_training_blocks.RECIPE, target, test_longspec.counting())
+    network = fresh_blocks(BLOCKS, target, counting())
     network.share(target.model.get_input_embeddings(), target.head)
     made = as_decoded(network, target)
     assert made.__dict__["_shared"][1] is target.head

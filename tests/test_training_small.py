@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import toy_target
-from test_training_drafter import tiny_target
+from toys.models import toy_target
+from toys.training import MEDUSA, STAGES, tiny_target
 
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.medusa import load_medusa
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokenizer
-from longgraft.yarn_drafters.training.medusa import MedusaRecipe, MedusaTrainer, build_heads, train_medusa
-from longgraft.yarn_drafters.training.recipe import Stage
+from longgraft.yarn_drafters.training.medusa import MedusaTrainer, build_heads, train_medusa
 from longgraft.yarn_drafters.training.target import (
     TargetRecipe,
     TargetTrainer,
@@ -27,12 +26,9 @@ from longgraft.yarn_drafters.training.target import (
     train_target,
 )
 
-STAGES = (Stage(32, 1.0),)
 SMALL = TargetRecipe(vocab_size=300, layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24,
                      max_positions=512, stages=STAGES, total_tokens=4096, tokens_per_step=128, bf16=False, threads=1,
                      muon_lr=2e-2, embedding_lr=2e-2, norm_lr=2e-2)
-HEADS = MedusaRecipe(heads=3, stages=STAGES, total_tokens=4096, tokens_per_step=128, bf16=False, threads=1,
-                     muon_lr=3e-2, adam_lr=3e-2)
 LINES = [f"def f{i}(x):\n    return x + {i}\n" * 4 for i in range(40)]
 
 
@@ -127,7 +123,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(teacher, tmp_path):
 
 def test_each_head_comes_to_say_what_the_target_says_further_on(cycle, tmp_path):
     target = toy_target("qwen3")
-    run = MedusaTrainer(HEADS, target, build_heads(HEADS, target), cycle, tmp_path)
+    run = MedusaTrainer(MEDUSA, target, build_heads(MEDUSA, target), cycle, tmp_path)
     rows, positions = torch.arange(1, 17).repeat(3)[None, :33], torch.arange(32)[None]
     said = said_by(target, rows, positions)
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0]
@@ -140,7 +136,7 @@ def test_each_head_comes_to_say_what_the_target_says_further_on(cycle, tmp_path)
 
 def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
     target = toy_target("qwen3")
-    run = MedusaTrainer(HEADS, target, build_heads(HEADS, target), cycle, tmp_path)
+    run = MedusaTrainer(MEDUSA, target, build_heads(MEDUSA, target), cycle, tmp_path)
     rows, positions = torch.arange(1, 34)[None], torch.arange(32)[None]
     asked = rows.clone()
     asked[:, :20] = ~asked[:, :20]
@@ -158,7 +154,7 @@ def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_leaves_heads_that_the_loader_takes(teacher, tmp_path, tied):
     target, text = teacher
-    recipe = dataclasses.replace(HEADS, total_tokens=256, valid_rows=1, valid_length=32, tied=tied)
+    recipe = dataclasses.replace(MEDUSA, total_tokens=256, valid_rows=1, valid_length=32, tied=tied)
     heads = load_medusa(train_medusa(recipe, target, [text], [text], tmp_path), 32, 300)
     assert (heads.config.heads, heads.config.tied) == (3, tied)
     figures = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
@@ -171,6 +167,6 @@ def test_a_teacher_is_only_read(loud, cycle, tmp_path):
     target = loud
     before = [p.clone() for p in target.model.parameters()]
     for run in (TargetTrainer(SMALL, Words(), cycle, tmp_path / "a", teacher=target),
-                MedusaTrainer(HEADS, target, build_heads(HEADS, target), cycle, tmp_path / "b")):
+                MedusaTrainer(MEDUSA, target, build_heads(MEDUSA, target), cycle, tmp_path / "b")):
         run.step()
     assert all(torch.equal(a, b) for a, b in zip(before, target.model.parameters(), strict=True))

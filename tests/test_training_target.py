@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from toys.training import TARGET
 
 from longgraft.yarn_drafters.training.corpus import (
     TokenStream,
@@ -30,22 +31,10 @@ from longgraft.yarn_drafters.training.target import (
     train_target,
 )
 
-RECIPE = TargetRecipe(
-    vocab_size=300, layers=1, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48,
-    max_positions=4096,
-    stages=(Stage(16, 0.5), Stage(32, 0.3, skip=0.5), Stage(64, 0.2, grouped=True)),
-    total_tokens=1536, tokens_per_step=128, bf16=False, valid_rows=1, threads=1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 AWKWARD = ("def f(a):\n\treturn  a['é']\r\n\r\n    # 日本 🙂 1234.5\n \n\n", "", "\r\r\n\x00 \u00a0x",
            "  lead\n\n  ", "<|endoftext|> __init__ ...and\ttabs\t\n")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +122,7 @@ def test_skipping_moves_only_the_second_piece_and_stays_in_range():
 
 
 def test_a_jump_in_the_positions_does_not_cut_attention(tokenizer, corpus, tmp_path):
-    model = TargetTrainer(RECIPE, tokenizer, corpus, tmp_path).model
+    model = TargetTrainer(TARGET, tokenizer, corpus, tmp_path).model
     rows = torch.from_numpy(np.stack([corpus.tokens[:33]]).astype(np.int64))
     jumped = torch.arange(32)[None] + 1000 * (torch.arange(32) >= 16)
     changed = rows.clone()
@@ -147,7 +136,7 @@ def test_a_jump_in_the_positions_does_not_cut_attention(tokenizer, corpus, tmp_p
 
 
 def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(tokenizer, corpus, tmp_path):
-    whole = TargetTrainer(RECIPE, tokenizer, corpus, tmp_path)
+    whole = TargetTrainer(TARGET, tokenizer, corpus, tmp_path)
     losses = []
     for step in range(12):                                  # through all three stages
         if step in (4, 8):
@@ -155,16 +144,16 @@ def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(tokenizer, c
             (tmp_path / f"at{step}").mkdir()
             (tmp_path / "checkpoint.pt").rename(tmp_path / f"at{step}" / "checkpoint.pt")
         losses.append(whole.step())
-    assert [RECIPE.stage_at(128 * step / 1536).length for step in (0, 7, 11)] == [16, 32, 64]
+    assert [TARGET.stage_at(128 * step / 1536).length for step in (0, 7, 11)] == [16, 32, 64]
     for step in (4, 8):
-        resumed = TargetTrainer(RECIPE, tokenizer, corpus, tmp_path / f"at{step}")
+        resumed = TargetTrainer(TARGET, tokenizer, corpus, tmp_path / f"at{step}")
         assert resumed.resume()
         assert [resumed.step() for _ in range(12 - step)] == losses[step:]
 
 
 def test_a_resumed_run_follows_the_recipe_it_is_given(tokenizer, corpus, tmp_path):
-    TargetTrainer(RECIPE, tokenizer, corpus, tmp_path).save()
-    slower = TargetTrainer(dataclasses.replace(RECIPE, muon_lr=1e-4), tokenizer, corpus, tmp_path)
+    TargetTrainer(TARGET, tokenizer, corpus, tmp_path).save()
+    slower = TargetTrainer(dataclasses.replace(TARGET, muon_lr=1e-4), tokenizer, corpus, tmp_path)
     slower.resume()
     assert slower.optimizers[0].param_groups[0]["peak"] == 1e-4
 
@@ -172,7 +161,7 @@ def test_a_resumed_run_follows_the_recipe_it_is_given(tokenizer, corpus, tmp_pat
 def test_training_leaves_a_model_that_transformers_loads(corpus_file, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    recipe = dataclasses.replace(RECIPE, total_tokens=384)
+    recipe = dataclasses.replace(TARGET, total_tokens=384)
     train_target(recipe, [corpus_file], [corpus_file], tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -194,7 +183,7 @@ def test_two_trainers_cannot_share_a_folder(corpus_file, tmp_path):
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="Another process is training"):
-            train_target(RECIPE, [corpus_file], [corpus_file], tmp_path)
+            train_target(TARGET, [corpus_file], [corpus_file], tmp_path)
 
 
 def test_the_shipped_recipes_are_found_by_name():
@@ -207,9 +196,9 @@ def test_the_shipped_recipes_are_found_by_name():
 
 
 def test_a_folder_of_another_run_is_refused(tokenizer, corpus, tmp_path):
-    TargetTrainer(RECIPE, tokenizer, corpus, tmp_path).save()
+    TargetTrainer(TARGET, tokenizer, corpus, tmp_path).save()
     with pytest.raises(ValueError, match="something else: layers 1, now 2"):
-        TargetTrainer(dataclasses.replace(RECIPE, layers=2), tokenizer, corpus, tmp_path).resume()
+        TargetTrainer(dataclasses.replace(TARGET, layers=2), tokenizer, corpus, tmp_path).resume()
 
 
 @pytest.mark.parametrize("schedule", [warmup_stable_decay, cosine])

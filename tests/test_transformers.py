@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import answered, toy_model, toy_prompt, toy_session
+from toys.models import toy_model
+from toys.sessions import answered, toy_prompt, toy_session
 
 from longgraft.transformers_generate import custom_generate
 
@@ -25,6 +26,14 @@ def test_custom_generate_is_a_second_entry(given):
     ours = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False,
                           custom_generate=custom_generate, **more)
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("limit", [{"max_length": 56}, {"max_new_tokens": 6}], ids=str)
+def test_a_limit_of_the_whole_length_counts_the_prompt(limit):
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    more = dict(attention_mask=torch.ones_like(ids), do_sample=False) | limit
+    ours = model.generate(ids, custom_generate=custom_generate, session=toy_session("graft", "qwen3"), **more)
+    assert ours.shape == (1, 56) and torch.equal(ours, model.generate(ids, **more))
 
 
 def test_custom_generate_refuses_what_it_cannot_honour():

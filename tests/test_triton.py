@@ -12,13 +12,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import oracle
 import pytest
 import torch
-from conftest import answered, toy_prompt, toy_session
-from covering import covering, named
-from test_target import random_tree
 from torch import Tensor
+from toys import oracle
+from toys.covering import covering, named
+from toys.sessions import answered, toy_prompt, toy_session
+from toys.trees import random_tree
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import BACKENDS, available, dense, split, whole

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import toy_network, toy_parts, toy_prompt, toy_session, toy_target
 from torch.profiler import ProfilerActivity, profile
+from toys.models import toy_network, toy_target
+from toys.sessions import toy_parts, toy_prompt, toy_session
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense

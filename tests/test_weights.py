@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL
 from safetensors.torch import load_file, save_file
+from toys.models import SMALL
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging
 

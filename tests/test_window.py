@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import VOCAB, toy_network, toy_parts
+from toys.models import VOCAB, toy_network
+from toys.sessions import toy_parts
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense

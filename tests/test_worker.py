@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conftest import toy_prompt, toy_session
-from served import Gate
+from toys.served import Gate, text_session
+from toys.sessions import toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.prefill.prefixes import Prefixes
@@ -15,10 +15,10 @@ from longgraft.serve.worker import Busy, Closing, Failed, Job, Worker
 PROMPT = toy_prompt(60)
 
 
-def working(play, gate: Gate | None = None, waiting: int = 2):
-    """What a coroutine finds out with a new worker."""
+def working(play, gate: Gate | None = None, waiting: int = 2, session=None):
+    """What a coroutine returns that is given a new worker."""
     async def played():
-        worker = Worker(toy_session("graft"), waiting, [gate] if gate else [])
+        worker = Worker(session or toy_session("graft"), waiting, [gate] if gate else [])
         try:
             return await asyncio.wait_for(play(worker), 30)
         finally:
@@ -52,6 +52,19 @@ def test_jobs_are_decoded_as_the_session_decodes():
     assert [tokens for tokens, _ in found] == wanted
     assert [(end.reason, end.stats.new_tokens) for _, end in found] == [("length", 12), ("length", 12), ("length", 5)]
     assert 0 <= found[0][1].queued < found[1][1].queued < found[2][1].queued
+
+
+def test_a_job_ends_with_its_own_stop_strings_and_end_tokens_alone():
+    session = text_session()
+    whole = session.generate(PROMPT, 24)
+    stop, end = whole.text[6], whole.token_ids[6]
+
+    async def play(worker):
+        jobs = [Job(PROMPT, 24, stop=(stop,)), Job(PROMPT, 24, eos=(end,)), Job(PROMPT, 24)]
+        taken = [worker.submit(job) for job in jobs]
+        return [(await tokens_of(running), running.end.reason) for running in taken]
+    cut = whole.token_ids[:whole.token_ids.index(end) + 1]
+    assert working(play, session=session) == [(cut, "stop"), (cut, "eos"), (whole.token_ids, "length")]
 
 
 def test_a_full_queue_takes_no_more_and_says_when_to_come_back():

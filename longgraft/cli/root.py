@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
+from longgraft import __version__
 from longgraft.cli.complete import completing
 from longgraft.cli.datastore import datastore
 from longgraft.cli.examine import looking
@@ -30,7 +30,7 @@ app.add_typer(train, name="train", rich_help_panel="Drafters")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"longgraft {importlib.metadata.version('longgraft')}")
+        print(f"longgraft {__version__}")
         raise typer.Exit
 
 

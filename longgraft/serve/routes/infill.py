@@ -136,7 +136,7 @@ class Prompts:
         return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
 
 
-def _within(pieces: Sequence[Piece], characters: int) -> tuple[Sequence[Piece], Sequence[Piece]]:
+def _within(pieces: Sequence[Snippet], characters: int) -> tuple[Sequence[Snippet], Sequence[Snippet]]:
     """(the first pieces with so many characters at most together, the others)."""
     total = 0
     for count, piece in enumerate(pieces):

@@ -46,3 +46,13 @@ def byte_tokenizer(special: tuple[str, ...] = (), plain: tuple[str, ...] = (), b
 
 def of_family(name: str, **more) -> PreTrainedTokenizerFast:
     return byte_tokenizer(tuple(SPELLINGS[name].split()), **more)
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, ids, **_):
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+TEXT = "naïve 🦊 code: return x → y; return z"

@@ -6,7 +6,6 @@ import math
 from functools import cache
 
 import torch
-from conftest import toy_model, toy_prompt
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -17,6 +16,8 @@ from transformers import (
 )
 
 from longgraft.acceptance.sampling import Sampling
+from toys.models import toy_model
+from toys.sessions import toy_prompt
 
 
 def warped(logits: Tensor, sampling: Sampling) -> Tensor:

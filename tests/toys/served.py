@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import httpx
-from conftest import toy_session
 
 from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
@@ -19,6 +18,7 @@ from longgraft.serve.app import make_app
 from longgraft.serve.http_server import Server, bind, url
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import End, Running, Worker
+from toys.sessions import toy_session
 
 TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
             "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"

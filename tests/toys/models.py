@@ -1,0 +1,149 @@
+"""Toy models: random weights, float32, one thread.  What they decode is noise; that it is the same counts."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+
+import torch
+
+from longgraft.kernels.cpu import CpuKernels
+from longgraft.protocol.observation import Wants
+from longgraft.target_model.model import Report, Segment, Target
+from longgraft.yarn_drafters.dflash import BlockConfig, BlockNetwork
+from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
+from longgraft.yarn_drafters.medusa import MedusaConfig, MedusaHeads
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.rope import Rope
+
+VOCAB = 96
+SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=None,
+             eos_token_id=None)
+
+
+FAMILIES = {        # configuration, the seed with which greedy answers vary and still come round, what else it needs
+    "llama": ("LlamaConfig", 9, {}),
+    "qwen3": ("Qwen3Config", 4, {"head_dim": 16}),
+    "mistral-window": ("MistralConfig", 4, {"sliding_window": 24}),
+    "qwen3-moe": ("Qwen3MoeConfig", 6, {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                                        "moe_intermediate_size": 32}),
+    "qwen2": ("Qwen2Config", 5, {}),
+    # Tied, its embedding would make each token the most probable one after itself.
+    "gemma2": ("Gemma2Config", 29, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
+    "gemma3": ("Gemma3TextConfig", 19, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
+}
+SHARED: dict[str, torch.nn.Module] = {}     # those of `toy_model` that were made
+
+
+@cache
+def toy_model(family: str = "llama"):
+    """A random model with something to say: no near ties, few repeats, and loops that a lookup can find.
+
+    Its MLPs are loud, so that the last token decides most, and its attention less so, so that the rest still counts.
+    """
+    import transformers
+
+    torch.set_num_threads(1)
+    name, seed, extra = FAMILIES[family]
+    torch.manual_seed(seed)
+    config = getattr(transformers, name)(**SMALL, **extra)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32,
+                                                          attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "embed" not in name:
+                parameter.mul_(8.0 if "self_attn" in name else 25.0)
+    SHARED[family] = model
+    return model
+
+
+def hidden_states(model, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """ids [B, n] -> the embeddings and what each layer put out, [B, n, H], as transformers reports them.
+
+    Of a copy: a model that was asked once keeps transformers' hooks for good (`output_capturing.py`).
+    """
+    return deepcopy(model)(ids, output_hidden_states=True).hidden_states
+
+
+@cache
+def toy_network(seed: int = 0) -> Eagle3Network:
+    """A random drafter for `toy_model`, with half the vocabulary."""
+    torch.manual_seed(seed)
+    config = HeadConfig(hidden_size=32, target_hidden_size=32, intermediate_size=48, heads=4, kv_heads=2,
+                        head_dim=8, vocab_size=VOCAB, draft_vocab_size=VOCAB // 2, feature_layers=(1, 2, 3),
+                        max_positions=512, rope=Rope(kind="yarn", factor=4.0, original=128))
+    network = Eagle3Network(config, own_embedding=True).eval()
+    ids = torch.arange(0, VOCAB, 2)
+    network.d2t.copy_(ids - torch.arange(len(ids)))
+    network.t2d[ids] = True
+    return network
+
+
+def toy_target(family: str = "llama", attention: str = "auto", kernels: CpuKernels | None = None) -> Target:
+    return Target(toy_model(family), family, attention, kernels)
+
+
+@cache
+def small_model(vocab: int, seed: int = 0, layers: int = 2) -> Target:
+    """A random Llama with something to say."""
+    import transformers
+
+    torch.manual_seed(100 + seed)
+    config = transformers.LlamaConfig(vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
+                                      num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
+                                      pad_token_id=0, bos_token_id=None, eos_token_id=None)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "embed" not in name:
+                parameter.mul_(15.0)
+    return Target(model.eval(), "small")
+
+
+def medusa_heads(target: Target, seed: int = 0, heads: int = 4, tied: bool = True) -> MedusaHeads:
+    """Random heads of the target's sizes."""
+    torch.manual_seed(200 + seed)
+    made = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, heads, 1, tied))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.5)
+    return made.eval().requires_grad_(False)
+
+
+def toy_longspec(target: Target, seed: int, window: int = 12, **changes) -> LongSpecNetwork:
+    """Loud as the target, so that its second guess is not a hair behind its first."""
+    torch.manual_seed(seed)
+    size = dict(hidden_size=32, intermediate_size=48, heads=4, kv_heads=kv_heads(target), head_dim=head_dim(target))
+    network = LongSpecNetwork(LongSpecConfig(**size | changes, window=window, final_norm=True)).eval()
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.6)
+    return network.requires_grad_(False)
+
+
+def toy_blocks(seed: int = 0) -> BlockNetwork:
+    """Two layers over two features, blocks of 8; embedding and output layer are to be shared.
+
+    Loud, and its attention narrow, so that its guesses differ by position, and it is surer of some than of others.
+    """
+    torch.manual_seed(seed + 1)
+    network = BlockNetwork(BlockConfig(
+        hidden_size=32, intermediate_size=48, heads=4, kv_heads=2, head_dim=8, layers=2, vocab_size=96,
+        feature_layers=(1, 3), mask_token=95, max_positions=512, block=8)).eval().requires_grad_(False)
+    for name, parameter in network.named_parameters():
+        parameter.mul_(4.0 if parameter.ndim > 1 else 10.0 if "k_norm" in name else 1.0)
+    return network
+
+
+def shared_blocks(target: Target, seed: int = 0) -> BlockNetwork:
+    """The same for a target."""
+    network = toy_blocks(seed)
+    network.share(target.model.get_input_embeddings(), target.head)
+    return network
+
+
+def read(target: Target, segment: Segment, wants: Wants = Wants()) -> Report:      # noqa: B008 - frozen
+    """What one pass over one segment reports."""
+    report, = target.run([segment], wants)
+    return report

@@ -1,0 +1,87 @@
+"""Sessions of toy models, their prompts and their answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.engine.engine import Engine
+from longgraft.engine.predicted_output import Prediction
+from longgraft.engine.session import Generation, Session, answer
+from longgraft.kernels.cpu import CpuKernels
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import METHODS, build, find, verifies
+from longgraft.methods.needs import HEAD, MEDUSA
+from longgraft.methods.needs import SMALL as SMALL_MODEL
+from longgraft.methods.parts import Parts, Shape
+from longgraft.methods.registry import RENAMED
+from longgraft.methods.registry.blocks import DFLASH
+from longgraft.methods.registry.long_context import LONGSPEC
+from longgraft.methods.registry.retrieval import DATASTORE
+from longgraft.prefill.prefixes import Prefixes
+from longgraft.retrievers.datastore import Datastore
+from longgraft.target_model.model import Target
+from toys.models import VOCAB, medusa_heads, shared_blocks, small_model, toy_longspec, toy_network, toy_target
+
+# A machine where a few rows cost little more than one and drafting is cheap: a controller has all its choices.
+TOY_COSTS = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.02, 10: 0.03}}, {0: {1: 0.02, 64: 0.1}})
+
+# Methods by what `build` takes: the registry's, and the choices that are ablations.
+EVERY = METHODS | {name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in RENAMED.values())
+                   if "window" not in name}
+# Those that choose what a step spends where no budget is given.
+CHOOSING = [name for name, method in EVERY.items() if method.adaptive and "pruning=none" not in name]
+
+# What methods need, by the need's name, for a toy target and a seed.
+TOYS: dict[str, Callable[[Target, int], object]] = {
+    HEAD.name: lambda target, seed: toy_network(seed),
+    SMALL_MODEL.name: lambda target, seed: small_model(target.vocab_size, seed),
+    MEDUSA.name: lambda target, seed: medusa_heads(target, seed),
+    LONGSPEC.name: toy_longspec,
+    DFLASH.name: shared_blocks,
+    DATASTORE.name: lambda target, seed: Datastore.build(np.array(toy_prompt(200, seed) + toy_prompt(40))),
+}
+
+
+@cache
+def toys(family: str, seed: int) -> dict[str, object]:
+    """All of TOYS: made once, as the model itself is."""
+    return {name: toy(toy_target(family), seed) for name, toy in TOYS.items()}
+
+
+def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None = None, **more) -> Parts:
+    """more: fields of `Parts`, of its shape, and of its calibration."""
+    shape, calibration = ({name: more.pop(name) for name in kind.__dataclass_fields__ if name in more}
+                          for kind in (Shape, Calibration))
+    more.setdefault("costs", LiveCosts(TOY_COSTS, frozen=True))
+    return Parts(toy_target(family, kernels=kernels), toys(family, seed), Shape(**shape), Calibration(**calibration),
+                 **more)
+
+
+def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
+                adaptive: bool = False, prefixes: Prefixes | None = None, **more) -> Session:
+    """adaptive: the method chooses its budgets, where it can; prefixes: what is kept of prompts."""
+    parts = toy_parts(family, **more)
+    proposer = build(method, parts, adaptive)
+    budget = budget or find(method).budget
+    return Session(Engine(parts.target, proposer, parts.clock, budget, chunk, parts.regions,
+                          verifies(method, parts), prefixes), None)
+
+
+def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=(), *,
+             prediction: Prediction | None = None) -> Generation:
+    """To the end, by ids alone."""
+    return answer(session.open(ids, new, sampling, eos=eos, prediction=prediction))
+
+
+def toy_prompt(length: int, seed: int = 0) -> list[int]:
+    """Ids with repeated stretches, so that lookups find something."""
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randint(1, VOCAB, (max(1, length // 2),), generator=generator)
+    return torch.cat([half, half, half])[:length].tolist()
