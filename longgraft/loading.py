@@ -1,4 +1,4 @@
-"""From names to a session: models, drafters, calibrations.
+"""From names to a session: resolve what is named, load it, assemble it.
 
 Knows hub ids, folders and the registries; knows no decoding.
 """
@@ -106,52 +106,10 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
     model:   a hub id, a folder, a loaded (model, tokenizer), or None for the embedded pair
     drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else none, as the method says;
              None or "none": no drafter, and the method's fallback where it needs one
-    tell:    say on stderr what was chosen
+    tell:    print on stderr what was chosen
     options: the fields of `Settings`
     """
-    opts = with_own_settings(Settings(**options))
-    session = assemble(model, drafter, opts).session(opts.budget, opts.chunk, opts.prefixes, opts.prefix)
-    if tell:
-        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
-    return session
-
-
-def assemble(model: Any, drafter: str | Path | None, opts: Settings) -> Loaded:
-    """Everything that the method needs, loaded."""
-    drafter = None if drafter == "none" else drafter
-    method = find(opts.method)      # an unknown one is said before a model is loaded
-    check_given(opts.given, method.needs)
-    target, tokenizer = _target(model, opts)
-    # Without added tokens: some models ship a few that they never predict.
-    if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
-        raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
-                         f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    method, given, notes = _needs(method, Sources(target, drafter, opts.head, opts.given, tokenizer))
-    if isinstance(why := _kernels(opts, target.device, target.dtype), NotBuilt):
-        notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
-    regions, why_eager = _regions(opts, target)
-    if why_eager:
-        notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
-    calibration = _calibration(target, tokenizer, given.get(HEAD.name), opts)
-    shape = Shape(opts.draft_levels, opts.draft_top_k, opts.draft_window, opts.retrieved_depth, opts.retrieved_width,
-                  opts.online, opts.persist)
-    parts = Parts(target, given, shape, calibration, regions=regions)
-    return Loaded(target, tokenizer, method, parts, notes, opts.costs)
-
-
-def _needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
-    """(the method, what it needs, what to tell): where a need is not known, the method's fallback, which says so."""
-    given: dict[str, Any] = {}
-    for need in method.needs:
-        try:
-            given[need.name] = need.load(sources)
-        except Missing as error:
-            if not (method.fallback and sources.drafter in (AUTO, None)):
-                raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
-            why = str(error).splitlines()[0].rstrip(".")
-            other, given, notes = _needs(find(method.fallback), sources)
-            return other, given, (f"{why}; decoding with method {other.name} instead of {method.name}", *notes)
-    return method, given, ()
+    return open_session(model, drafter, Settings(**options), tell)[0]
 
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
@@ -162,60 +120,93 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
     `Sampling`
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-    Sampling(**draw)        # a mistake is said before a model is loaded
+    Sampling(**draw)        # checked before a model is loaded
     session = load(model, drafter, tell=False, **options)
     return session.generate(prompt, max_new_tokens, stop, prediction=prediction, **draw)
 
 
-def _target(model: Any, opts: Settings) -> tuple[Target, Any]:
-    if isinstance(model, tuple):
-        return _given(model, opts)
-    if not (model is None or isinstance(model, (str, Path))):
+def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
+                 ) -> tuple[Session, Loaded]:
+    """A session, and what it was made of; the arguments as `load` takes them."""
+    settings = with_own_settings(settings)
+    loaded = assemble(model, drafter, settings)
+    session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix)
+    if tell:
+        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    return session, loaded
+
+
+def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Loaded:
+    """Resolve what is named, load it, and put it together: everything that the method needs."""
+    method, source = find(settings.method), resolve(model)
+    check_given(settings.given, method.needs)
+    target, tokenizer = load_target(source, settings)
+    method, given, notes = load_needs(method, Sources(target, None if drafter == "none" else drafter, settings.head,
+                                                      settings.given, tokenizer))
+    if isinstance(why := _kernels(settings, target.device, target.dtype), NotBuilt):
+        notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
+    regions, why_eager = _regions(settings, target)
+    if why_eager:
+        notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
+    shape = Shape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
+                  settings.retrieved_width, settings.online, settings.persist)
+    calibration = _calibration(target, tokenizer, given.get(HEAD.name), settings)
+    parts = Parts(target, given, shape, calibration, regions=regions)
+    return Loaded(target, tokenizer, method, parts, notes, settings.costs)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a target comes from.  path: a hub id or folder; given: a loaded model and its tokenizer."""
+
+    name: str
+    path: str = ""
+    given: tuple[PreTrainedModel, Any] | None = None
+
+
+def resolve(model: Any) -> Source:
+    """Reads nothing.  ValueError for what is no model."""
+    if model in (None, EMBEDDED):
+        return Source(EMBEDDED, str(embedded("target")))
+    if isinstance(model, (str, Path)):
+        return Source(str(model), str(model))
+    if not isinstance(model, tuple):
         raise ValueError(f"A {type(model).__name__} was given as the model. "
                          "Pass (model, tokenizer), a folder or a hub id.")
-    path, name = (str(embedded("target")), EMBEDDED) if model in (None, EMBEDDED) else (str(model), str(model))
-    device = device_of(opts.device)
-    config = read_config(path, name)
-    tokenizer = read_tokenizer(path, name)
-    loaded: Any = read_model(path, name, config, _dtype(opts.dtype, device, config))
-    return _made(loaded.to(device), name, opts), tokenizer
-
-
-def _made(model: PreTrainedModel, name: str, opts: Settings) -> Target:
-    parameter = next(model.parameters())
-    kernels = _kernels(opts, parameter.device, parameter.dtype)
-    small = fused(model) if opts.graphs == "auto" and parameter.device.type == "cuda" else None
-    return Target(model, name, opts.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                  small if isinstance(small, FusedModules) else None)
-
-
-def _kernels(opts: Settings, device: torch.device, dtype: torch.dtype) -> CpuKernels | NotBuilt | None:
-    """None where they were not asked for, or have nothing to do."""
-    return cpu_kernels() if (opts.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
-
-
-def _regions(opts: Settings, target: Target) -> tuple[Regions, str]:
-    """(what a step is recorded in, why it is not where that was asked for)."""
-    if opts.graphs == "none" or target.device.type != "cuda":
-        return EAGER, ""
-    why = why_not_fixed(opts.attention)
-    return (EAGER if why else Regions(cuda_graphs(target.device))), why
-
-
-def _given(model: tuple, opts: Settings) -> tuple[Target, Any]:
-    """A model that the caller loaded, where and in what it is."""
     if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
         raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
                          "(model, tokenizer): a transformers model, and its tokenizer or None.")
-    loaded, tokenizer = model
-    name = getattr(loaded.config, "_name_or_path", "") or type(loaded).__name__
-    target = _made(loaded, name, opts)
-    wanted = None if opts.dtype is None else dtype_of(opts.dtype)
-    if wanted not in (None, target.dtype) or opts.device not in (None, str(target.device), target.device.type):
-        raise ValueError(f"The model given is {target.dtype} on {target.device}; {opts.dtype or 'any dtype'} on "
-                         f"{opts.device or 'any device'} was asked for. Move it with model.to(...) first.")
-    check_finite(loaded, name)
+    return Source(getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__, given=model)
+
+
+def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
+    """(the target, its tokenizer or None); ValueError where they are not each other's, or not as the settings want."""
+    if source.given is not None:
+        model, tokenizer = source.given
+        target = _target(model, source.name, settings)
+        wanted = None if settings.dtype is None else dtype_of(settings.dtype)
+        if wanted not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
+            raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
+                             f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
+        check_finite(model, source.name)
+    else:
+        path, name, device = source.path, source.name, device_of(settings.device)
+        config, tokenizer = read_config(path, name), read_tokenizer(path, name)
+        read: Any = read_model(path, name, config, _dtype(settings.dtype, device, config))
+        target = _target(read.to(device), name, settings)
+    # Without added tokens: some models ship a few that they never predict.
+    if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
+        raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
+                         f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
     return target, tokenizer
+
+
+def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
+    parameter = next(model.parameters())
+    kernels = _kernels(settings, parameter.device, parameter.dtype)
+    small = fused(model) if settings.graphs == "auto" and parameter.device.type == "cuda" else None
+    return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
+                  small if isinstance(small, FusedModules) else None)
 
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -> torch.dtype:
@@ -225,11 +216,39 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -
     return torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16
 
 
-def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, opts: Settings) -> Calibration:
+def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
+    """(the method, what it needs, notes for people): where a need is not known, the method's fallback, with a note."""
+    given: dict[str, Any] = {}
+    for need in method.needs:
+        try:
+            given[need.name] = need.load(sources)
+        except Missing as error:
+            if not (method.fallback and sources.drafter in (AUTO, None)):
+                raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
+            why = str(error).splitlines()[0].rstrip(".")
+            other, given, notes = load_needs(find(method.fallback), sources)
+            return other, given, (f"{why}; decoding with method {other.name} instead of {method.name}", *notes)
+    return method, given, ()
+
+
+def _kernels(settings: Settings, device: torch.device, dtype: torch.dtype) -> CpuKernels | NotBuilt | None:
+    """None where they were not asked for, or have nothing to do."""
+    return cpu_kernels() if (settings.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
+
+
+def _regions(settings: Settings, target: Target) -> tuple[Regions, str]:
+    """(what a step is recorded in, why it is not where that was asked for)."""
+    if settings.graphs == "none" or target.device.type != "cuda":
+        return EAGER, ""
+    why = why_not_fixed(settings.attention)
+    return (EAGER if why else Regions(cuda_graphs(target.device))), why
+
+
+def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, settings: Settings) -> Calibration:
     identity = identity_of(target, tokenizer, network)
-    if opts.calibration is None:
+    if settings.calibration is None:
         return Calibration()
-    if opts.calibration == "auto":
+    if settings.calibration == "auto":
         path = default_path(identity)
         if path.exists():
             return Calibration.load(path, identity, target.device)
@@ -237,7 +256,7 @@ def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, 
             with suppress(ValueError):      # with another head, or none, the shipped one does not apply
                 return Calibration.load(embedded("calibration.safetensors"), identity, target.device)
         return Calibration()
-    path = Path(opts.calibration)
+    path = Path(settings.calibration)
     if not path.exists():
         raise ValueError(f"Calibration file {path} does not exist. Make it with `longgraft calibrate --out {path}`.")
     return Calibration.load(path, identity, target.device)

@@ -16,7 +16,7 @@ from toys.observations import seen
 from toys.sessions import toy_parts
 
 from longgraft.cli.app import main
-from longgraft.loading import _needs
+from longgraft.loading import load_needs
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.combinators import Either, expected, matched
@@ -310,7 +310,7 @@ def test_who_has_no_datastore_is_told_how_to_build_one():
     said = (r"'rest' needs a datastore: none ships with the package\.\nBuild one from text or code with `longgraft "
             r"datastore build FILES --out store\.safetensors`")
     with pytest.raises(ValueError, match=said):
-        _needs(find("rest"), Sources(toy_target()))
+        load_needs(find("rest"), Sources(toy_target()))
 
 
 def test_a_datastore_is_built_from_rows_files_and_folders(tmp_path, capsys, monkeypatch):
@@ -332,8 +332,8 @@ def test_a_datastore_is_built_from_rows_files_and_folders(tmp_path, capsys, monk
     assert "exists already" in capsys.readouterr().err
     tokenizer = read_tokenizer(str(embedded("target")), "embedded")
     sources = Sources(toy_target(), given={"datastore": str(out)}, tokenizer=tokenizer)
-    store = _needs(find("rest"), sources)[1]["datastore"]
+    store = load_needs(find("rest"), sources)[1]["datastore"]
     end = tokenizer.eos_token
     assert tokenizer.decode(store.tokens.tolist()) == f"import torch{end}import numpy{end}# Words{end}"
     with pytest.raises(ValueError, match="belongs to tokenizer"):
-        _needs(find("rest"), replace(sources, tokenizer=None))
+        load_needs(find("rest"), replace(sources, tokenizer=None))

@@ -18,7 +18,7 @@ from longgraft.config.method_names import joined, split
 from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.config.options import options
 from longgraft.config.settings import OfMethod, Settings
-from longgraft.loading import _needs
+from longgraft.loading import load_needs
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
@@ -91,14 +91,14 @@ def test_a_missing_need_is_told_and_a_default_falls_back():
     need = Need("thing", "a thing", unknown)
     strict = Method("strict", "-", "-", METHODS[PLAIN].build, (need,))
     with pytest.raises(ValueError, match=r"'strict' needs a thing: no such thing is known"):
-        _needs(strict, Sources(toy_target()))
+        load_needs(strict, Sources(toy_target()))
     loose = Method("loose", "-", "-", METHODS[PLAIN].build, (need,), fallback=HEADLESS)
-    method, given, notes = _needs(loose, Sources(toy_target()))
+    method, given, notes = load_needs(loose, Sources(toy_target()))
     assert method.name == HEADLESS and given == {}
     assert notes == (f"no such thing is known; decoding with method {HEADLESS} instead of loose",)
-    assert _needs(loose, Sources(toy_target(), drafter=None))[0].name == HEADLESS
+    assert load_needs(loose, Sources(toy_target(), drafter=None))[0].name == HEADLESS
     with pytest.raises(ValueError, match="needs a thing"):      # a drafter that was named is not left out
-        _needs(loose, Sources(toy_target(), drafter="some/head"))
+        load_needs(loose, Sources(toy_target(), drafter="some/head"))
 
 
 @pytest.mark.parametrize("drafter", [None, "none", "auto"])

@@ -147,15 +147,9 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
     """A session, and what it was made of.  tell: say on stderr what was chosen."""
-    from longgraft.loading import assemble
-    from longgraft.methods.own_settings import with_own_settings
+    from longgraft.loading import open_session as opened
 
-    settings = with_own_settings(settings)
-    loaded = assemble(pair.model, pair.drafter, settings)
-    session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix)
-    if tell:
-        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
-    return session, loaded
+    return opened(pair.model, pair.drafter, settings, tell)
 
 
 def encode(session: Session, asked: GivenPrompt) -> list[int]:

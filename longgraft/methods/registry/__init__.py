@@ -18,7 +18,7 @@ RENAMED = {
     "graft-filled": "graft+retrieval=drafted",
     "graft-no-prune": "graft+pruning=none",
     "graft-x-no-text": "graft-x+text=false",
-    "graft-x-no-rows": "graft-x+matrix=false",
+    "graft-x-no-rows": "graft-x+matrix=false+budget=60",
     "graft-x-no-probing": "graft-x+probing=false",
     "graft-x-dense": "graft-x+pruning=none+budget=60",
     "adapld-no-branches": "adapld+branches=0",
