@@ -23,20 +23,20 @@ class Serving:
     # Not in the repr, which ends up in logs and tracebacks.
     api_key: str | None = field(default=None, repr=False, metadata={KEY: Option(
         help=f"That clients must send as Bearer; better in {KEY_VARIABLE}, which no list of processes shows",
-        none="that variable's; where it is not set, anyone is answered")})
-    cors: tuple[str, ...] = option((), "Origin whose pages may ask from a browser, *: any; repeatable", many=True,
+        none="that variable's; where it is not set, no key is needed")})
+    cors: tuple[str, ...] = option((), "Origin whose pages may send requests, *: any; repeatable", many=True,
                                    metavar="ORIGIN")
-    hosts: tuple[str, ...] = option((), "Name by which this server may be called beside its own; repeatable",
+    hosts: tuple[str, ...] = option((), "Name of this server in the Host header beside its own; repeatable",
                                     flag="--allow-host", many=True, metavar="NAME")
-    queue: int = option(16, "Requests that may wait; one more is told to come back", unit="requests", low=0,
+    queue: int = option(16, "Requests that may wait; further ones are refused with 429", unit="requests", low=0,
                         high=4096)
     max_prompt_tokens: int | None = option(None, "Of one request", unit="tokens", low=1, none="what the model allows")
-    max_answer_tokens: int = option(4096, "Of one request; who asks for more gets these", unit="tokens", low=1,
+    max_answer_tokens: int = option(4096, "Of one request; more are cut to these", unit="tokens", low=1,
                                     high=2 ** 20)
     max_body: int = option(16, "Of one request", unit="MiB", low=1, high=4096)
     max_seconds: float | None = option(None, "Of decoding one answer, which then ends as it is", unit="seconds",
                                        low=0.001, none="no limit")
-    beat: float = option(5.0, "Between signs of life on a stream while nothing else is to be said", unit="seconds",
+    beat: float = option(5.0, "Between comments on a stream that has nothing to send", unit="seconds",
                          low=0.01, high=3600)
     model_name: str | None = option(None, "By which clients see the model", none="its own")
 

@@ -115,7 +115,7 @@ def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, A
 
 
 def cost(end: End) -> dict[str, Any]:
-    """How it was decoded: seconds, steps, and what was accepted of whose proposals."""
+    """Seconds, steps, and accepted tokens by origin."""
     stats = end.stats
     return {"finish_reason": end.reason, "queued_seconds": end.queued, "prefill_seconds": stats.prefill_seconds,
             "decode_seconds": stats.decode_seconds, "decode_tokens_per_second": stats.decode_tokens_per_second,
