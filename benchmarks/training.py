@@ -26,11 +26,11 @@ from longgraft.target_model.weights import read_config, read_model, read_tokeniz
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus
+from longgraft.yarn_drafters.training.distributed import World
 from longgraft.yarn_drafters.training.drafter import DrafterTrainer, extension_recipe, resumed_head
 from longgraft.yarn_drafters.training.loop import Trainer
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Recipe, Stage
 from longgraft.yarn_drafters.training.target import TargetRecipe, TargetTrainer
-from longgraft.yarn_drafters.training.world import World
 
 CARRIED = ROOT / "benchmarks" / "gpu" / "corpus.npz"
 FILES = ("model.safetensors", "config.json", "generation_config.json")

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_measurement import costs_for
 from longgraft.config.settings import Budget, Settings
+from longgraft.engine.encoder import Prompt
 from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
-from longgraft.engine.text import Prompt
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.methods.calibration import Calibration, default_path, made_for

@@ -276,7 +276,7 @@ MUTATIONS = (
     Mutation("a memory that must see a prompt's end sees less", "PrefixReader.recall", "max(0, last + 1))", "len(self.ids))", "test_prefixes.py::test_a_memory_that_must_see_the_end_of_a_prompt_does"),
     Mutation("of a file's end one token too many is a prompt's", "_common", "next((n for n, (a, b)", "next((n + 1 for n, (a, b)", "test_saved.py::test_only_what_a_prompt_shares_with_the_file_is_known"),
     Mutation("a recalled prompt's last tokens alone are counted", "AcceptanceEstimates.recall", "self._look_back(len(seen.path), seen.prompt)", "self._look_back(min(len(seen.path), 16), seen.prompt)", "test_prefixes.py::test_what_a_prompt_foretells_of_its_answer_is_counted_over_all_that_is_recalled"),
-    Mutation("a file of another model is taken", "saved:_check", "(found := identity.get(label)) != value and", "(found := identity.get(label)) == '' and", "test_saved.py::test_all_that_rows_depend_on_is_compared"),
+    Mutation("a file of another model is taken", "prefix_file:_check", "(found := identity.get(label)) != value and", "(found := identity.get(label)) == '' and", "test_saved.py::test_all_that_rows_depend_on_is_compared"),
     Mutation("a tuned model is its base", "sample", "[shapes, torch.cat(values).tolist()]", "[shapes, values[-1].tolist()]", "test_saved.py::test_other_weights_are_another_model_also_where_their_heads_are_the_same"),
     Mutation("what is pinned is counted", "Prefixes.pin", "self.bytes -= cell.bytes\n            self._pinned", "pass\n            self._pinned", "test_saved.py::test_what_was_kept_before_a_file_came_is_not_counted_any_more"),
     # completion

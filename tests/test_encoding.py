@@ -8,7 +8,7 @@ import torch
 from toys.sessions import answered, toy_session
 
 from longgraft.engine import predicted_output
-from longgraft.engine.text import Encoder, stop_strings
+from longgraft.engine.encoder import Encoder, stop_strings
 
 
 class Letters:

@@ -14,8 +14,8 @@ from toys.sources import modules
 
 import longgraft
 from longgraft.acceptance.sampling import Sampling
-from longgraft.config.method_names import joined, split
 from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
+from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
 from longgraft.config.settings import OfMethod, Settings
 from longgraft.loading import load_needs

@@ -13,9 +13,9 @@ from toys.served import Gate, asking, characters, listening, until
 from toys.tokenizers import TEXT, Bytes
 
 from longgraft.engine.decoder import Step
+from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
-from longgraft.engine.text import Detokenizer
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.prefill.prefixes import CELL, Prefixes
 from longgraft.protocol.memory import Memory

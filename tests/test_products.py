@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from longgraft.drafters.products import products
+from longgraft.drafters.dflash import products
 
 ROOT = 9
 

@@ -14,7 +14,7 @@ from longgraft.comparison.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.estimates import judged
-from longgraft.eval.reports.field import field
+from longgraft.eval.reports.field_of_methods import field
 from longgraft.eval.reports.plots import checked_suffix, draw
 from longgraft.eval.reports.projection import costs_of, costs_of_run, table
 from longgraft.eval.reports.report import summary, write

@@ -16,7 +16,7 @@ from toys.sessions import EVERY, answered, toy_prompt, toy_session
 
 from longgraft.engine import request
 from longgraft.engine.session import Session
-from longgraft.prefill import prefixes, saved
+from longgraft.prefill import prefix_file, prefixes
 from longgraft.prefill.chunked import read_prompt
 from longgraft.prefill.prefixes import RANKED, RANKS, Cell, Prefixes
 from longgraft.protocol.observation import Wants
@@ -240,7 +240,7 @@ def test_damaged_and_foreign_files_are_refused(file, tmp_path):
     refused(tmp_path, "cannot be read")
     save_file({"rows": torch.zeros(3)}, path, {"version": "1"})
     refused(path, "is a file of something else")
-    refused(changed(file, path, **{saved.KIND: "2"}), "has format 2")
+    refused(changed(file, path, **{prefix_file.KIND: "2"}), "has format 2")
     refused(changed(file, path, cell="32"), "has cells of 32 tokens", "16 are needed")
     refused(changed(file, path, identity=None), "'identity' is missing")
     for identity in ("[]", "5", "null"):
@@ -264,18 +264,18 @@ def test_a_file_whose_rows_or_tokens_were_changed_is_refused(file, tmp_path):
 def test_rows_that_are_no_numbers_are_refused(value, tmp_path):
     rows = torch.zeros(1, 2, 3, 8)
     rows[0, 1, 2, 3] = value
-    wanted = saved.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
-    saved.save(tmp_path / "p", [1, 2, 3], Cell({"target": {"0.keys": rows}}, {}), wanted)
+    wanted = prefix_file.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
+    prefix_file.save(tmp_path / "p", [1, 2, 3], Cell({"target": {"0.keys": rows}}, {}), wanted)
     with pytest.raises(ValueError, match="NaN or infinite"):
-        saved.load(tmp_path / "p", wanted, torch.device("cpu"))
+        prefix_file.load(tmp_path / "p", wanted, torch.device("cpu"))
 
 
 def test_ids_that_no_model_knows_are_refused(tmp_path):
     rows = Cell({"target": {"0.keys": torch.zeros(1, 2, 3, 8)}}, {})
-    wanted = saved.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
-    saved.save(tmp_path / "p", [1, 2, VOCAB], rows, wanted)
+    wanted = prefix_file.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
+    prefix_file.save(tmp_path / "p", [1, 2, VOCAB], rows, wanted)
     with pytest.raises(ValueError, match=f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}"):
-        saved.load(tmp_path / "p", wanted, torch.device("cpu"))
+        prefix_file.load(tmp_path / "p", wanted, torch.device("cpu"))
 
 
 def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkeypatch):

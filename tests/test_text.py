@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toys.tokenizers import TEXT, Bytes
 
-from longgraft.engine.text import Detokenizer
+from longgraft.engine.detokenizer import Detokenizer
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])

@@ -16,13 +16,13 @@ from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, TARGET, drafter_tra
 
 from longgraft.cli import train as commands
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, encode_corpus, train_tokenizer
+from longgraft.yarn_drafters.training.distributed import sole_trainer
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.drafter import DrafterRecipe, train_drafter
 from longgraft.yarn_drafters.training.fresh import head_shape
 from longgraft.yarn_drafters.training.packages import main as collect_packages
 from longgraft.yarn_drafters.training.recipe import Stage
 from longgraft.yarn_drafters.training.target import train_target
-from longgraft.yarn_drafters.training.world import sole_trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,7 +17,7 @@ import torch
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
-from longgraft.comparison.loops import loops
+from longgraft.comparison.repetition import loops
 from longgraft.config.settings import Budget
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import KEPT_OF_60, kept_nodes

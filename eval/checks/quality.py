@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.comparison.loops import loops
+from longgraft.comparison.repetition import loops
 from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import fit

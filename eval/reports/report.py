@@ -17,9 +17,9 @@ from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import LOSSY, Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
-from longgraft.eval.reports.field import COLUMNS as FIELD_COLUMNS
-from longgraft.eval.reports.field import field
-from longgraft.eval.reports.field import lines as lines_of_field
+from longgraft.eval.reports.field_of_methods import COLUMNS as FIELD_COLUMNS
+from longgraft.eval.reports.field_of_methods import field
+from longgraft.eval.reports.field_of_methods import lines as lines_of_field
 from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, lossless_table, tables
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Result, Row

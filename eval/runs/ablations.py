@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from longgraft.config.method_names import joined
 from longgraft.config.method_roles import GROUPS, PAPERS
+from longgraft.config.method_syntax import joined
 from longgraft.eval.checks.calibrate import Prompt, Warming, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, read_prompts, suite_name

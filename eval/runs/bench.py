@@ -16,7 +16,7 @@ import torch
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_measurement import costs_for
 from longgraft.comparison.levels import Check, first_divergence
-from longgraft.comparison.loops import loops
+from longgraft.comparison.repetition import loops
 from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.config.settings import HeadOverrides, Settings
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS

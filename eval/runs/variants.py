@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from longgraft.config.method_names import PLACE, joined, split
 from longgraft.config.method_roles import PLAIN
+from longgraft.config.method_syntax import PLACE, joined, split
 from longgraft.config.settings import Budget
 
 COLD = "none"                   # for +warm and +thresholds: no calibration

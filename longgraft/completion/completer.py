@@ -24,9 +24,9 @@ from longgraft.completion.repository.files import repository
 from longgraft.completion.retrieval.gather import Gathered, gather
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.completion.stopping import Ending
+from longgraft.engine.encoder import stop_strings
 from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
-from longgraft.engine.text import stop_strings
 from longgraft.loading import load
 
 FILES = 64      # whose last prompt's order is kept

@@ -6,17 +6,48 @@ Knows the drafter's memory and retrievers; knows no target.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import torch
 from torch import Tensor
 
 from longgraft.acceptance.rules import DrawThenWalk, Greedy
-from longgraft.drafters.products import products
 from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.protocol.proposer import Ask, Retriever, together
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
+
+
+def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTree:
+    """The `budget` nodes, root included, of the most probable paths, best first; fewer where there are no more.
+
+    tokens [L, K] int64: what may stand at each of L positions after the root, distinct, best first; logs [L, K]
+    float32, their log-probabilities; both on the host.  Of equally probable paths the one reached first.
+    """
+    ids, gains = tokens.tolist(), logs.tolist()
+    built, parents, scores, depths = [root], [-1], [0.0], [0]
+    # (minus the score, order of arrival, parent, rank): a parent's next child is known when this one is taken.
+    waiting: list[tuple[float, int, int, int]] = []
+    arrived = 0
+
+    def offer(parent: int, rank: int) -> None:
+        nonlocal arrived
+        depth = depths[parent]
+        if depth < len(ids) and rank < len(ids[depth]):
+            heappush(waiting, (-scores[parent] - gains[depth][rank], arrived, parent, rank))
+            arrived += 1
+
+    offer(0, 0)
+    while waiting and len(built) < budget:
+        minus, _, parent, rank = heappop(waiting)
+        built.append(ids[depths[parent]][rank])
+        parents.append(parent)
+        scores.append(-minus)
+        depths.append(depths[parent] + 1)
+        offer(parent, rank + 1)
+        offer(len(built) - 1, 0)
+    return ProposalTree.build(built, parents, scores, [ROOT] + [DRAFT] * (len(built) - 1))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.stats import Tally
-from longgraft.engine.text import Detokenizer
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask, Proposer
 from longgraft.target_model.verifier import Verifier

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Decoder, Goal
+from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.request import Request
-from longgraft.engine.text import Detokenizer
 from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer

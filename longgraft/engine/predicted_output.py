@@ -11,7 +11,7 @@ from numbers import Integral
 
 import torch
 
-from longgraft.engine.text import Encoder
+from longgraft.engine.encoder import Encoder
 
 Prediction = str | Sequence[int] | torch.Tensor | Sequence[str | Sequence[int] | torch.Tensor]
 

@@ -16,8 +16,8 @@ import torch
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Goal
 from longgraft.engine.engine import Engine
+from longgraft.prefill.prefix_file import Needed, load
 from longgraft.prefill.prefixes import TARGET, Cell, Prefixes, PrefixReader, Rows, caches, joined, reported, rows_of
-from longgraft.prefill.saved import Needed, load
 from longgraft.protocol.observation import Observation
 from longgraft.runtime.fingerprint import vocabulary
 

@@ -16,13 +16,14 @@ import torch
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.new_paths import new_file
 from longgraft.engine.decoder import FinishReason, Goal, Step
+from longgraft.engine.detokenizer import Detokenizer
+from longgraft.engine.encoder import Encoder, Prompt, stop_strings
 from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction, encode_prediction
 from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
-from longgraft.engine.text import Detokenizer, Encoder, Prompt, stop_strings
-from longgraft.prefill.saved import save
+from longgraft.prefill.prefix_file import save
 from longgraft.target_model.model import Target
 
 BAR_FROM = 8192     # prompt tokens from which a progress bar is worth its lines

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from longgraft.config.method_names import split
+from longgraft.config.method_syntax import split
 from longgraft.methods.combinators import WithinBudget
 from longgraft.methods.method import BUDGET, Method
 from longgraft.methods.parts import Parts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from longgraft.config.method_names import joined
+from longgraft.config.method_syntax import joined
 from longgraft.config.options import Option, options
 from longgraft.config.settings import Budget
 from longgraft.methods.needs import Need

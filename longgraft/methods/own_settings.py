@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from longgraft.config.method_names import joined, split
+from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
 from longgraft.config.settings import OfMethod, Settings
 from longgraft.methods.find import find

@@ -28,10 +28,10 @@ from longgraft.yarn_drafters.layouts import Layers, TargetShape
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.block_objective import block_states, compared
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
+from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.frozen import Frozen, as_decoded, check_logits, observed, replayed
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, mean, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Schedule, Size, Tokens, Whole
-from longgraft.yarn_drafters.training.world import ALONE, World
 
 TOLD = (1, 2, 3, 5, 8, 15)      # slots whose agreement is logged
 

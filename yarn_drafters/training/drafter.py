@@ -24,12 +24,12 @@ from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
+from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.fresh import build_network
 from longgraft.yarn_drafters.training.frozen import Frozen, check_logits, observed, replayed
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.objective import training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
-from longgraft.yarn_drafters.training.world import ALONE, World
 
 
 class DrafterTrainer(Trainer):

@@ -22,8 +22,8 @@ from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
+from longgraft.yarn_drafters.training.distributed import World, sole_trainer
 from longgraft.yarn_drafters.training.recipe import Recipe
-from longgraft.yarn_drafters.training.world import World, sole_trainer
 
 Network = TypeVar("Network", bound=nn.Module)
 

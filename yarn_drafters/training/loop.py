@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from longgraft.config.file_errors import reason
 from longgraft.yarn_drafters.kinds import check_fields, checked
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, grouped_documents, mixed_documents
+from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
-from longgraft.yarn_drafters.training.world import ALONE, World
 
 Figures = dict[str, float | list[float]]
 

@@ -31,9 +31,9 @@ from longgraft.yarn_drafters.training.corpus import (
     token_bytes,
     train_tokenizer,
 )
+from longgraft.yarn_drafters.training.distributed import ALONE, World, sole_trainer
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Size, Stage
-from longgraft.yarn_drafters.training.world import ALONE, World, sole_trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.text import stop_strings
+from longgraft.engine.encoder import stop_strings
 
 STOPS = 64          # strings at most: each is searched for in every piece of text
 MESSAGES = 4096     # of a chat, and parts of a message: far more than are sent

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from longgraft.engine.decoder import Step
-from longgraft.engine.text import Detokenizer
+from longgraft.engine.detokenizer import Detokenizer
 from longgraft.trees.tree import DRAFT, RETRIEVED
 
 BY = {DRAFT: "drafted", RETRIEVED: "retrieved", DRAFT | RETRIEVED: "both"}

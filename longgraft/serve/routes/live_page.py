@@ -21,7 +21,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
 from longgraft.comparison.levels import first_divergence, may_differ
-from longgraft.comparison.loops import loops
+from longgraft.comparison.repetition import loops
 from longgraft.comparison.with_plain import plain_session
 from longgraft.engine.decoder import Step
 from longgraft.serve.formats.errors import ApiError, client_errors

@@ -1,4 +1,4 @@
-"""Prompts to token ids, token ids to text piece by piece, and stop strings.  Knows a tokenizer; knows no model."""
+"""Text, chat messages or ids to a prompt's token ids; stop strings checked.  Knows a tokenizer; knows no model."""
 
 from __future__ import annotations
 
@@ -121,58 +121,3 @@ def _ids(prompt: Any, what: str, forms: str) -> list[int]:
     return [int(i) for i in ids]
 
 
-class Detokenizer:
-    """Text of a growing answer.  Holds back bytes that are not yet a character, and a stop string's beginning.
-
-    A piece is decoded together with the few tokens before it: some tokenizers drop a leading space.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
-        self.tokenizer, self.stop = tokenizer, [s for s in stop if s]
-        self.ids: list[int] = []
-        self.text = ""          # all text so far, up to a stop string
-        self.given = 0          # characters handed out
-        self.stopped = False
-        self._from = self._read = 0
-
-    def push(self, ids: Sequence[int]) -> str:
-        """New tokens in, new text out (possibly none yet).  One token at a time finds the stopping token."""
-        self.ids.extend(ids)
-        before = self._decode(self.ids[self._from:self._read])
-        whole = self._decode(self.ids[self._from:])
-        if whole.endswith("\ufffd"):        # in the middle of a character
-            return ""
-        self._from, self._read = self._read, len(self.ids)
-        return self._add(whole[len(before):])
-
-    def finish(self) -> str:
-        """What was held back."""
-        if not self.stopped:
-            before = self._decode(self.ids[self._from:self._read])
-            self.text += self._decode(self.ids[self._from:])[len(before):]
-            self._cut()
-        piece, self.given = self.text[self.given:], len(self.text)
-        return piece
-
-    def _add(self, piece: str) -> str:
-        if self.stopped:
-            return ""
-        self.text += piece
-        self._cut()
-        end = len(self.text) if self.stopped else len(self.text) - self._held()
-        out, self.given = self.text[self.given:max(end, self.given)], max(end, self.given)
-        return out
-
-    def _cut(self) -> None:
-        found = [at for at in (self.text.find(s, max(0, self.given - len(s))) for s in self.stop) if at >= 0]
-        if found:
-            self.text, self.stopped = self.text[:min(found)], True
-
-    def _held(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max((len(s) for s in self.stop), default=1) - 1
-        ends = range(min(longest, len(self.text)), 0, -1)
-        return next((n for n in ends if any(s.startswith(self.text[-n:]) for s in self.stop)), 0)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
