@@ -37,8 +37,8 @@ class Variant:
         """ValueError names what is unknown, out of range, or nothing that this method has."""
         given, settings = split(name)
         place = PLACE.match(given)[0]       # type: ignore[index]
-        who, _, head = given[len(place):].partition("@")
-        bare = place + who
+        method, _, head = given[len(place):].partition("@")
+        bare = place + method
         known, (taken, own) = options(OfMethod), _taken(bare)
         numbers, names = {}, {}
         chosen = {key: text for key, text in settings.items() if key in own}
