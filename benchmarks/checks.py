@@ -34,14 +34,13 @@ class _Collected:
             self.rows += 1
             name = report.nodeid.rsplit("/", 1)[-1].partition("::")[2]
             test, _, case = name.partition("[")
-            said = _said(report)
             self.report.add(Row(test.removeprefix("test_").replace("_", " "), case.rstrip("]"), report.duration,
-                                note=said, ok=None if report.skipped else report.passed))
+                                note=_reason(report), ok=None if report.skipped else report.passed))
         if self.session is not None and self.report.left <= 0:
             self.session.shouldstop = "no time is left"
 
 
-def _said(report: pytest.TestReport) -> str:
+def _reason(report: pytest.TestReport) -> str:
     """Why it failed or was skipped, for people."""
     if report.passed:
         return ""

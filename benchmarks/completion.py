@@ -66,7 +66,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Row:
-    """What one request said of one line.  context: of `CONTEXTS`; mode: greedy, or replay of the file itself."""
+    """One request's answer for one line.  context: of `CONTEXTS`; mode: greedy, or replay of the file itself."""
 
     path: str
     line: int
@@ -110,14 +110,14 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
 def _places(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
     """(path, line, text of the file) of every line that may be held out."""
     text = path.read_text(encoding="utf-8")
-    said = set[int]()
+    excluded = set[int]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Import, ast.ImportFrom)) or (
                 isinstance(node, ast.Constant) and isinstance(node.value, str) and node.end_lineno != node.lineno):
-            said |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            excluded |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     for number, line in enumerate(text.split("\n"), 1):
         code = line.strip()
-        if number > ABOVE and number not in said and len(code) >= CHARACTERS and not code.startswith("#"):
+        if number > ABOVE and number not in excluded and len(code) >= CHARACTERS and not code.startswith("#"):
             yield path.relative_to(root).as_posix(), number, text
 
 

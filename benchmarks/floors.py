@@ -21,8 +21,8 @@ def target_pass(target: Target, prefix: int, rows: int, logits: bool = True) -> 
     c, width = target.config, target.dtype.itemsize
     matrices = _matrices(target.model.get_decoder()) + (_numbers(target.head) if logits else 0)
     one = attention((c.num_attention_heads, c.num_key_value_heads), c.head_dim, width, prefix, rows)
-    said = rows * target.vocab_size if logits else 0
-    return Work(width * (matrices + said) + c.num_hidden_layers * one.bytes,
+    logit_numbers = rows * target.vocab_size if logits else 0
+    return Work(width * (matrices + logit_numbers) + c.num_hidden_layers * one.bytes,
                 2.0 * rows * matrices + c.num_hidden_layers * one.operations)
 
 

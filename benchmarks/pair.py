@@ -59,18 +59,20 @@ def methods(task: Task, names: Sequence[str] = METHODS) -> Iterator[Row]:
             answers = {name: _fastest(session, prompt, task, sampling) for name, session in sessions.items()}
             plain = answers["ar"]
             for name, found in answers.items():
-                same, said = _exact(sessions[name], prompt, found, plain) if mode == "greedy" else (None, "")
-                yield _row(task, mode, length, name, found, plain, same, said)
+                compared = _exact(sessions[name], prompt, found, plain) if mode == "greedy" else (None, "")
+                yield _row(task, mode, length, name, found, plain, compared)
 
 
-def _row(task: Task, mode: str, length: int, name: str, found: Generation, plain: Generation, same: bool | None,
-         said: str) -> Row:
-    stats, which = found.stats, name if task.graphs == "auto" else f"{name}, graphs {task.graphs}"
+def _row(task: Task, mode: str, length: int, name: str, found: Generation, plain: Generation,
+         compared: tuple[bool | None, str]) -> Row:
+    """compared: whether the ids are plain decoding's, and the first difference in words."""
+    (same, difference), stats = compared, found.stats
+    which = name if task.graphs == "auto" else f"{name}, graphs {task.graphs}"
     rate = stats.decode_tokens_per_second
     ratio = rate / plain.stats.decode_tokens_per_second
     return Row(f"{task.dtype} {mode}", f"{length:,} {which}", 1 / rate, ok=same,
                note=f"{rate:,.0f} tokens/s, {ratio:.2f} of ar, {stats.tokens_per_step:.2f} a step, prefill "
-                    f"{stats.prefill_seconds:.2f} s{said}",
+                    f"{stats.prefill_seconds:.2f} s{difference}",
                figures={"dtype": task.dtype, "mode": mode, "prefix": length, "method": name, "graphs": task.graphs,
                         "ratio": ratio, **stats.as_dict()})
 
@@ -139,4 +141,4 @@ def elsewhere(task: Task, static: bool, cudnn_last: bool, seconds: float) -> Ite
     yield from rows
     if done.returncode or not rows:
         raise RuntimeError(f"transformers' generate ended with status {done.returncode}: "
-                           f"{(done.stderr.strip().splitlines() or ['it said nothing'])[-1][:300]}")
+                           f"{(done.stderr.strip().splitlines() or ['it printed nothing'])[-1][:300]}")

@@ -122,7 +122,7 @@ def seeding(bench: Bench) -> Iterator[Row]:
 
 
 def retrieval(bench: Bench) -> Iterator[Row]:
-    """A tree looked up in the matrix, and the matrix told of a verified tree."""
+    """A tree looked up in the matrix, and the matrix's update by a verified tree."""
     rig, vocab = bench.rig, bench.rig.target.vocab_size
     spent = bench.race({str(slots): partial(rig.retriever.candidates, 1, slots) for slots in SLOTS})
     for slots in SLOTS:

@@ -37,9 +37,9 @@ def main(file: Path, old: str, new: str, methods: str = "graft-x,graft-x-text,sa
                                   characters=most)
         for shown, prompt in (("not shown the file", asked), ("shown the file", asked + original)):
             base = _replayed(session, prompt, edited, None)
-            for name, told in (("nothing", None), ("the file", original), ("the answer", edited)):
-                tokens, steps, seconds = base if told is None else _replayed(session, prompt, edited, told)
-                report.add(Row(method, f"{shown}, told {name}", seconds / steps, note=(
+            for name, text in (("nothing", None), ("the file", original), ("the answer", edited)):
+                tokens, steps, seconds = base if text is None else _replayed(session, prompt, edited, text)
+                report.add(Row(method, f"{shown}, predicted {name}", seconds / steps, note=(
                     f"{(tokens - 1) / steps:.2f} tokens per step, {base[2] / seconds:.2f} times as fast"),
                     figures={"tokens": tokens, "steps": steps, "seconds": seconds}))
     assert report is not None

@@ -86,7 +86,7 @@ class Report:
     def attempt(self, part: str, action: Callable[[], T], least: float = 0.0) -> T | None:
         """What it returns.  least: seconds under which it is not begun.
 
-        What it raises is said and ends this part alone; the command then ends with status 1.
+        An exception is printed and ends this part alone; the command then ends with status 1.
         """
         if self.left <= least:
             self.left_out.append(part)
@@ -131,9 +131,9 @@ class Report:
         table.add_column("note")
         for row in self.rows:
             bound = f" {row.bound}" if row.bound else ""
-            said = {None: "", True: "ok ", False: "FAILED "}[row.ok] + row.note
+            note = {None: "", True: "ok ", False: "FAILED "}[row.ok] + row.note
             table.add_row(row.part, row.case, _ms(row.seconds), _ms(row.floor),
-                          "" if row.reached is None else f"{100 * row.reached:.1f} %{bound}", said,
+                          "" if row.reached is None else f"{100 * row.reached:.1f} %{bound}", note,
                           style="bold red" if row.ok is False else None)
         return table
 

@@ -116,7 +116,7 @@ class Rig:
         fill(self.memory.cache)
 
     def verify(self, tree: ProposalTree, prefix: int) -> Observation:
-        """A pass behind so many tokens; the next one is behind as many as it is told, too."""
+        """A pass behind so many tokens; the next one's prefix is its own argument."""
         self.verifier.cache.length = prefix
         return self.verifier.verify(tree, self.wants)
 

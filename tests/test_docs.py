@@ -182,8 +182,8 @@ class Astray:
 
 
 def test_a_method_that_breaks_the_promise_is_told_where():
-    with pytest.raises(AssertionError, match=r"^Astray, budget 1, greedy, prompt of 75 tokens: it says \[\d+\] where "
-                                             r"plain decoding says \[\d+\], at new token \d+\.$"):
+    with pytest.raises(AssertionError, match=r"^Astray, budget 1, greedy, prompt of 75 tokens: it decodes \[\d+\] "
+                                             r"where plain decoding has \[\d+\], at new token \d+\.$"):
         assert_lossless(Astray(), (toy_model(), None))
 
 

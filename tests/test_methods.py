@@ -209,7 +209,8 @@ def test_a_name_may_end_in_a_plus_of_its_own(name, parts):
 
 
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():
-    """Checkpoint layouts, an API's fields and a prompt's parts have names of their own, some of which are methods'."""
+    """Checkpoint layouts, an API's fields and a prompt's parts have names of their own, some of which are methods';
+    benchmarks and the trainer name what they measure and make."""
     allowed = ("longgraft.methods.registry", "longgraft.config.method_roles", "longgraft.yarn_drafters",
                "longgraft.cli.train", "benchmarks")
     fields = {("longgraft.serve.prompts", "suffix"), ("longgraft.serve.prompts", "echo"),

@@ -28,16 +28,16 @@ def diagnose(pair: Pair, asked: Diagnosis) -> tuple[Session, list[Depth]]:
 
     ValueError where a suite is unknown, has nothing to follow, or no prompt is long enough.
     """
-    suites = {suite: _examples(suite, asked) for suite in asked.suites}     # what is wrong is said before a load
+    suites = {suite: _examples(suite, asked) for suite in asked.suites}     # errors come before a load
     loaded = assemble(pair.model, None, Settings(method=PLAIN, device=asked.device, dtype=asked.dtype))
     session, drafters = loaded.session(), _drafters(loaded, pair, asked)
     found = list[Depth]()
     for suite, examples in suites.items():
         for length, prompts in plan(examples, loaded.tokenizer, asked.lengths, asked.prompts).items():
-            texts = [(fitted.ids, _said(session, fitted, asked)) for fitted in prompts]
-            texts = [(ids, said) for ids, said in texts if len(said) > asked.depth]
+            texts = [(fitted.ids, _text_ids(session, fitted, asked)) for fitted in prompts]
+            texts = [(ids, text) for ids, text in texts if len(text) > asked.depth]
             for name, network in drafters.items():
-                right = [chains(loaded.target, network, [*ids, *said], len(ids), asked.depth) for ids, said in texts]
+                right = [chains(loaded.target, network, [*ids, *text], len(ids), asked.depth) for ids, text in texts]
                 found += summed(right, name, suite, length)
     if not found:
         raise ValueError(f"No prompt of {', '.join(asked.suites)} is long enough for the shortest length, with more "
@@ -53,12 +53,12 @@ def _examples(suite: str, asked: Diagnosis) -> Sequence[Example]:
     return examples
 
 
-def _said(session: Session, fitted: Fitted, asked: Diagnosis) -> Sequence[int]:
+def _text_ids(session: Session, fitted: Fitted, asked: Diagnosis) -> Sequence[int]:
     """Ids of what follows a prompt."""
     if asked.text == "greedy":
         return session.generate(list(fitted.ids), asked.max_new_tokens, progress=False).token_ids
-    said = session.tokenizer(fitted.example.recording, add_special_tokens=False)["input_ids"]
-    return said[:asked.max_new_tokens]
+    recorded = session.tokenizer(fitted.example.recording, add_special_tokens=False)["input_ids"]
+    return recorded[:asked.max_new_tokens]
 
 
 def _drafters(loaded: Loaded, pair: Pair, asked: Diagnosis) -> Mapping[str, object]:

@@ -56,8 +56,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
              f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
              f"{shape.vocab:,}, {text.max_position_embeddings:,} positions, {str(dtype)[6:]} on {device}"]
     shares, positions = {"target": _target(config, dtype)}, text.max_position_embeddings
-    head, said = _head(pair, name, shape)
-    lines.append(said)
+    head, described = _head(pair, name, shape)
+    lines.append(described)
     if head is not None:
         shares["drafter"] = _drafter(*head, dtype)
         positions = min(positions, positions if head[0].window else head[0].max_positions)
@@ -68,8 +68,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     rows = min(context, largest_chunk(text, dtype, device, wants))
     beside = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
               f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
-    told, enough = memory(shares, beside, context, free_bytes(device), resident() if device.type == "cpu" else 0)
-    return Report([*lines, *told], fits and enough)
+    needed, enough = memory(shares, beside, context, free_bytes(device), resident() if device.type == "cpu" else 0)
+    return Report([*lines, *needed], fits and enough)
 
 
 def machine(device: torch.device) -> list[str]:
@@ -92,7 +92,7 @@ def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left:
     """Arithmetic of what a prompt of `context` tokens takes at the most, in words, and whether `left` bytes hold it.
 
     beside: bytes of what does not grow with the prompt; process: of the programs, which a CPU's memory holds too and
-    has given already; a GPU's peak is told without them
+    has given already; a GPU's peak excludes them
     """
     parts = {f"{who} {what}": size for who, share in shares.items()
              for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | beside

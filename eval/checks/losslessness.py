@@ -1,4 +1,4 @@
-"""Whether a method says what plain decoding says, and how near the tie was where it does not.
+"""Whether a method decodes the tokens of plain decoding, and the logits' margin where it does not.
 
 Knows sessions; knows no method by name.
 """
@@ -57,16 +57,16 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
 
 def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO,
                     new_tokens: int = 24) -> int:
-    """AssertionError unless the method says what plain decoding says, in float32; how many guesses were accepted.
+    """AssertionError unless the method decodes plain decoding's tokens, in float32; how many guesses were accepted.
 
     model, drafter: as `load` takes them.  Two prompts, one of a single token and one that repeats itself, so that
     lookups find something, read in chunks; budgets of 1, 2, 8 and 60 nodes; greedy, and sampled where it is exact: what
-    promises the law alone may say other tokens then.  ValueError of a lossy method, which promises neither.
+    promises the distribution alone may draw other tokens then.  ValueError of a lossy method, which promises neither.
     """
     loaded = assemble(model, drafter, Settings(method=method, dtype="float32", calibration=None))
     promise = loaded.method.promise
     if promise == "lossy":
-        raise ValueError(f"Method {loaded.method.name!r} is lossy: it need not say what plain decoding says. Check a "
+        raise ValueError(f"Method {loaded.method.name!r} is lossy: its tokens need not be plain decoding's. Check a "
                          "method that promises exact tokens or their distribution.")
     generator = torch.Generator().manual_seed(0)
     repeated = torch.randint(loaded.target.vocab_size, (25,), generator=generator).repeat(3).tolist()
@@ -74,14 +74,14 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
     accepted = 0
     for ids in (repeated, repeated[:1]):
         for name, sampling in DRAWS.items():
-            said = answer(plain_session(sessions[0]).open(ids, new_tokens, sampling)).token_ids
+            plain = answer(plain_session(sessions[0]).open(ids, new_tokens, sampling)).token_ids
             for budget, session in zip(BUDGETS, sessions, strict=True):
                 ours = answer(session.open(ids, new_tokens, sampling))
-                at = first_divergence(ours.token_ids, said)
+                at = first_divergence(ours.token_ids, plain)
                 if at is not None and (promise == "exact" or sampling.temperature == 0):
                     raise AssertionError(f"{loaded.method.name}, budget {budget}, {name}, prompt of {len(ids)} tokens: "
-                                         f"it says {ours.token_ids[at:at + 1]} where plain decoding says "
-                                         f"{said[at:at + 1]}, at new token {at}.")
+                                         f"it decodes {ours.token_ids[at:at + 1]} where plain decoding has "
+                                         f"{plain[at:at + 1]}, at new token {at}.")
                 accepted += sum(ours.stats.accepted_per_step)
     return accepted
 

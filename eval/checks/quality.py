@@ -31,7 +31,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 
 def continuation_logits(target: Target, prompt: Sequence[int], continuation: Sequence[int]) -> torch.Tensor:
-    """[m, V]: what the target says at each token of a recorded continuation, given all before it."""
+    """[m, V]: the target's logits at each token of a recorded continuation, given all before it."""
     cache, ids = target.cache(len(prompt) + len(continuation)), torch.tensor([*prompt, *continuation])
     end = len(prompt) - 1
     verifier = Verifier(target, cache, Greedy(), Clock())

@@ -17,7 +17,7 @@ from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, 
 
 __all__ = ["SUITES", "Example", "load_suite"]
 
-Recordings = dict[str, dict[str, str]]      # row id -> who said it -> text
+Recordings = dict[str, dict[str, str]]      # row id -> source (`true` or a model) -> text
 
 QUESTIONS = ("prompt", "question", "instruction")
 # What SPEED-Bench has on the hub for prompts that its sources do not let it pass on.
@@ -38,7 +38,7 @@ class Example:
     chat: bool = True                   # through the target's chat template; False: text to be continued
     unit: str = "line"                  # where the body may be cut: between turns, sentences or lines
     max_new_tokens: int | None = None   # the benchmark's own
-    # Texts to replay, by who said them: "true" (the file's own next text) or a model's name.
+    # Texts to replay, by source: "true" (the file's own next text) or a model's name.
     # What the user gave comes first, in the given order, then "true", then the others, the longest first.
     continuations: Mapping[str, str] = field(default_factory=dict, hash=False)
     later: tuple[Mapping[str, str], ...] = field(default=(), hash=False)     # continuations of the later turns
@@ -61,9 +61,9 @@ class Example:
 
     def next_turn(self, answer: str) -> Example:
         """The follow-up, asked after this answer.  It is replayed only where what came before it is."""
-        said = self.later[0] if self.later and self.continuations else {}
+        texts = self.later[0] if self.later and self.continuations else {}
         return replace(self, id=self.turn_ids[1], before=self.follow_ups[0], body="", after="", answers=(),
-                       follow_ups=self.follow_ups[1:], continuations=said, later=self.later[1:],
+                       follow_ups=self.follow_ups[1:], continuations=texts, later=self.later[1:],
                        history=(*self.history, (self.prompt(), answer)))
 
     def prompt(self, body: str | None = None) -> str:
@@ -87,17 +87,17 @@ def turn_id(first: str, turn: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Recorded:
     """Recorded texts: those that the user gave, and those that lie beside the rows."""
 
     given: Recordings
     beside: Recordings
 
     def of(self, identity: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Who said what to this row, in the order of `Example.continuations`; own: of the row itself."""
+        """Source -> text of this row, in the order of `Example.continuations`; own: of the row itself."""
         given, others = self.given.get(identity, {}), {**(own or {}), **self.beside.get(identity, {})}
-        ranked = sorted(others.items(), key=lambda said: (said[0] != "true", -len(said[1])))
-        return given | {who: text for who, text in ranked if who not in given}
+        ranked = sorted(others.items(), key=lambda one: (one[0] != "true", -len(one[1])))
+        return given | {source: text for source, text in ranked if source not in given}
 
 
 def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = ()) -> list[Example]:
@@ -120,10 +120,10 @@ def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = (
                          f"{name}.jsonl.")
     name = suite_name(name)
     beside = [] if data is None else [Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"]
-    said = _Said(_recordings([(Path(file), Path(file).stem) for file in recorded], name, strict=True),
-                 _recordings([(file, "true") for file in beside if file.is_file()], name, strict=False))
+    texts = _Recorded(_recordings([(Path(file), Path(file).stem) for file in recorded], name, strict=True),
+                      _recordings([(file, "true") for file in beside if file.is_file()], name, strict=False))
     catalogue = _catalogue(data)
-    return _distinct([(where, _example(name, where, number, row, catalogue, said))
+    return _distinct([(where, _example(name, where, number, row, catalogue, texts))
                       for number, (where, row) in enumerate(rows, 1)])
 
 
@@ -142,7 +142,8 @@ def suite_name(suite: str) -> str:
     return Path(suite).stem if is_path(suite) else suite
 
 
-def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[str, Suite], said: _Said) -> Example:
+def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[str, Suite],
+             texts: _Recorded) -> Example:
     """One row; a row of any file that names its LongBench dataset gets that dataset's prompt and length."""
     dataset = str(row.get("dataset"))
     if dataset in catalogue and catalogue[dataset].template and "context" in row:
@@ -155,9 +156,9 @@ def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[st
                          "the JSONL file that it writes.")
     identity = identity_of(where, row) or f"{name}-{number}"
     own = {str(row.get("model") or "true"): text_of(where, row, ("continuation",))} if row.get("continuation") else {}
-    later = tuple(said.of(turn_id(identity, turn)) for turn, _ in enumerate(parts.get("follow_ups", ()), 2))
+    later = tuple(texts.of(turn_id(identity, turn)) for turn, _ in enumerate(parts.get("follow_ups", ()), 2))
     return Example(name, identity, **parts, answers=_answers(row), max_new_tokens=suite.max_new_tokens,
-                   continuations=said.of(identity, own), later=later)
+                   continuations=texts.of(identity, own), later=later)
 
 
 def _long(where: str, row: Row, suite: Suite) -> dict[str, Any]:
@@ -201,8 +202,8 @@ def _turns(where: str, turns: list[Any]) -> dict[str, Any]:
 
 
 def _spoken(where: str, messages: Any) -> list[Any]:
-    """The user's turns of chat messages; what the system says goes before the first, what the assistant said is left
-    out: the target answers for itself."""
+    """The user's turns of chat messages; the system message goes before the first, the assistant's are left out:
+    the target answers for itself."""
     try:
         users = [message["content"] for message in messages if message["role"] == "user"]
         system = [message["content"] for message in messages if message["role"] == "system"]
@@ -232,10 +233,10 @@ def _distinct(located: list[tuple[str, Example]]) -> list[Example]:
 
 
 def _recordings(files: Sequence[tuple[Path, str]], suite: str, strict: bool) -> Recordings:
-    """The texts recorded for a suite in these files, by who said them unless the row names it; a runaway part (the
+    """The texts recorded for a suite in these files, by source unless the row names it; a runaway part (the
     model starting a prompt of its own) is cut off.  strict: a row without a text is an error."""
-    said: Recordings = {}
-    for path, who in files:
+    texts: Recordings = {}
+    for path, source in files:
         for where, row in read_rows(path):
             if row.get("suite") not in (None, suite):
                 continue
@@ -249,8 +250,8 @@ def _recordings(files: Sequence[tuple[Path, str]], suite: str, strict: bool) -> 
                 raise ValueError(f"{where}: no id of the row that was continued. Needed: _id; columns found: "
                                  f"{', '.join(row)}.")
             if text:
-                said.setdefault(identity, {}).setdefault(str(row.get("model") or who), text)
-    return said
+                texts.setdefault(identity, {}).setdefault(str(row.get("model") or source), text)
+    return texts
 
 
 def _catalogue(data: Path | None) -> dict[str, Suite]:

@@ -30,7 +30,7 @@ class Cell:
     tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt, lengths: tokens of
     each checked answer; none of a lossy method, which promises nothing.  speedups: of each prompt, ascending.
     tokens_per_step, and kinds, steps by what was spent on them: over all repeats, which differ where costs are measured
-    as they come.  forwards: of a step beside its verification, by whose.  step_cost: seconds of a step in plain
+    as they come.  forwards: of a step beside its verification, by network.  step_cost: seconds of a step in plain
     decoding's of the same prompt and repeat, the median over prompts.
     """
 
@@ -114,7 +114,7 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
                 pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
                 median(row.prefill_seconds for row in firsts), found, lengths, tuple(sorted(speedups)),
                 sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every),
-                {whose: times / steps for whose, times in forwards.items()}, median(costs) if costs else None)
+                {network: times / steps for network, times in forwards.items()}, median(costs) if costs else None)
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from longgraft.eval.reports.tables import length_name
 
 LINES = {OWN: "-", ROWS: ":", TARGET: "--"}
 ENOUGH = 30     # starts that must have come so far: below it a share says little
-SAID = {OWN: "its own", ROWS: "the target's keys and values", TARGET: "its features, too"}
+LABELS = {OWN: "its own", ROWS: "the target's keys and values", TARGET: "its features, too"}
 
 
 def write(folder: Path, depths: Sequence[Depth], about: str) -> list[Path]:
@@ -66,7 +66,7 @@ def agreement(depth: Depth) -> float | None:
 
 def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
     """Acceptance above, agreement below: a column per suite and length, a colour per drafter, a line per
-    condition; no acceptance where it is not told."""
+    condition; no acceptance of fewer than ENOUGH starts."""
     plt = pyplot()
     places = list(dict.fromkeys((depth.suite, depth.bucket) for depth in depths))
     drafters = list(dict.fromkeys(depth.drafter for depth in depths))
@@ -80,7 +80,7 @@ def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
                 shown = [(depth.depth, value) for depth in points if (value := share(depth)) is not None]
                 if shown:
                     panel.plot(*zip(*shown, strict=True), LINES[condition], linewidth=1.4,
-                               label=f"{drafter}: {SAID[condition]}",
+                               label=f"{drafter}: {LABELS[condition]}",
                                **style_of(drafters.index(drafter)) | {"markersize": 3})
     for (suite, bucket), (above, below) in zip(places, axes.T, strict=True):
         above.set_title(f"{suite_name(suite)}, {length_name(bucket)}")

@@ -18,11 +18,11 @@ COLUMNS = ("mode", "suite", "bucket", "method", "promise", "prompts", "mat", "dr
 
 DEFINITIONS = """# Methods beside one another
 
-Promise: `exact` methods say plain decoding's tokens, `distribution` ones its law; LOSSY ones promise neither and have
-tables of their own. MAT: accepted tokens per verification, without the bonus token. Draft forwards: of a drafting
-network, per step. Own passes: of the target itself beside the verification, per step, all of its weights read, on a
-part of its cache. Step: its seconds in units of plain decoding's step on the same prompt. Speed: of decoding, over
-plain decoding on the same prompt and repeat: the median prompt and the worst. Fastest first.
+Promise: `exact` methods decode plain decoding's tokens, `distribution` ones keep its distribution; LOSSY ones promise
+neither and have tables of their own. MAT: accepted tokens per verification, without the bonus token. Draft forwards: of
+a drafting network, per step. Own passes: of the target itself beside the verification, per step, all of its weights
+read, on a part of its cache. Step: its seconds in units of plain decoding's step on the same prompt. Speed: of
+decoding, over plain decoding on the same prompt and repeat: the median prompt and the worst. Fastest first.
 """
 
 
@@ -33,7 +33,7 @@ def field(found: Sequence[Cell]) -> str:
         here = ranked([cell for cell in found if (cell.mode, cell.suite, cell.bucket) == (mode, suite, bucket)])
         for lossy in (False, True):
             if mine := [cell for cell in here if (cell.promise == LOSSY) == lossy]:
-                beside = ", LOSSY methods: not what the target would say" if lossy else ""
+                beside = ", LOSSY methods: tokens may differ from the target's" if lossy else ""
                 out.append(f"## {suite_name(suite)}, {length_name(bucket)}, {mode}{beside}\n\n{_table(mine)}\n")
     return "\n".join(out)
 

@@ -79,15 +79,15 @@ def _shown(rows: Sequence[Result], good: Sequence[Row], labels: Mapping[str, str
     raise ValueError(_nothing(mine, f" of {', '.join(labels)}" if labels else ""))
 
 
-def _nothing(rows: Sequence[Result], whose: str) -> str:
+def _nothing(rows: Sequence[Result], of: str) -> str:
     """Why none of these rows can be drawn."""
     errors = [row.error for row in rows if isinstance(row, Failure)]
     if not rows:
-        return f"There are no rows{whose} to draw."
+        return f"There are no rows{of} to draw."
     if len(errors) < len(rows):
-        return (f"There is nothing to draw: of the rows{whose} ({len(rows)}), {len(errors)} are failures and the "
+        return (f"There is nothing to draw: of the rows{of} ({len(rows)}), {len(errors)} are failures and the "
                 "others ended at once.")
-    return f"All rows{whose} ({len(rows)}) are failures. The first: {errors[0]}"
+    return f"All rows{of} ({len(rows)}) are failures. The first: {errors[0]}"
 
 
 def _caption(run: Run, found: Sequence[Cell], each: str) -> str:

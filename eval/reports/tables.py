@@ -30,7 +30,7 @@ def tables(found: Sequence[Cell], which: str = "") -> list[str]:
     out = []
     for lossy in (False, True):
         here = [cell for cell in found if (cell.promise == LOSSY) == lossy]
-        beside = ", LOSSY methods: not what the target would say" if lossy else ""
+        beside = ", LOSSY methods: tokens may differ from the target's" if lossy else ""
         out += _against_plain(here, which + beside)
         for name, columns in _columns(here).items():
             if any(cell.mat for column in columns.values() for cell in column):

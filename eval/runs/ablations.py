@@ -42,7 +42,7 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
     methods = tuple(_field(config)) if name == FIELD else GROUPS[name]
     if name in CALIBRATED and not dry:
         setting, calibrated = CALIBRATED[name]
-        check_plan(config)      # what is wrong with its suites is said before a model is loaded
+        check_plan(config)      # errors of its suites come before a model is loaded
         prompts = _warmup_prompts(warmup) if name == "warmup" else ()
         made = calibrated(config, Bench.open(config), out, prompts)
         methods += tuple(f"{PAPERS}+{setting}={key}" for key in made)
@@ -122,5 +122,5 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
     return str(path)
 
 
-# Those of `GROUPS` whose calibrations are made first: the setting that takes them, and who makes them.
+# Those of `GROUPS` whose calibrations are made first: the setting that takes them, and the function that makes them.
 CALIBRATED = {"warmup": ("warm", _warmed), "thresholds": ("thresholds", _by_suite)}

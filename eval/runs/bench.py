@@ -74,13 +74,13 @@ class Bench:
                               for name, path in config.calibrations.items()}, config.budget, config.profile)
         for variant in config.variants:
             if variant.ours:
-                # What it lacks is said before anything runs.
+                # Missing parts are errors before anything runs.
                 build(variant.method, stock.parts(variant), variant.adaptive(config.budget))
         return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock, Learned(config.modes))
 
 
 def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
-    """All missing rows of one prompt and of its later turns; what fails becomes rows that say why, and hold no number.
+    """All missing rows of one prompt and of its later turns; what fails becomes rows with the error and no number.
 
     A later turn follows what plain decoding answered in the same mode: every method is measured on one conversation.
     """
@@ -89,13 +89,13 @@ def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
     for mode in config.modes if not config.lengths else ():
         alone, turn = replace(config, modes=(mode,)), job.fitted
         while turn.example.follow_ups:
-            said = job.done.get(job.key(turn, mode, PLAIN, 0))
-            if not said:
+            answered = job.done.get(job.key(turn, mode, PLAIN, 0))
+            if not answered:
                 yield from failures(alone, replace(job, fitted=turn), f"turn {turn.example.turn} has no answer to go "
                                                                       "on from: its own rows say why")
                 break
             # As a chat would keep it: without the token that ended it.
-            answer = session.tokenizer.decode([t for t in said if t not in session.eos], skip_special_tokens=True)
+            answer = session.tokenizer.decode([t for t in answered if t not in session.eos], skip_special_tokens=True)
             turn = as_it_is(turn.example.next_turn(answer), session.tokenizer)
             yield from _run_turn(alone, bench, job, turn)
 
@@ -116,7 +116,7 @@ def _run_turn(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted) -> It
 
 
 def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, wanted: set[Key]) -> Iterator[Result]:
-    """The rows of one turn that are wanted, from one prefill; a variant that fails gets a row that says why, and the
+    """The rows of one turn that are wanted, from one prefill; a variant that fails gets a row with the error, and the
     others go on."""
     session, example = bench.session, fitted.example
     limit = min(config.max_new_tokens, example.max_new_tokens or config.max_new_tokens)
@@ -181,7 +181,7 @@ def _draw(config: SweepConfig, bench: Bench, example: Any, mode: str, limit: int
 
 
 class _Checks:
-    """Whether a variant's tokens are plain decoding's, on one prompt.  plain: what that said, by mode."""
+    """Whether a variant's tokens are plain decoding's, on one prompt.  plain: those, by mode."""
 
     def __init__(self, config: SweepConfig, state: Prefilled) -> None:
         self._config, self.state = config, state
@@ -189,7 +189,8 @@ class _Checks:
         self._beside: dict[str, Check | None] = {}
 
     def of(self, variant: Variant, mode: str, draw: _Draw, tokens: list[int]) -> Check | None:
-        """A replay, which can show no divergence, is checked by drawing beside it, as the method must say the same.
+        """A replay cannot diverge: tokens are drawn beside it, in the mode in which the method must have plain
+        decoding's, and compared.
 
         transformers' own `generate` is compared where it is greedy as plain decoding is; None elsewhere, and where
         plain decoding failed.
@@ -224,5 +225,5 @@ def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     """Every method runs a few steps on a short prompt, untimed: kernels are chosen, memory is allocated."""
     state = Prefilled(bench.stock, config.variants, fitted.ids[-256:], 8)
     for variant in config.variants:
-        with suppress(*FAILURES):       # its own rows will say it
+        with suppress(*FAILURES):       # its own rows will have the error
             state.decode(variant, Sampling(), 8)

@@ -88,9 +88,9 @@ class SweepConfig:
 
     @classmethod
     def load(cls, path: Path | None, base: Mapping[str, Any] | None = None, **changes: Any) -> SweepConfig:
-        """A configuration from JSON or TOML; changes win, unless None; base: what neither says."""
-        said = {} if path is None else read_table(path)
-        return made(cls, {**(base or {}), **said, **{k: v for k, v in changes.items() if v is not None}}, str(path))
+        """A configuration from JSON or TOML; changes win, unless None; base: values where neither has one."""
+        given = {} if path is None else read_table(path)
+        return made(cls, {**(base or {}), **given, **{k: v for k, v in changes.items() if v is not None}}, str(path))
 
     @property
     def variants(self) -> tuple[Variant, ...]:

@@ -33,7 +33,7 @@ class Job:
 def jobs_of(config: SweepConfig, plan: Plan, done: Done) -> list[Job]:
     """What is left to do.  Every suite and length gets its first prompt, then its second, ...: a run that is cut short
     is balanced."""
-    made = [Job(suite, length, prompts[index], {key: said for key, said in done.items() if key[:2] == (suite, length)
+    made = [Job(suite, length, prompts[index], {key: ids for key, ids in done.items() if key[:2] == (suite, length)
                                                 and key.prompt_id in prompts[index].example.turn_ids})
             for index in range(config.prompts) for suite, by_length in plan.items()
             for length, prompts in by_length.items() if index < len(prompts)]

@@ -11,14 +11,14 @@ SECONDS, FEWEST, SHARE = 30.0, 5.0, 0.05
 
 
 class Progress:
-    """Rows out of `total`, told on stderr."""
+    """Rows out of `total`, printed on stderr."""
 
     def __init__(self, total: int) -> None:
         from tqdm import tqdm
 
         self._bar: Any = tqdm(total=total, unit="row") if sys.stderr.isatty() else None
         self._total, self._count, self._began = total, 0, time.monotonic()
-        self._told, self._when = 0, self._began
+        self._printed, self._when = 0, self._began
 
     def add(self) -> None:
         """One more row."""
@@ -27,8 +27,8 @@ class Progress:
             self._bar.update()
             return
         now = time.monotonic()
-        if now - self._when >= (FEWEST if self._count - self._told >= SHARE * self._total else SECONDS):
-            self._told, self._when = self._count, now
+        if now - self._when >= (FEWEST if self._count - self._printed >= SHARE * self._total else SECONDS):
+            self._printed, self._when = self._count, now
             print(f"longgraft: {self._count:,} of {self._total:,} rows, {self._count / self._total:.0%}, "
                   f"{(now - self._began) / 60:.1f} minutes", file=sys.stderr, flush=True)
 

@@ -16,7 +16,7 @@ from longgraft.engine.session import Session
 
 
 def environment(session: Session) -> dict[str, Any]:
-    """What a result needs to be believed."""
+    """Code, versions, device and settings of a result."""
     import transformers
 
     device = session.target.device

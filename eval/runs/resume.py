@@ -24,7 +24,7 @@ def save_config(folder: Path, config: SweepConfig) -> None:
 
 
 def resume_config(folder: Path) -> SweepConfig:
-    """What the run in this folder was measured with; ValueError where that cannot be told."""
+    """What the run in this folder was measured with; ValueError where its configuration is missing or broken."""
     path = folder / CONFIG
     if not path.exists():
         if rows := rows_file(folder):

@@ -128,9 +128,9 @@ def _values(kind: Any, given: dict[str, Any], where: str) -> dict[str, Any]:
     for name, hint in get_type_hints(kind).items():
         if name == "key" or name not in given:
             continue
-        said, fits, made = _KINDS[hint]
+        wanted, fits, made = _KINDS[hint]
         if not fits(given[name]):
-            raise ValueError(f"{where}: {name} must be {said}; it is {json.dumps(given[name])[:60]}.")
+            raise ValueError(f"{where}: {name} must be {wanted}; it is {json.dumps(given[name])[:60]}.")
         values[name] = made(given[name])
     return values
 

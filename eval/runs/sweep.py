@@ -1,6 +1,6 @@
 """Sweeps: suites x lengths x prompts x modes x methods, one row each, written as they come and never twice.
 
-Knows the plan, the run's folder and who measures; knows no table and no plot.
+Knows the plan, the run's folder and the workers; knows no table and no plot.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _opened(out: Path, crew: Crew | None) -> Callable[[dict[str, Any]], None]:
         devices.add(about["device"])
         about = about | {"argv": argv(), "device": ", ".join(sorted(devices))}
         about |= crew.about() if crew else {"workers": 1}
-        about["earlier"] = earlier      # a run that was resumed says where and with what it began
+        about["earlier"] = earlier      # environments before a resume
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
     return opened

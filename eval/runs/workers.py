@@ -32,7 +32,7 @@ class Crew(Protocol):
     workers: int
 
     def about(self) -> dict[str, Any]:
-        """What the results' environment says of them."""
+        """What of them the results' environment has."""
 
     def start(self) -> Any:
         """A new worker, which opens the target without being asked."""
@@ -42,7 +42,8 @@ class Crew(Protocol):
 
     def events(self, busy: Sequence[Any]) -> Iterator[tuple[Any, str, Any]]:
         """(worker, kind, value) of what has happened, waiting for something: `open`, the target is, value: its
-        environment; `row`; `end` of a job; `refused`, the target cannot be opened; `dead`; the last two say why."""
+        environment; `row`; `end` of a job; `refused`, the target cannot be opened; `dead`; of
+        the last two value is the error."""
 
     def stop(self, worker: Any) -> None:
         """End a worker, whatever it does."""
@@ -50,7 +51,7 @@ class Crew(Protocol):
 
 def spread(config: SweepConfig, jobs: Sequence[Job], crew: Crew,
            opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[Result]:
-    """The rows of all jobs, as they come.  opened: is told the environment of each worker."""
+    """The rows of all jobs, as they come.  opened: called with the environment of each worker."""
     waiting, idle = deque(jobs), list[Any]()
     busy: dict[Any, Job | None] = {crew.start(): None for _ in range(min(crew.workers, len(jobs)))}  # None: opening
     spare = ATTEMPTS        # that may die while they open the target and still be replaced
@@ -183,7 +184,7 @@ def _work(config: SweepConfig, pipe: Any, threads: int, seat: int) -> None:
         try:
             for row in replica.rows(job):
                 pipe.send(("row", row))
-        except Exception as error:      # whatever it is, it must be told before the process ends
+        except Exception as error:      # whatever it is, it must be sent before the process ends
             pipe.send(("dead", f"{type(error).__name__}: {error}"))
             raise
         pipe.send(("end", None))

@@ -1,4 +1,4 @@
-"""The levels of losslessness, by name, and what an answer must show to reach them.  Knows ids and numbers only."""
+"""The levels of losslessness, by name, and what is needed for each.  Knows ids and numbers only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Check:
         return self.margin is not None and self.margin <= tolerance(dtype, self.at)
 
     def held(self, promise: str, mode: str) -> bool:
-        """Whether a method of this promise must say the same.  Of draws beside a replay, only greedy ones have a
-        margin."""
+        """Whether a method of this promise must decode the same tokens.  Of draws beside a replay, only greedy ones
+        have a margin."""
         return not may_differ(promise, mode != "greedy" and self.margin is None)
 
 

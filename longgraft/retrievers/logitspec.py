@@ -150,7 +150,7 @@ class LogitSpec:
             best = longest(slots[guessed], pooled, m)
             has, best = best >= 0, best[best >= 0]
             found[has, 0], found[has, 1], found[has, 2] = guessed[best] + 1, pooled[best], n
-        return [(at, count, n) for at, count, n in found.tolist()]
+        return [(at, known, match) for at, known, match in found.tolist()]
 
 
 def continuation(text: np.ndarray, max_ngram: int,
