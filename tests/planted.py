@@ -122,9 +122,9 @@ MUTATIONS = (
     Mutation("the warm-up leaves a gate open at its threshold", "stage_of", "not step.confidence[depth] > tau", "step.confidence[depth] < tau", "test_calibrate.py::test_a_gate_stops_a_step_whose_confidence_is_at_most_its_threshold"),
     # kernels
     Mutation("few rows see one column before their window", "Layout.ranges", "- window + 1).clamp(0, self.prefix)", "- window).clamp(0, self.prefix)", "test_kernels.py::test_attention_equals_the_reference"),
-    Mutation("all threads get the compiled products", "ModuleOverride._here", "if threading.get_ident() == self._thread\n", "if self._thread\n", "test_kernels.py::test_another_thread_gets_torchs_products_meanwhile"),
+    Mutation("all threads get the compiled products", "ModuleOverride._in_thread", "if threading.get_ident() == self._thread\n", "if self._thread\n", "test_kernels.py::test_another_thread_gets_torchs_products_meanwhile"),
     Mutation("a module's own forward is taken away", "ModuleOverride.__call__", 'for own, _ in self._ours if "forward" not in own]', "for own, _ in self._ours]", "test_kernels.py::test_a_module_with_a_forward_of_its_own_keeps_it"),
-    Mutation("every norm is the plain one", "epsilon_of", "return epsilon if torch.allclose(said, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None", "return epsilon", "test_kernels.py::test_a_norm_that_says_something_else_is_left_alone"),
+    Mutation("every norm is the plain one", "epsilon_of", "return epsilon if torch.allclose(normed, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None", "return epsilon", "test_kernels.py::test_a_norm_that_says_something_else_is_left_alone"),
     Mutation("merged stretches forget the larger score", "cpu_kernels.cpp", "total = total * mine + other.total * theirs;", "total = total + other.total;", "test_kernels.py::test_attention_equals_the_reference"),
     Mutation("tiles take the shallowest row's window for all", "_parts", "tl.max(position, 0) - WINDOW", "tl.min(position, 0) - WINDOW", "test_triton.py::test_the_kernel_equals_the_reference"),
     Mutation("programs that wrote nothing are read", "_merge", "mask = (share > 0)[:, None]", "mask = (offs_s < splits)[:, None]", "test_triton.py::test_programs_without_columns_are_not_read"),
