@@ -122,9 +122,9 @@ MUTATIONS = (
     Mutation("the warm-up leaves a gate open at its threshold", "stage_of", "not step.confidence[depth] > tau", "step.confidence[depth] < tau", "test_calibrate.py::test_a_gate_stops_a_step_whose_confidence_is_at_most_its_threshold"),
     # kernels
     Mutation("few rows see one column before their window", "Layout.ranges", "- window + 1).clamp(0, self.prefix)", "- window).clamp(0, self.prefix)", "test_kernels.py::test_attention_equals_the_reference"),
-    Mutation("all threads get the compiled products", "ModuleOverride._here", "if threading.get_ident() == self._thread\n", "if self._thread\n", "test_kernels.py::test_another_thread_gets_torchs_products_meanwhile"),
+    Mutation("all threads get the compiled products", "ModuleOverride._in_thread", "if threading.get_ident() == self._thread\n", "if self._thread\n", "test_kernels.py::test_another_thread_gets_torchs_products_meanwhile"),
     Mutation("a module's own forward is taken away", "ModuleOverride.__call__", 'for own, _ in self._ours if "forward" not in own]', "for own, _ in self._ours]", "test_kernels.py::test_a_module_with_a_forward_of_its_own_keeps_it"),
-    Mutation("every norm is the plain one", "epsilon_of", "return epsilon if torch.allclose(said, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None", "return epsilon", "test_kernels.py::test_a_norm_that_says_something_else_is_left_alone"),
+    Mutation("every norm is the plain one", "epsilon_of", "return epsilon if torch.allclose(normed, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None", "return epsilon", "test_kernels.py::test_a_norm_that_says_something_else_is_left_alone"),
     Mutation("merged stretches forget the larger score", "cpu_kernels.cpp", "total = total * mine + other.total * theirs;", "total = total + other.total;", "test_kernels.py::test_attention_equals_the_reference"),
     Mutation("tiles take the shallowest row's window for all", "_parts", "tl.max(position, 0) - WINDOW", "tl.min(position, 0) - WINDOW", "test_triton.py::test_the_kernel_equals_the_reference"),
     Mutation("programs that wrote nothing are read", "_merge", "mask = (share > 0)[:, None]", "mask = (offs_s < splits)[:, None]", "test_triton.py::test_programs_without_columns_are_not_read"),
@@ -200,7 +200,7 @@ MUTATIONS = (
     Mutation("heads learn one token too far on", "MedusaTrainer.objective", "shift = i + 1 ", "shift = i + 2 ", "test_training_small.py::test_of_a_chat_heads_learn_the_answers_alone"),
     # parts
     Mutation("a partial cache stands where its rows end", "KVCache.take", "self.length, self.skipped = m, source.skipped + until - m", "self.length, self.skipped = m, 0", "test_partial.py::test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden"),
-    Mutation("heads of a layer share the first one's rows", "_of", "rows[None, ..., None].expand(", "rows[None, :1, :, None].expand(1, states.shape[1], ", "test_partial.py::test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden"),
+    Mutation("heads of a layer share the first one's rows", "_selected", "rows[None, ..., None].expand(", "rows[None, :1, :, None].expand(1, states.shape[1], ", "test_partial.py::test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden"),
     Mutation("rewound rows stay another continuation's", "PartialKVCache.rewind", "self._held, self._upto = held, min(upto, self._length)", "self._held, self._upto = held, upto", "test_partial.py::test_a_rewound_part_drafts_what_it_drafted_then_and_a_state_is_all_it_knows"),
     Mutation("a cascade's memories keep what was said on a part", "Cascade._said", "memory.rewind(mark)", "pass", "test_partial.py::test_what_is_learnt_inside_a_cascade_is_forgotten"),
     Mutation("queries are the last nodes', kept or not", "Verifier._as_it_comes", "sent(path[-wants.queries:], ", "sent(torch.arange(len(tree))[-len(path):], ", "test_partial.py::test_queries_are_those_of_the_kept_nodes"),

@@ -93,7 +93,7 @@ def same(a: ProposalTree, b: ProposalTree) -> bool:
 
 def test_a_size_is_the_fewest_rows_that_hold_the_nodes():
     assert [size_of(n) for n in (1, 2, 8, 9, 16, 17, 32, 33, 60, 64)] == [1, 8, 8, 16, 16, 32, 32, 64, 64, 64]
-    with pytest.raises(ValueError, match="65 nodes was asked for; at most 64 rows"):
+    with pytest.raises(ValueError, match="65 nodes was requested; at most 64 rows"):
         size_of(65)
 
 

@@ -1,7 +1,7 @@
 """Attention of a few new rows over a long prefix and over each other.
 
 Knows tensors and row geometry; knows no model and no cache class.  A backend is a function
-(q, k, v, layout, scale, window) -> out; `dense` is the reference that every other equals.
+(q, k, v, layout, scale, window) -> out; `dense` is the reference for all others.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, P prefix rows, C columns, D head size.
 """
@@ -19,23 +19,24 @@ from torch import Tensor
 from longgraft.attention.layout import DeviceLayout, Layout
 
 HALF = (torch.float16, torch.bfloat16)
-EXTRAS = {"flash": "flash-attn", "triton": "triton"}     # the packages that backends on CUDA need
-FEW = 64                # rows of a tree at most; a chunk of a prompt has more
+EXTRAS = {"flash": "flash-attn", "triton": "triton"}     # backend on CUDA -> the package that it needs
+FEW = 64                # most rows of a tree; a prompt chunk has more
 
 
 Backend = Callable[[Tensor, Tensor, Tensor, Any, float, "int | None"], Tensor]
 
 
 def packed(q: Tensor, heads: int) -> Tensor:
-    """[1, H, n, D] -> [1, Hkv, G * n, D]: the query heads of one key head become rows, so KV is read once."""
+    """[1, H, n, D] -> [1, Hkv, G * n, D]: the query heads of one key head become rows, so that its KV is read once."""
     return q.reshape(1, heads, -1, q.shape[3])
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
           softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """The reference, in float32 with every mask written out; a row that sees nothing is zeros.
+    """The reference: float32 with explicit masks; a row that sees nothing is zeros.
 
-    softcap: scores' bound (Gemma 2).  sinks: [H], one more score per head that takes weight and has no value (gpt-oss).
+    softcap: bound of the scores (Gemma 2).  sinks: [H], per head one more score in the softmax, without a value
+    (gpt-oss).
     """
     keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
     scores = packed(q, k.shape[1]).float() @ keys.float().mT * scale
@@ -43,16 +44,16 @@ def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
-        each = sinks.float().view(k.shape[1], -1).repeat_interleave(layout.rows, 1)     # [Hkv, G * n]
-        scores = torch.cat([scores, each[None, ..., None]], dim=-1)
+        per_row = sinks.float().view(k.shape[1], -1).repeat_interleave(layout.rows, 1)      # [Hkv, G * n]
+        scores = torch.cat([scores, per_row[None, ..., None]], dim=-1)
     out = scores.softmax(-1)[..., :values.shape[2]] @ values.float()
     out = out.masked_fill(~mask.any(-1, keepdim=True), 0)
     return out.view(1, q.shape[1], layout.rows, -1).to(q.dtype)
 
 
 def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None) -> Tensor:
-    """torch's own kernel with one dense mask [n, columns]; with a `DeviceLayout` over the whole buffer, so that it
-    runs everywhere and reads nothing on the host."""
+    """torch's SDPA with one dense mask [n, C], on any device; with a `DeviceLayout` over the whole buffer, so that
+    nothing is read on the host."""
     keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
     out = F.scaled_dot_product_attention(packed(q, k.shape[1]), keys, values, attn_mask=mask, scale=scale)
     out = out.masked_fill(~mask.any(-1, keepdim=True), 0)       # torch's kernels differ here
@@ -60,10 +61,10 @@ def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale:
 
 
 def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Rows that all see all columns.  q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
+    """Attention without a mask.  q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
     q_rows = packed(q, k.shape[1])
     if q.device.type == "cuda" and q.shape[3] % 8 == 0:
-        # torch's own choice on a Hopper is cuDNN, which makes a plan for every number of keys: at each token.
+        # On Hopper torch would choose cuDNN, which builds a plan for every number of keys: at each token.
         out = _prefix_part(q_rows, k, v, scale)[0]
     else:
         out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
@@ -71,13 +72,13 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Plain decoding, n = m = 1: the row sees one contiguous range, and no mask is needed."""
+    """Plain decoding, n = m = 1: the row sees one contiguous range, without a mask."""
     first, end = layout.edges(window)[0], layout.end
     return everywhere(q, k[:, :, first:end], v[:, :, first:end], scale)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """torch's own kernel with one dense mask [n, P + n]; runs everywhere."""
+    """torch's SDPA with one dense mask [n, P + n]; runs on any device."""
     if layout.plain:
         return one_row(q, k, v, layout, scale, window)
     return whole(q, k, v, layout, scale, window)
@@ -85,7 +86,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: 
 
 def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
           prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None) -> Tensor:
-    """Unmasked prefix part and small masked part, merged by their log-sum-exps in float32.
+    """An unmasked prefix part and a small masked part, merged by their log-sum-exps in float32.
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
     """
@@ -103,7 +104,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
             keys, values = (torch.cat([t[:, :, first:every], own], dim=2) for t, own in ((k, keys), (v, values)))
         bias = layout.bias(window, q.shape[1] // heads, q.dtype if q.device.type == "cuda" else torch.float32)
         own, own_lse = _masked_part(q_rows, keys, values, bias, scale)
-    # An empty prefix must not reach the kernels: the CPU one stops the process on zero keys.
+    # An empty prefix must not reach the kernels: the CPU kernel aborts the process on zero keys.
     if every < layout.prefix:
         part = prefix_part or _prefix_part
         far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
@@ -113,13 +114,13 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """`split` with flash-attn's kv-cache kernel for the prefix part: it splits a long prefix over the GPU."""
+    """`split` with flash-attn's kv-cache kernel for the prefix part, which splits a long prefix over the GPU."""
     return split(q, k, v, layout, scale, window, prefix_part=_flash_attn_part)
 
 
 def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
            softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """One kernel of ours over prefix and tree; a prompt's chunks, which have more rows, are `split`'s."""
+    """One Triton kernel over prefix and tree; prompt chunks, which have more rows, go to `split` or `dense`."""
     if isinstance(layout, Layout):
         if layout.rows > FEW and softcap is None and sinks is None:
             return split(q, k, v, layout, scale, window)
@@ -135,7 +136,7 @@ BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "split": split, "flash": flash, "t
 
 
 def available() -> dict[str, str]:
-    """Backend -> "" where it can run here, else the reason why not."""
+    """Backend -> "" if it can run here, else why it cannot."""
     reasons = dict.fromkeys(BACKENDS, "")
     for name, package in EXTRAS.items():
         if not torch.cuda.is_available():
@@ -146,7 +147,7 @@ def available() -> dict[str, str]:
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend that `name` stands for on this device; "auto" takes flash, else split, else sdpa."""
+    """The backend of this name, checked against device and dtype; "auto" takes flash, else split, else sdpa."""
     if name == "auto":
         if device.type == "cuda" and dtype in HALF and not available()["flash"]:
             return "flash"
@@ -165,16 +166,16 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
 
 
 def fixed_backend(device: torch.device) -> Backend:
-    """The one that serves a `DeviceLayout` here."""
+    """The backend that takes a `DeviceLayout` here."""
     return triton if device.type == "cuda" and not available()["triton"] else whole
 
 
 def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | None,
             group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(k, v [1, Hkv, C, D], what the packed rows see of them [G * n, C] bool).
+    """(k, v [1, Hkv, C, D], the mask of the packed rows [G * n, C] bool).
 
-    Rows that are not written yet may hold NaN, and NaN times a weight of zero is NaN: over a whole buffer they are
-    zeros in a copy, which costs one more pass over it.
+    Unwritten rows of a whole buffer may hold NaN, and NaN times a weight of zero is NaN: they are zeroed in a copy, at
+    the cost of one more pass over the buffer.
     """
     if isinstance(layout, Layout):
         return k[:, :, :layout.end], v[:, :, :layout.end], layout.dense(window).repeat(group, 1)
@@ -184,13 +185,13 @@ def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | N
 
 
 def _flash_runs(q: Tensor) -> bool:
-    """torch's flash kernel: half precision, Ampere or later, head sizes in eights up to 256."""
+    """Whether torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up to 256."""
     return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
             and torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
 def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """No mask.  q [1, Hkv, m, D], k and v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1, Hkv, m] float32."""
+    """Without a mask: q [1, Hkv, m, D], k and v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1, Hkv, m] float32."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, scale=scale)
     if _flash_runs(q):
@@ -200,7 +201,7 @@ def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """`_prefix_part` by flash_attn_with_kvcache, which wants [1, rows, heads, D] and returns natural-log lse."""
+    """`_prefix_part` by flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns natural-log lse."""
     from flash_attn import flash_attn_with_kvcache
 
     out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -209,7 +210,7 @@ def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Ten
 
 
 def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """A prompt chunk over itself.  q [1, H, n, D], k [1, Hkv, n, D] -> out [1, H, n, D], lse [1, H, n]."""
+    """Causal attention of a prompt chunk: q [1, H, n, D], k [1, Hkv, n, D] -> out [1, H, n, D], lse [1, H, n]."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
     group = q.shape[1] // k.shape[1]
@@ -222,7 +223,7 @@ def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _masked_part(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """q [1, Hkv, m, D], k [1, Hkv, C, D], bias [m, C] -> out, lse.  Every row sees itself, so none is empty."""
+    """q [1, Hkv, m, D], k [1, Hkv, C, D], bias [m, C] -> out, lse.  Every row sees at least itself."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, False, attn_mask=bias[None, None], scale=scale)

@@ -15,11 +15,12 @@ ALIGNED = 16        # columns: CUDA's kernels read a bias in pieces of up to 16 
 
 
 class Layout:
-    """Which of the P + m columns each of the n new rows sees: P of the prefix, the last n of the m are the rows.
+    """Which of the P + m columns each of the n new rows sees: P prefix columns and m own columns, the last n of which
+    are the new rows.
 
     depths: [n]; mask: [n, m] bool, None for a chain (then m = n); column_depths: [m], by default `depths`.
-    Row i stands at position P + depths[i].  With a window W it sees positions above P + depths[i] - W, so the
-    lower edge is ragged: its few columns go to the masked part, and the rest of the prefix needs no mask.
+    Row i is at position P + depths[i].  With a window W it sees positions above P + depths[i] - W, so the lower edge
+    is ragged: these few columns go to the masked part, and the rest of the prefix needs no mask.
     """
 
     def __init__(self, prefix: int, depths: Tensor, mask: Tensor | None, device: torch.device,
@@ -32,7 +33,7 @@ class Layout:
 
     @cached_property
     def depths(self) -> Tensor:
-        """[n] int64 on the device; sent there when it is asked for, as plain decoding needs none."""
+        """[n] int64 on the device; copied there on first use, since plain decoding needs none."""
         return sent(self._depths, self.device)
 
     @cached_property
@@ -47,30 +48,30 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """One row that sees all columns, but for a window."""
+        """One row that sees all columns within its window."""
         return self.rows == 1 and self.end == self.prefix + 1
 
     def slides(self, window: int | None) -> bool:
-        """Whether the window hides anything from any row."""
+        """Whether the window hides any column from any row."""
         return window is not None and self.prefix + self.deepest + 1 > window
 
     def own(self, window: int | None) -> Tensor:
-        """[n, m] bool: new rows among themselves and rows appended before them."""
-        among = torch.ones(self.rows, self.rows, dtype=torch.bool, device=self.device).tril() \
+        """[n, m] bool: which own columns each row sees."""
+        seen = torch.ones(self.rows, self.rows, dtype=torch.bool, device=self.device).tril() \
             if self.mask is None else self.mask
         if window is not None and self.slides(window):
-            among = among & (self.depths[:, None] - self.column_depths[None, :] < window)
-        return among
+            seen = seen & (self.depths[:, None] - self.column_depths[None, :] < window)
+        return seen
 
     def edges(self, window: int | None) -> tuple[int, int]:
-        """(first column any row sees, first column that every row sees) of the prefix."""
+        """Of the prefix: (the first column that any row sees, the first that every row sees)."""
         if not self.slides(window):
             return 0, 0
         assert window is not None
         return max(0, self.prefix - window + 1), min(self.prefix, max(0, self.prefix + self.deepest - window + 1))
 
     def ranges(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """(the first prefix column that each row sees [n] int64, `own` [n, m] as contiguous bool)."""
+        """(the first prefix column that each row sees [n] int64, `own` [n, m] contiguous bool)."""
         key = ("lowest", window)
         if key not in self._cache:
             lowest = torch.zeros_like(self.depths)
@@ -80,7 +81,7 @@ class Layout:
         return self._cache[key], self._cache["seen", window]
 
     def dense(self, window: int | None) -> Tensor:
-        """[n, P + m] bool."""
+        """The whole mask, [n, P + m] bool."""
         key = ("dense", window)
         if key not in self._cache:
             columns = torch.arange(self.prefix, device=self.device)
@@ -91,7 +92,7 @@ class Layout:
         return self._cache[key]
 
     def masked_part(self, window: int | None) -> Tensor:
-        """[n, R + m] bool over the R ragged prefix columns, then the own rows."""
+        """[n, R + m] bool: the R ragged prefix columns, then the own columns."""
         key = ("masked", window)
         if key not in self._cache:
             (first, every), seen = self.edges(window), self.own(window)
@@ -103,7 +104,7 @@ class Layout:
         return self._cache[key]
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """[G * n, R + m]: `masked_part` as 0 / -inf, once per query head of a group."""
+        """[G * n, R + m]: `masked_part` as 0 or -inf, repeated per query head of a group."""
         key = ("bias", window, group, dtype)
         if key not in self._cache:
             seen = self.masked_part(window)
@@ -115,19 +116,18 @@ class Layout:
 
     @cached_property
     def on_device(self) -> DeviceLayout:
-        """The same geometry as numbers on the device, made there: of the host it needs the prefix alone."""
+        """The same geometry on the device, computed there; the host provides only the prefix length."""
         prefix = torch.full((1,), self.prefix, dtype=torch.int32, device=self.device)
         return DeviceLayout.of(prefix, self.depths, self.column_depths, self.own(None))
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceLayout:
-    """Row geometry whose numbers are on the device, so that one recorded launch serves every prefix and every tree of
-    n rows.
+    """Row geometry in tensors on the device, so that one recorded launch serves every prefix and every tree of n rows.
 
     length: [1] int32, prefix rows; depths: [n] int32; column_depths: [m] int32; words: [n, ceil(m / 32)] int32, bit j
     of word w of row i: whether row i sees own column 32 w + j.  Own columns are cache rows length .. length + m; row i
-    stands at position length + depths[i], and with a window W it sees positions above that minus W.
+    is at position length + depths[i], and with a window W it sees positions above that minus W.
     """
 
     length: Tensor
@@ -137,7 +137,7 @@ class DeviceLayout:
 
     @classmethod
     def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
-        """Of whole numbers of any width, and seen [n, m] bool: the own columns of each row."""
+        """From integers of any dtype, and seen [n, m] bool: which own columns each row sees."""
         return cls(length.int(), depths.int(), column_depths.int(), words(seen))
 
     @property
@@ -145,20 +145,20 @@ class DeviceLayout:
         return len(self.depths)
 
     def dense(self, capacity: int, window: int | None) -> Tensor:
-        """[n, capacity] bool, over the whole buffer; nothing is read on the host."""
+        """The mask over the whole buffer, [n, capacity] bool; nothing is read on the host."""
         columns = torch.arange(capacity, dtype=torch.int32, device=self.length.device)
         own = columns - self.length     # below 0 in the prefix
-        among = own.clamp(0, len(self.column_depths) - 1)
-        bits = self.words[:, among >> 5] >> (among & 31) & 1
+        column = own.clamp(0, len(self.column_depths) - 1)
+        bits = self.words[:, column >> 5] >> (column & 31) & 1
         seen = (own < 0) | ((own < len(self.column_depths)) & (bits == 1))
         if window is None:
             return seen
-        positions = torch.where(own < 0, columns, self.length + self.column_depths[among])
+        positions = torch.where(own < 0, columns, self.length + self.column_depths[column])
         return seen & (self.length + self.depths[:, None] - positions < window)
 
 
 def words(seen: Tensor) -> Tensor:
-    """[n, m] bool as bits: [n, ceil(m / 32)] int32, whose last has the sign."""
+    """[n, m] bool as bits: [n, ceil(m / 32)] int32; bit 31 is the sign."""
     padded = F.pad(seen, (0, -seen.shape[1] % 32)).int().unflatten(1, (-1, 32))
     bits = torch.arange(32, dtype=torch.int32, device=seen.device)
-    return (padded << bits).sum(-1, dtype=torch.int32)      # bits of their own: nothing carries
+    return (padded << bits).sum(-1, dtype=torch.int32)      # distinct bits: the sum never carries

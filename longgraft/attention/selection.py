@@ -1,8 +1,8 @@
-"""Which rows of a long cache stand for the whole, for passes that may guess: by place, by attention, by blocks.
+"""Selectors of the cache rows that a drafting pass attends to: by position, by attention, by blocks.
 
 Knows the keys of one layer and its newest queries; knows no cache and no model.  A selector is a function
-(keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] where heads differ; m follows from T
-alone.  Where all T rows would fit, all are taken.
+(keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] where heads differ; m depends on T
+alone.  If the budget holds all T rows, all are selected.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, T rows, w queries, D head size.
 """
@@ -18,19 +18,19 @@ from torch import Tensor
 
 
 class Selector(Protocol):
-    """queries: how many of the newest queries it looks at."""
+    """Selects the rows of one layer."""
 
     @property
     def queries(self) -> int:
-        """0: it looks at none."""
+        """How many of the newest queries it needs; 0: none."""
 
     def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
-        """The rows of one layer."""
+        """The selected rows."""
 
 
 @dataclass(frozen=True)
 class Recent:
-    """Sinks and the newest rows: StreamingLLM (arXiv 2309.17453)."""
+    """Attention sinks (the first rows) and the newest rows: StreamingLLM (arXiv 2309.17453)."""
 
     budget: int
     sinks: int = 4
@@ -42,9 +42,10 @@ class Recent:
 
 @dataclass(frozen=True)
 class Attended:
-    """What the last queries attend to most, and their own rows: SnapKV (arXiv 2404.14469), as MagicDec has it.
+    """The rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv 2404.14469) as in
+    MagicDec.
 
-    Attention of all queries and of all heads that share a key head is summed, and averaged over `pooled` neighbours.
+    Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled` rows.
     """
 
     budget: int
@@ -56,15 +57,15 @@ class Attended:
         if length <= self.budget:
             return _all(keys)
         before = length - window
-        # Head by head: all weights of one layer would be [Hq, w, T].
-        asked = _grouped(queries, keys)
-        weights = torch.stack([self._weights(own, rows) for own, rows in zip(keys, asked, strict=True)])
+        # Head by head, since all weights of a layer would be [Hq, w, T].
+        grouped = _grouped(queries, keys)
+        weights = torch.stack([self._weights(own, rows) for own, rows in zip(keys, grouped, strict=True)])
         pooled = F.avg_pool1d(weights[:, :before], self.pooled, stride=1, padding=self.pooled // 2)
         return _with(keys, 0, pooled.topk(self.budget - window).indices, before)
 
     @staticmethod
     def _weights(keys: Tensor, queries: Tensor) -> Tensor:
-        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, the attention that each row gets."""
+        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, each row's summed attention weights."""
         window, length = queries.shape[1], keys.shape[0]
         scores = (queries @ keys.mT).float() * keys.shape[1] ** -0.5
         ahead = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(1)
@@ -76,7 +77,7 @@ class Attended:
 class Nearest:
     """Sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
 
-    newest: rows of the budget that are the newest, whatever their products; its code has 0
+    newest: how many rows of the budget are the newest ones; 0 in its code
     """
 
     budget: int
@@ -97,8 +98,8 @@ class Nearest:
 class Chunks:
     """The first chunk and those whose mean key has the largest product with the last query: TriForce (2404.11912).
 
-    What is no whole chunk before the newest rows is taken, too.
-    newest: rows of the budget that are the newest, whatever their products; its code has 0
+    An incomplete chunk before the newest rows is selected, too.
+    newest: how many rows of the budget are the newest ones; 0 in its code
     """
 
     budget: int
@@ -118,12 +119,13 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Quest:
-    """Blocks by the bounds of their keys, between sinks and the newest blocks: Quest (2406.10774), as SpecPV has it.
+    """Blocks with the largest bounds on their keys' products, between sinks and the newest blocks: Quest (2406.10774)
+    as in SpecPV.
 
-    corners: a block's score is the larger of two products, with its largest and with its smallest components, as
-             SpecPV's code has it; else Quest's bound, the sum of the larger product of each component
-    Scores are averaged over the queries and over the heads that share a key head.  What is no whole block before the
-    newest ones is taken, too; SpecPV leaves it out.
+    corners: a block's score is the larger of a query's products with its componentwise maximum and minimum, as in
+             SpecPV's code; else Quest's bound, the sum over components of the larger product
+    Scores are averaged over the queries and over the heads that share a key head.  An incomplete block before the
+    newest ones is selected, too; SpecPV leaves it out.
     """
 
     sinks: int
@@ -142,13 +144,13 @@ class Quest:
         return _with(keys, first, _rows(chosen, first, self.block), first + count * self.block)
 
     def scores(self, keys: Tensor, queries: Tensor, count: int) -> Tensor:
-        """[Hkv, count] float32 of the blocks behind the sinks."""
+        """[Hkv, count] float32: the scores of the blocks after the sinks."""
         blocks = _blocks(keys, self.sinks * self.block, count, self.block)
         most, least = blocks.amax(2), blocks.amin(2)                            # [Hkv, count, D]
-        asked = _grouped(queries, keys).flatten(1, 2)                           # [Hkv, G * w, D]
+        q = _grouped(queries, keys).flatten(1, 2)                               # [Hkv, G * w, D]
         if self.corners:
-            return torch.maximum(asked @ most.mT, asked @ least.mT).float().mean(1)
-        return (asked.clamp(min=0) @ most.mT + asked.clamp(max=0) @ least.mT).float().mean(1)
+            return torch.maximum(q @ most.mT, q @ least.mT).float().mean(1)
+        return (q.clamp(min=0) @ most.mT + q.clamp(max=0) @ least.mT).float().mean(1)
 
 
 def _grouped(queries: Tensor, keys: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ def _blocks(keys: Tensor, first: int, count: int, size: int) -> Tensor:
 
 
 def _rows(blocks: Tensor, first: int, size: int) -> Tensor:
-    """Blocks [Hkv, b] behind row `first` -> their rows [Hkv, b * size]."""
+    """Blocks [Hkv, b], counted from row `first` -> their rows [Hkv, b * size]."""
     return (first + blocks[..., None] * size + torch.arange(size, device=blocks.device)).flatten(1)
 
 
@@ -171,7 +173,7 @@ def _all(keys: Tensor) -> Tensor:
 
 
 def _with(keys: Tensor, sinks: int, chosen: Tensor | None, newest: int) -> Tensor:
-    """The first `sinks` rows, the chosen ones [Hkv, c], and all from `newest` on, ascending."""
+    """The first `sinks` rows, the chosen rows [Hkv, c], and all rows from `newest` on, ascending."""
     every = _all(keys)
     around = every[:sinks], every[newest:]
     if chosen is None:

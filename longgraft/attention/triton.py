@@ -1,11 +1,11 @@
 """Attention of a tree's rows over prefix and tree in one launch that serves every prefix length.
 
-Knows tensors, row geometry and Triton; knows no model and no cache class.  Programs share the columns of one key head,
-each with a tile of its query heads' rows (flash decoding), and a second kernel merges what they found.  How many there
-are depends on shapes alone: the length is read on the device, so a recorded launch can be replayed at any.
+Knows tensors, row geometry and Triton; knows no model and no cache class.  Programs split the columns of a key head,
+each with a tile of its query heads' rows (flash decoding), and a second kernel merges their results.  Their number
+depends on shapes alone and the length is read on the device, so that a recorded launch can be replayed at any length.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D head size, S splits; BM rows and BN
-columns of a tile, BT columns of one that needs a mask, BD the power of two that D is padded to.  Row r of a key head
+columns of a tile, BT columns of a masked tile, BD the power of two that D is padded to.  Row r of a key head
 is row r % n of its query head r // n.
 """
 
@@ -22,13 +22,13 @@ from torch import Tensor
 from longgraft.attention.layout import DeviceLayout
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MOST_SPLITS = 64        # one program merges a row's parts
+MOST_SPLITS = 64        # since one program merges all splits of a row
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Multiprocessors, and whether four warps of one share a matrix product of 64 rows (Hopper and data centre
-    Blackwell, which also have the shared memory for it)."""
+    """processors: number of multiprocessors.  shares: whether four warps share a matrix product of 64 rows (Hopper and
+    data centre Blackwell, which also have the shared memory for it)."""
 
     processors: int
     shares: bool
@@ -36,7 +36,7 @@ class Chip:
     @classmethod
     @cache
     def of(cls, device: torch.device) -> Chip:
-        """One processor where Triton's interpreter computes."""
+        """This device's chip; one processor for Triton's interpreter."""
         if device.type != "cuda":
             return cls(1, False)
         found = torch.cuda.get_device_properties(device)
@@ -45,9 +45,8 @@ class Chip:
 
 @dataclass(frozen=True)
 class Plan:
-    """A launch: BM rows and BN columns of a tile, warps of a program, tiles in flight, and S programs for a tile of
-    rows.  The tiles of half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has
-    been measured on no device."""
+    """Launch parameters: BM rows and BN columns of a tile, warps per program, pipeline stages, S splits.  The tiles for
+    half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has not been measured."""
 
     rows: int
     columns: int
@@ -57,9 +56,9 @@ class Plan:
 
     @classmethod
     def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip) -> Plan:
-        """For so many rows (G * n) of each key head; kv: [1, Hkv, capacity, D].  Lengths have no say."""
+        """rows: G * n, of each key head; kv: [1, Hkv, capacity, D].  Independent of the prefix length."""
         _, heads, capacity, size = kv
-        if dtype == torch.float32:                      # multiplied exactly, which is not for tensor cores
+        if dtype == torch.float32:                      # full-precision products do not use tensor cores
             tile, columns, warps, stages = min(32, _padded(rows)), 16, 8, 1
         elif size > 128:
             tile, columns, warps, stages = ((64, 64, 8, 2) if rows > 32 and chip.shares else
@@ -77,8 +76,8 @@ class Plan:
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale: float, window: int | None,
                    softcap: float | None = None, sinks: Tensor | None = None, plan: Plan | None = None) -> Tensor:
-    """q [1, H, n, D], k and v the whole buffers [1, Hkv, capacity, D], their rows contiguous; sinks [H] ->
-    [1, H, n, D], in memory [1, n, H, D]."""
+    """q [1, H, n, D], k and v the whole buffers [1, Hkv, capacity, D], each row contiguous; sinks [H] -> [1, H, n, D],
+    a view of [1, n, H, D]."""
     _, query_heads, n, size = q.shape
     heads = k.shape[1]
     group = query_heads // heads
@@ -87,7 +86,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale:
     found = q.new_empty(plan.splits, heads, group * n, size, dtype=torch.float32)
     weight = q.new_empty(plan.splits, heads, group * n, dtype=torch.float32)
     out = q.new_empty(1, n, query_heads, size)
-    # A cap's tanh is taken by powers of two as well: scores come to twice its argument.
+    # The softcap's tanh(x) is computed from exp(2x), by powers of two as well: the scores are scaled to 2x.
     factor = scale if softcap is None else 2 * scale / softcap
     with torch.cuda.device_of(q):
         _parts[(-(-group * n // plan.rows), plan.splits, heads)](
@@ -103,14 +102,14 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale:
 
 
 def _padded(number: int) -> int:
-    """The power of two that holds it; 16 is the least that a matrix product takes."""
+    """The next power of two, at least 16, the smallest size of a matrix product."""
     return max(16, triton.next_power_of_2(number))
 
 
 @triton.jit
 def _seen(start, offs_n, rows_ok, row, position, length, m, column_depths, words, WORDS: tl.constexpr,
           WINDOW: tl.constexpr):
-    """[BM, BN]: which of the columns from start each row sees."""
+    """[BM, BN]: which of the columns from `start` on each row sees."""
     columns = start + offs_n
     own = columns - length                                                  # below 0 in the prefix
     word = tl.zeros([row.shape[0], offs_n.shape[0]], tl.int32)
@@ -128,7 +127,7 @@ def _seen(start, offs_n, rows_ok, row, position, length, m, column_depths, words
 @triton.jit
 def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, scale, cap, D: tl.constexpr,
           MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """One tile of columns joins a running softmax.  seen: [BM, BN] where MASKED; rows behind total may hold NaN."""
+    """Add one tile of columns to a running softmax.  seen: [BM, BN] if MASKED; rows from `total` on may hold NaN."""
     kp = k + start * kn.to(tl.int64) + (offs_n[None, :] * kn + offs_d[:, None])                   # [BD, BN]
     vp = v + start * vn.to(tl.int64) + (offs_n[:, None] * vn + offs_d[None, :])                   # [BN, BD]
     written, sized = start + offs_n < total, offs_d < D
@@ -138,7 +137,7 @@ def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, s
         keys = tl.load(kp)
     else:
         keys = tl.load(kp, mask=sized[:, None], other=0.0)
-    s = tl.dot(q, keys, input_precision=PRECISION) * scale                  # to base 2, or half a tanh's argument
+    s = tl.dot(q, keys, input_precision=PRECISION) * scale                  # in base 2; if CAPPED, 2x of tanh(x)
     if CAPPED:
         s = cap - 2 * cap / (1 + tl.exp2(s))                                # cap * tanh
     if MASKED:
@@ -146,7 +145,7 @@ def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, s
     higher = tl.maximum(top, tl.max(s, 1))
     base = higher
     if MASKED:
-        base = tl.where(higher == float("-inf"), 0.0, higher)               # a row that has seen nothing yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)               # -inf: the row has seen no column yet
     p = tl.exp2(s - base[:, None])
     fade = tl.exp2(top - base)
     if MASKED:
@@ -164,7 +163,7 @@ def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, s
 def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Found, Weight, qh, qn, kh, kn, vh, vn, n, m, scale, cap,
            G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
            WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """A tile of rows over its share of the columns: their softmax [S, Hkv, G * n, D] and log2 of its sum."""
+    """A tile of rows over one split of the columns: softmax output [S, Hkv, G * n, D] and log2 of its sum."""
     split, head = tl.program_id(1), tl.program_id(2)
     length = tl.load(Length)
     total = length + m
@@ -212,7 +211,7 @@ def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Found, Weight, qh, qn, 
 @triton.jit
 def _merge(Found, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
            BS: tl.constexpr):
-    """One row's parts by their weights, -inf where a program had no columns and wrote nothing."""
+    """Merge the splits of one row by their weights; -inf marks a split without columns, which wrote nothing."""
     r, head = tl.program_id(0), tl.program_id(1)
     query_head = head * G + r // n
     offs_s, offs_d = tl.arange(0, BS), tl.arange(0, BD)

@@ -1,6 +1,7 @@
-"""Our C++ as a shared library, compiled for this machine once and kept.  Knows compilers and folders; knows no tensor.
+"""Compiles the C++ kernels for this machine once, as a cached shared library.  Knows compilers and folders; knows no
+tensor.
 
-Plain C functions, called through ctypes: nothing of Python's or torch's is compiled in, so a build takes seconds and
+They are plain C functions called through ctypes, without headers of Python or torch, so that a build takes seconds and
 outlives their upgrades.
 """
 
@@ -15,16 +16,16 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
-BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # what a compiler may lack
-PATIENCE = 60       # seconds
+BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # a compiler may lack either
+TIMEOUT = 60        # seconds
 
 
 class NotBuilt(Exception):
-    """Why there is no library, in one clause."""
+    """Why there are no compiled kernels, in one clause."""
 
 
 def library() -> Path:
-    """The library's path, built where it is not there yet.  NotBuilt where this machine cannot."""
+    """The library's path; builds it if it does not exist.  NotBuilt if this machine cannot."""
     source = SOURCE.read_bytes()
     compiler = _compiler()
     key = hashlib.sha256(b"\0".join([source, compiler.encode(), _machine().encode(), repr(FLAGS).encode()]))
@@ -43,7 +44,7 @@ def _compiler() -> str:
 
 
 def _machine() -> str:
-    """What `-march=native` depends on: the processor and what it can do."""
+    """What `-march=native` depends on: the processor and its features."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -53,14 +54,14 @@ def _machine() -> str:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Whole or not at all, also where two processes build at once."""
+    """Compile to a temporary file and rename it, so that processes that build at once never see half a library."""
     part = path.with_name(f"{path.name}.{os.getpid()}.partial")
     reason = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for flags in BEST_FIRST:
             done = subprocess.run([compiler, *FLAGS, *flags, str(SOURCE), "-o", str(part)], capture_output=True,
-                                  text=True, timeout=PATIENCE)
+                                  text=True, timeout=TIMEOUT)
             if done.returncode == 0:
                 part.replace(path)
                 return

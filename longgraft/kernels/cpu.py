@@ -1,6 +1,6 @@
 """Products, norms and attention of few rows in float32 on a CPU: large weights and long caches are read once.
 
-Knows tensors, layouts and linear modules; knows no model.  What does not fit is torch's to do.
+Knows tensors, layouts and linear modules; knows no model.  Inputs that do not fit go to torch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, library
 from longgraft.kernels.module_override import ModuleOverride
 
-MOST = 16               # rows of a pass; beyond, torch's own kernels are as fast
-LEAST_PRODUCT = 4       # with fewer, torch's products read the weight as fast
-EIGHTS = 8              # head sizes are multiples of it
+MOST = 16               # rows of a pass; with more, torch's kernels are as fast
+LEAST_PRODUCT = 4       # rows of a product; with fewer, torch's is as fast
+EIGHTS = 8              # head sizes must be multiples of it
 
 
 class CpuKernels:
-    """The compiled functions.  Deterministic: threads share rows of a weight or stretches of a cache in a fixed way."""
+    """The compiled functions.  Deterministic: how threads divide a weight's rows or a cache's columns is fixed."""
 
     def __init__(self) -> None:
-        """NotBuilt where this machine cannot."""
+        """NotBuilt if this machine cannot build or load them."""
         try:
             compiled = ctypes.CDLL(str(library()))
         except OSError as error:
@@ -56,13 +56,13 @@ class CpuKernels:
         return y
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """F.rms_norm: x [.., size], weight [size] -> [.., size], in one step instead of six; both must fit."""
+        """F.rms_norm: x [.., size], weight [size] -> [.., size], in one step instead of six; both must pass `fits`."""
         y = torch.empty_like(x)
         self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], epsilon)
         return y
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-        """A backend of `longgraft.attention`.  One row is torch's: it reads a cache as fast."""
+        """A backend of `longgraft.attention`.  A single row goes to torch, which is as fast."""
         size = q.shape[3]
         if not (1 < layout.rows <= MOST and size % EIGHTS == 0 and v.shape[3] == size and q.stride(3) == 1
                 and q.dtype == torch.float32 and q.is_cpu and fits(k, v)):
@@ -77,14 +77,14 @@ class CpuKernels:
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Whether the compiled functions can read them: they know one dtype and one layout, and no gradients."""
+    """Whether the compiled functions can take these: contiguous float32 on the CPU, without gradients."""
     return not torch.is_grad_enabled() and all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
                                                for t in tensors)
 
 
 @cache
 def cpu_kernels() -> CpuKernels | NotBuilt:
-    """One for the process, or why there is none: a build is tried once."""
+    """The kernels of this process, or why there are none; a build is tried once."""
     try:
         return CpuKernels()
     except NotBuilt as error:
@@ -92,9 +92,9 @@ def cpu_kernels() -> CpuKernels | NotBuilt:
 
 
 class Engaged:
-    """A model's linear modules and norms, which compute by `kernels` where a pass of ours asks for it, and only there.
+    """A model's linear modules and norms, computed by `kernels` inside a `with` block of this object and only there.
 
-    Only plain ones: what a quantised or wrapped module does is its own affair.
+    Only plain modules: quantised or wrapped ones keep their own forwards.
     """
 
     def __init__(self, model: nn.Module, kernels: CpuKernels) -> None:
@@ -102,7 +102,7 @@ class Engaged:
         self._placed = ModuleOverride(model, self._way)
 
     def _way(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-        """What equals the module's own forward, from the parameters that it has when called; None: its own."""
+        """A replacement for the module's forward, which reads its parameters at each call; None: no replacement."""
         own: Any = module._parameters
         ordinary = type(module).forward
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
@@ -113,17 +113,17 @@ class Engaged:
         return None
 
     def __call__(self) -> AbstractContextManager[None]:
-        """Until the block ends; one at a time, and only in this thread."""
+        """Active until the block ends, in this thread only; one block at a time."""
         return self._placed()
 
 
 @torch.no_grad()
 def epsilon_of(module: nn.Module) -> float | None:
-    """Of a root-mean-square norm as most families write it, which it shows on numbers of three sizes; None: another."""
+    """The epsilon of a module that computes F.rms_norm, as its outputs for inputs of several scales show; else None."""
     epsilon, own = module.__dict__.get("variance_epsilon"), module._parameters
     weight = own.get("weight")
     if epsilon is None or own.keys() != {"weight"} or type(weight) is not nn.Parameter or weight.dtype != torch.float32:
         return None
     x = torch.linspace(-1.0, 1.5, weight.numel()) * torch.tensor([[0.0], [1e-3], [1.0], [50.0]])
-    said = module.forward(x)
-    return epsilon if torch.allclose(said, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None
+    normed = module.forward(x)
+    return epsilon if torch.allclose(normed, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None

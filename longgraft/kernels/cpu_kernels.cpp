@@ -1,7 +1,7 @@
-// Products and attention of a few rows, float32: what is large, weights or keys and values, is read once.
+// Products and attention of a few rows, float32: the large operands (weights, keys, values) are read once.
 //
-// The rows are the lanes of a vector: a weight, a key or a value is one number for all of them, so no layout is
-// needed but torch's own, nothing is summed across lanes, and a softmax is the same few operations for every row.
+// The rows are the lanes of a vector: a weight, a key or a value is one number for all of them, so torch's own layout
+// suffices, nothing is summed across lanes, and a softmax is the same few operations for every row.
 // Compiled for the machine it runs on; the compiler splits vectors wider than the machine's.
 
 #include <algorithm>
@@ -12,20 +12,20 @@
 
 namespace {
 
-constexpr int64_t TILE = 8;         // outputs or columns at once: enough sums to keep two a cycle under way
+constexpr int64_t TILE = 8;         // outputs or columns at once: enough independent sums for two a cycle
 constexpr int64_t LINE = 16;        // floats of a cache line
-constexpr float HIDDEN = -1e30f;    // the score of a column that a row does not see; any real one wipes it out
+constexpr float HIDDEN = -1e30f;    // the score of a masked column; its weight beside any real score is 0
 constexpr float LOG2_E = 1.44269504088896341f;
 
 template <int L> struct Of {
     typedef float Vector __attribute__((vector_size(4 * L)));
-    typedef float Loose __attribute__((vector_size(4 * L), aligned(4), may_alias));      // lies anywhere
+    typedef float Loose __attribute__((vector_size(4 * L), aligned(4), may_alias));      // at any address
     typedef int32_t Whole __attribute__((vector_size(4 * L)));
 };
 
 struct Free { void operator()(void* p) const { std::free(p); } };
 
-// Room for that many floats, 64 bytes aligned, kept by the thread that asks: a pass asks hundreds of times.
+// A buffer of that many floats, 64 bytes aligned and kept per thread: a pass requests one hundreds of times.
 float* scratch(int64_t floats) {
     thread_local std::unique_ptr<float, Free> kept;
     thread_local int64_t room = 0;
@@ -71,9 +71,9 @@ void product(const float* x, const float* weight, const float* bias, float* y, i
         const int64_t outs = std::min(TILE, out - first);
         const float* row[TILE];
         for (int64_t t = 0; t < TILE; ++t) row[t] = weight + (first + std::min(t, outs - 1)) * in;
-        Vector even[TILE] = {}, odd[TILE] = {};     // two sums each: half the rounding, and none waits for itself
+        Vector even[TILE] = {}, odd[TILE] = {};     // two sums each: half the rounding, shorter dependency chains
         for (int64_t begin = 0; begin < in; begin += LINE) {
-            // Rows are too short a run for the machine to guess what comes next: it is told.
+            // Prefetched here, because rows are too short for the hardware prefetcher.
             for (int64_t t = 0; t < TILE; ++t) __builtin_prefetch(row[t] + TILE * in + begin);
             const int64_t stop = std::min(in, begin + LINE), pairs = stop & ~int64_t{1};
             for (int64_t i = begin; i < pairs; i += 2) {
@@ -83,7 +83,7 @@ void product(const float* x, const float* weight, const float* bias, float* y, i
             if (pairs < stop)
                 for (int64_t t = 0; t < TILE; ++t) even[t] += row[t][pairs] * lanes[pairs];
         }
-        // Written once more: sums that an index could reach would not be kept in registers.
+        // Indexed by rows only in this copy: sums behind a variable index would not stay in registers.
         alignas(64) float sums[TILE][L];
         for (int64_t t = 0; t < TILE; ++t) *reinterpret_cast<Vector*>(sums[t]) = even[t] + odd[t];
         for (int64_t r = 0; r < n; ++r)
@@ -91,7 +91,7 @@ void product(const float* x, const float* weight, const float* bias, float* y, i
     }
 }
 
-// Rows of one pass, what they see and where it lies.
+// Rows of one pass, which columns they see, and strides.
 struct Attention {
     const float *q, *k, *v;
     float* out;                 // [n, H, D]
@@ -102,13 +102,13 @@ struct Attention {
     float scale;
 };
 
-// What columns said to L packed rows of one key head: a softmax that can still be merged with another.
-template <int L> struct Said {
+// A partial softmax of L packed rows of one key head over some columns, which can be merged with others.
+template <int L> struct Partial {
     typename Of<L>::Vector most, total;         // the largest score, the sum of weights
     typename Of<L>::Vector mix[];               // [D] the weighted values
     static int64_t floats(int64_t size) { return (2 + size) * L; }
 
-    void merge(const Said& other, int64_t size) {
+    void merge(const Partial& other, int64_t size) {
         typedef typename Of<L>::Vector Vector;
         const Vector both = most > other.most ? most : other.most;
         const Vector mine = power_of_two<L>(most - both), theirs = power_of_two<L>(other.most - both);
@@ -127,7 +127,7 @@ template <int L, int N> struct Packed {
     Vector* const query;        // [D, N], scaled
     Whole* const sees;          // [m, N]
     Whole lowest[N];
-    int64_t all = 0;            // the first column from which every row sees
+    int64_t all = 0;            // every row sees the prefix columns from here on
 
     static int64_t floats(const Attention& a) { return (a.size + a.own) * L * N; }
 
@@ -144,8 +144,8 @@ template <int L, int N> struct Packed {
         }
     }
 
-    // Columns [first, first + columns), at most TILE.  What is needed next is asked for line by line, beside the sums.
-    void read(int64_t first, int64_t columns, Said<L>* const* said) const {
+    // Columns [first, first + columns), at most TILE.  Prefetches the next operands line by line, beside the sums.
+    void read(int64_t first, int64_t columns, Partial<L>* const* partials) const {
         const float *key[TILE], *value[TILE];
         for (int64_t t = 0; t < TILE; ++t) {
             const int64_t column = first + std::min(t, columns - 1);
@@ -162,12 +162,12 @@ template <int L, int N> struct Packed {
         if (columns < TILE || first < all || first + columns > a.prefix) hide(first, columns, weight);
         Vector fade[N];
         for (int64_t s = 0; s < N; ++s) {
-            Vector most = said[s]->most, total = {};
+            Vector most = partials[s]->most, total = {};
             for (int64_t t = 0; t < TILE; ++t) most = weight[t][s] > most ? weight[t][s] : most;
             for (int64_t t = 0; t < TILE; ++t) total += weight[t][s] = power_of_two<L>(weight[t][s] - most);
-            fade[s] = power_of_two<L>(said[s]->most - most);
-            said[s]->most = most;
-            said[s]->total = said[s]->total * fade[s] + total;
+            fade[s] = power_of_two<L>(partials[s]->most - most);
+            partials[s]->most = most;
+            partials[s]->total = partials[s]->total * fade[s] + total;
         }
         for (int64_t d = 0; d < a.size; d += TILE) {
             Vector mixed[TILE][N] = {};
@@ -178,7 +178,7 @@ template <int L, int N> struct Packed {
                     for (int64_t s = 0; s < N; ++s) mixed[t][s] += row[t] * weight[c][s];
             }
             for (int64_t t = 0; t < TILE; ++t)
-                for (int64_t s = 0; s < N; ++s) said[s]->mix[d + t] = said[s]->mix[d + t] * fade[s] + mixed[t][s];
+                for (int64_t s = 0; s < N; ++s) partials[s]->mix[d + t] = partials[s]->mix[d + t] * fade[s] + mixed[t][s];
         }
     }
 
@@ -199,18 +199,18 @@ template <int L, int N> void attend(const Attention& a, int threads) {
     const int64_t packs = (a.group * a.rows + L * N - 1) / (L * N), end = a.prefix + a.own;
     const int64_t first = *std::min_element(a.lowest, a.lowest + a.rows);
     const int64_t blocks = (end - first + TILE - 1) / TILE, parts = std::min<int64_t>(threads, blocks);
-    const int64_t floats = Said<L>::floats(a.size), room = Packed<L, N>::floats(a);
-    float* const heard = scratch(a.heads * packs * parts * (N * floats + room));
-    const auto said = [&](int64_t task, int64_t s) {
-        return reinterpret_cast<Said<L>*>(heard + (task * N + s) * floats);
+    const int64_t floats = Partial<L>::floats(a.size), room = Packed<L, N>::floats(a);
+    float* const buffer = scratch(a.heads * packs * parts * (N * floats + room));
+    const auto partial = [&](int64_t task, int64_t s) {
+        return reinterpret_cast<Partial<L>*>(buffer + (task * N + s) * floats);
     };
-    float* const rooms = heard + a.heads * packs * parts * N * floats;
+    float* const rooms = buffer + a.heads * packs * parts * N * floats;
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t task = 0; task < a.heads * packs * parts; ++task) {
         const int64_t part = task % parts, pack = task / parts % packs, head = task / parts / packs;
-        Said<L>* mine[N];
+        Partial<L>* mine[N];
         for (int64_t s = 0; s < N; ++s) {
-            mine[s] = said(task, s);
+            mine[s] = partial(task, s);
             mine[s]->most = Vector{} + HIDDEN;
             mine[s]->total = Vector{};
             std::fill_n(mine[s]->mix, a.size, Vector{});
@@ -221,8 +221,8 @@ template <int L, int N> void attend(const Attention& a, int threads) {
     }
     for (int64_t which = 0; which < a.heads * packs * N; ++which) {
         const int64_t head = which / N / packs, begin = which % (packs * N) * L, s = which % N;
-        Said<L>& whole = *said(which / N * parts, s);
-        for (int64_t part = 1; part < parts; ++part) whole.merge(*said(which / N * parts + part, s), a.size);
+        Partial<L>& whole = *partial(which / N * parts, s);
+        for (int64_t part = 1; part < parts; ++part) whole.merge(*partial(which / N * parts + part, s), a.size);
         const Vector share = 1.0f / whole.total;
         for (int64_t r = 0; r < std::min<int64_t>(L, a.group * a.rows - begin); ++r) {
             const int64_t query_head = head * a.group + (begin + r) / a.rows;

@@ -1,8 +1,8 @@
-"""Norms, gated products, rotations and cache rows in Triton, one launch each, rounded where the modules that they stand
-for round.
+"""Norms, gated products, rotary embeddings and cache writes in Triton, one launch each, rounded where the modules that
+they replace round.
 
-Knows tensors and strides; knows no model.  What differs from torch's own kernels is the order of a norm's sum, and a
-last bit of tanh: products are not contracted into multiply-adds, exponentials are split as CUDA's own expf splits them.
+Knows tensors and strides; knows no model.  Only the summation order of a norm and the last bit of tanh differ from
+torch's kernels: products are not fused into multiply-adds, and exponentials are split as in CUDA's expf.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}     # a * b + c rounds twice, as in separate launches
-TILE = 1024             # elements of a program, where one row does not ask for more
+TILE = 1024             # elements per program, or one row where that is more
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:
-    """x [.., size] over its root mean square, times weight [size], of one dtype -> [.., size], laid out as x.
+    """x [.., size] over its root mean square, times weight [size], of one dtype -> [.., size] with x's strides.
 
-    x is contiguous, or would be with its dimensions but the last in another order.  form: of `target.forms.NORMS`.
+    x is contiguous up to a permutation of its leading dimensions.  form: one of `target_model.module_forms.NORMS`.
     """
     size, out = x.shape[-1], torch.empty_like(x)
     width = triton.next_power_of_2(size)
@@ -34,7 +34,8 @@ def norm(x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up of [.., size], dense within a row -> [.., size]; of `target.forms.ACTIVATIONS`."""
+    """activation(gate) * up of [.., size], each row contiguous -> [.., size]; activation: one of
+    `target_model.module_forms.ACTIVATIONS`."""
     size = gate.shape[-1]
     gates, ups = gate.reshape(-1, size), up.reshape(-1, size)
     out = gate.new_empty(gate.shape)
@@ -45,21 +46,21 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q [1, H, n, D] and k [1, Hkv, n, D] by halves, cos and sin [1, n, D] of their dtype or float32; dense within a
-    row."""
+    """Rotate q [1, H, n, D] and k [1, Hkv, n, D] by halves; cos and sin [1, n, D] of their dtype or float32; each row
+    contiguous."""
     heads, rows, size = q.shape[1:]
-    turned, keys = torch.empty_like(q), torch.empty_like(k)
-    strides = [stride for each in (q, k, turned, keys) for stride in each.stride()[1:3]]
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    strides = [stride for each in (q, k, q_out, k_out) for stride in each.stride()[1:3]]
     with torch.cuda.device_of(q):
-        _rotary[(rows, heads + k.shape[1])](q, k, turned, keys, cos, sin, heads, *strides, cos.stride(1), sin.stride(1),
+        _rotary[(rows, heads + k.shape[1])](q, k, q_out, k_out, cos, sin, heads, *strides, cos.stride(1), sin.stride(1),
                                             size // 2, triton.next_power_of_2(size // 2), num_warps=1, **EXACT)
-    return turned, keys
+    return q_out, k_out
 
 
 def write(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """k, v [1, Hkv, n, D] into `rows` [n] int64 of keys, values [1, Hkv, capacity, D], all dense within a row.
+    """Write k, v [1, Hkv, n, D] to `rows` [n] int64 of keys, values [1, Hkv, capacity, D]; each row contiguous.
 
-    What lies outside the buffers is a mistake of ours, and writes nothing.
+    Rows outside the buffers, which would be our mistake, are not written.
     """
     heads, n, size = k.shape[1:]
     strides = [stride for each in (keys, values, k, v) for stride in each.stride()[1:3]]
@@ -70,7 +71,7 @@ def write(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> N
 
 @triton.jit
 def _exp(x):
-    """e ** x for -104 <= x <= 104, as 2 ** whole * 2 ** rest with a rest below one half."""
+    """e ** x for -104 <= x <= 104, as 2 ** whole * 2 ** rest with |rest| <= 1/2."""
     whole = tl.floor(x * 1.4426950408889634 + 0.5)
     rest = tl.fma(x, 1.925963033500011e-08, tl.fma(x, 1.4426950216293335, -whole))      # log2(e) in two pieces
     return tl.exp2(whole) * tl.exp2(rest)
@@ -126,7 +127,7 @@ def _rotary(Q, K, QOUT, KOUT, COS, SIN, heads, q_head, q_row, k_head, k_row, qou
     else:
         source = K + (head - heads) * k_head + row * k_row
         to = KOUT + (head - heads) * kout_head + row * kout_row
-    wide = COS.dtype.element_ty         # what products and sums round to
+    wide = COS.dtype.element_ty         # products and sums round to it
     cos, sin = COS + row * cos_row + column, SIN + row * sin_row + column
     first = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + half + column, mask=inside, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Other ways to compute a model's modules, in their places for the time of a pass.  Knows modules; knows no kernel."""
+"""Replaces the forwards of a model's modules for the time of a pass.  Knows modules; knows no kernel."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ Forward = Callable[..., Any]
 
 
 class ModuleOverride:
-    """Forwards of a model's modules, which are computed as `way` says where a pass of ours asks for it, and only there.
+    """Equivalent forwards of a model's modules, active inside a `with` block of this object.
 
-    way: module -> what equals its own forward, or None: its own.
+    replacement: module -> a function that equals its forward; None keeps its own
     """
 
-    def __init__(self, model: nn.Module, way: Callable[[nn.Module], Forward | None]) -> None:
+    def __init__(self, model: nn.Module, replacement: Callable[[nn.Module], Forward | None]) -> None:
         self._thread = 0
-        self._ours = [(module.__dict__, self._here(found, module)) for module in model.modules()
-                      if (found := way(module)) is not None]
+        self._ours = [(module.__dict__, self._in_thread(found, module)) for module in model.modules()
+                      if (found := replacement(module)) is not None]
 
-    def _here(self, found: Forward, module: nn.Module) -> Forward:
-        """`found` in the thread of the pass, and the module's own in any other."""
+    def _in_thread(self, found: Forward, module: nn.Module) -> Forward:
+        """`found` in the thread of the pass, and the module's own forward in any other."""
         ordinary = type(module).forward
         return lambda *args, **named: (found(*args, **named) if threading.get_ident() == self._thread
                                        else ordinary(module, *args, **named))
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Until the block ends; one at a time, and only in this thread.
+        """Active until the block ends, in this thread only; one block at a time.
 
-        An instance's `forward` is what calling a module looks up, before its class's.  Modules that have one of their
-        own keep it.
+        A call of a module looks up `forward` on the instance before the class.  An instance that has one keeps it.
         """
         self._thread = threading.get_ident()
         placed = [own for own, _ in self._ours if "forward" not in own]

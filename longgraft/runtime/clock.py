@@ -1,4 +1,4 @@
-"""Seconds by part, and forwards that only guess.  Knows names; knows no device but by what waits for it."""
+"""Seconds by part of a step, and counts of draft forwards.  Knows names; a device is only a function that syncs it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Literal
 
 @dataclass
 class Clock:
-    """Seconds by part, exclusive: a part that runs inside another is not counted twice.
+    """Seconds by part, exclusive: time in an inner part does not count in the outer one.
 
-    wait: called when the outermost part begins and ends; a CUDA session passes torch.cuda.synchronize, so that
-          whole steps are timed truly; inner parts then show when work was launched, unless `profile`
-    profile: wait at every part, for true inner times at the price of a sync each
-    forwards: since they were counted last, by whose they were
+    wait: device sync at the beginning and end of the outermost part (torch.cuda.synchronize in a CUDA session), so that
+          whole steps are timed correctly; inner parts then show launch times, unless `profile`
+    profile: sync at every part, for correct inner times
+    forwards: since the last `counted`, by kind: draft or own
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -27,23 +27,23 @@ class Clock:
     _stack: list[tuple[str, float]] = field(default_factory=list)
 
     def now(self, wait: bool = True) -> float:
-        """Seconds, when all that was launched is done."""
+        """Seconds of a monotonic clock.  wait: after all launched work is done."""
         if self.wait is not None and wait:
             self.wait()
         return time.perf_counter()
 
     def lap(self) -> dict[str, float]:
-        """Seconds by part since the last lap, which begin anew."""
+        """Seconds by part since the last lap; resets them."""
         seconds = dict(self.seconds)
         self.seconds.clear()
         return seconds
 
     def ran(self, whose: Literal["draft", "own"], times: int = 1) -> None:
-        """Forwards beside the verifications: a drafting network's, or the target's own, all its weights read once."""
+        """Count forwards other than verifications: a drafter's, or the target's own, which read all its weights."""
         self.forwards[whose] += times
 
     def counted(self) -> dict[str, int]:
-        """Forwards since they were counted last, which begin anew."""
+        """Forwards by kind since the last call; resets them."""
         counted = dict(self.forwards)
         self.forwards.clear()
         return counted

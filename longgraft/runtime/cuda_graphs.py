@@ -1,5 +1,5 @@
-"""Pure tensor functions of fixed shape, recorded once and replayed: launching kernels one by one can cost more
-than running them.
+"""Tensor functions of fixed shape, recorded once and replayed: launching kernels one by one can cost more than running
+them.
 
 Knows functions and what they return; knows no model, no tree and no method.
 """
@@ -18,24 +18,24 @@ T = TypeVar("T")
 
 Replay = Callable[[], object]
 Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
-"""A region -> (what runs it again, what it returned: the same tensors at each replay)."""
+"""A region -> (its replay, what it returned: the same tensors at each replay)."""
 
 
-MOST = 256      # recordings of one session: each holds memory of its own
-WARM = 2        # runs before a recording
+MOST = 256      # recordings per session: each has its own memory pool
+WARM = 2        # warm-up runs before a recording
 
 
 class NotRecorded(RuntimeError):
-    """Why a region cannot be recorded."""
+    """A region cannot be recorded; the message is the reason."""
 
 
 class Regions:
     """Runs regions: eagerly, or from a recording.
 
-    A region is a function without arguments that reads and writes tensors which outlive it, reads nothing on the host,
-    has the same effect when it runs again on the same numbers, and whose shapes depend on its key alone.
+    A region is a function without arguments.  It reads and writes tensors that outlive it, reads nothing on the host,
+    has the same effect when it runs again on the same values, and has shapes that depend on its key alone.
 
-    recorder: None: everything is done as it comes, in the shapes that it has
+    recorder: None: everything runs eagerly, in its own shapes
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
@@ -46,16 +46,16 @@ class Regions:
 
     @property
     def fixed(self) -> bool:
-        """Whether shapes and places are fixed, so that a recording can be replayed."""
+        """Whether callers must use fixed shapes and addresses, as a replay needs."""
         return self._recorder is not None
 
     @property
     def recorded(self) -> int:
-        """Regions that are recorded."""
+        """Number of recorded regions."""
         return len(self._recorded)
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
-        """What the region returns; of a recording the same tensors each time, with new numbers."""
+        """What the region returns; a recording returns the same tensors each time, with new values."""
         if self._recorder is None or (key not in self._recorded and len(self._recorded) >= MOST):
             return region()
         if key not in self._recorded:
@@ -71,24 +71,24 @@ class Regions:
         return returned
 
     def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
-        """As a call; of one slot only the kind that was asked for last stays recorded."""
+        """Run the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
         if (before := self._latest.get(slot, kind)) != kind:
             self._recorded.pop((slot, before), None)
         self._latest[slot] = kind
         return self((slot, kind), region)
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` made when it was first asked for: tensors that regions share."""
+        """What `make` returned at the first call with this key: tensors that regions share."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
     def anew(self) -> Regions:
-        """The same, with nothing recorded."""
+        """New `Regions` with the same recorder and nothing recorded."""
         return Regions(self._recorder)
 
     def forget(self) -> None:
-        """Recordings and what was kept for them: tensors that they read have moved."""
+        """Drop the recordings and what was kept for them, because tensors that they read have moved."""
         self._recorded.clear()
         self._kept.clear()
         self._latest.clear()
@@ -100,7 +100,7 @@ _ONE_AT_A_TIME = threading.Lock()       # a process captures one graph at a time
 
 def cuda_graphs(device: torch.device) -> Recorder:
     """A CUDA graph per region."""
-    streams: list[torch.cuda.Stream] = []       # one for all recordings, made with the first
+    streams: list[torch.cuda.Stream] = []       # one for all recordings, created at the first
 
     def record(region: Callable[[], Any]) -> tuple[Replay, Any]:
         with _ONE_AT_A_TIME, torch.cuda.device(device):
@@ -108,10 +108,10 @@ def cuda_graphs(device: torch.device) -> Recorder:
                 streams.append(torch.cuda.Stream(device))
             here, side = torch.cuda.current_stream(device), streams[0]
             side.wait_stream(here)
-            # Entered around all: a capture that fails does not leave its own stream.
+            # Entered here as well, because a failed capture does not leave its own stream.
             with torch.cuda.stream(side):
                 _warm(region)
-                # A pool of its own: sharing one is only safe where graphs always follow each other in one order.
+                # Each graph has its own memory pool: sharing one is safe only if graphs always replay in one order.
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                     returned = region()
@@ -122,9 +122,9 @@ def cuda_graphs(device: torch.device) -> Recorder:
 
 
 def _warm(region: Callable[[], Any]) -> None:
-    """Outside of a graph first: kernels are compiled and loaded, and libraries take their workspaces.
+    """Run outside a graph first, so that kernels are compiled and loaded and libraries allocate their workspaces.
 
-    NotRecorded where the region waits for the device: torch cleans up badly behind a capture that this ends.
+    NotRecorded if the region syncs with the device: a sync would abort a capture, after which torch cleans up badly.
     """
     failures: tuple[type[Exception], ...] = (RuntimeError,)
     if importlib.util.find_spec("triton") is not None:

@@ -1,4 +1,4 @@
-"""Bytes: what is free, and what was used at the most.  Knows devices and the system's own accounts; knows no model."""
+"""Bytes of memory, free and at the peak.  Knows devices and the operating system's counters; knows no model."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import torch
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could still be taken."""
+    """Memory that can still be allocated."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        return _account("/proc/meminfo", "MemAvailable")
-    except (OSError, StopIteration):        # not Linux: what is built in, taken or not
+        return _counter("/proc/meminfo", "MemAvailable")
+    except (OSError, StopIteration):        # not Linux: all installed memory, used or not
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """What `peak_memory` tells begins now.  Where a system cannot do that, it tells of the process since its start."""
+    """Start a new peak for `peak_memory`.  Where the system cannot, the peak is that since the process started."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as kernel:
-        kernel.write("5")       # proc(5): the peak of the resident set begins anew
+        kernel.write("5")       # proc(5): resets the peak of the resident set
 
 
 def peak_memory(device: torch.device) -> int:
-    """Since the reset: a GPU allocator's peak; on a CPU the whole process's, with its programs and their weights."""
+    """Peak since the reset: of torch's allocator on a GPU; on a CPU of the whole process, code and weights included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        return _account("/proc/self/status", "VmHWM")
+        return _counter("/proc/self/status", "VmHWM")
     except (OSError, StopIteration):
-        return _ever()
+        return _lifetime_peak()
 
 
 def resident() -> int:
-    """What this process holds of a CPU's memory now; where a system does not tell, the most that it ever held."""
+    """The process's resident set now; where the system does not report it, its peak since the process started."""
     try:
-        return _account("/proc/self/status", "VmRSS")
+        return _counter("/proc/self/status", "VmRSS")
     except (OSError, StopIteration):
-        return _ever()
+        return _lifetime_peak()
 
 
-def _ever() -> int:
+def _lifetime_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _account(file: str, name: str) -> int:
-    """Bytes of this name in a file of the kernel's; OSError or StopIteration where there is none."""
+def _counter(file: str, name: str) -> int:
+    """Bytes of the entry `name` of a /proc file; OSError or StopIteration without the file or the entry."""
     with open(file, encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))

@@ -9,26 +9,26 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def device_of(name: str | torch.device | None) -> torch.device:
-    """The device of this name, which this machine has and this torch can use; None: the GPU where there is one."""
-    room = _devices()
+    """The device of this name; None: the GPU if there is one.  ValueError unless this machine and torch have it."""
+    counts = _devices()
     if name is None:
-        return torch.device("cuda" if "cuda" in room else "cpu")
+        return torch.device("cuda" if "cuda" in counts else "cpu")
     try:
         device = torch.device(name)
-        count = room.get(device.type, 0)
+        count = counts.get(device.type, 0)
     except RuntimeError:
         count = 0
     if not count:
         raise ValueError(f"Device {str(name)!r} is not usable here. This machine and its torch {torch.__version__} "
-                         f"have {', '.join(room)}.")
+                         f"have {', '.join(counts)}.")
     if (device.index or 0) >= count:
-        raise ValueError(f"Device {str(name)!r} is not there: of {device.type} this machine has {count}, counted "
-                         f"from 0. Give {device.type}:0" + (f" to {device.type}:{count - 1}." if count > 1 else "."))
+        raise ValueError(f"Device {str(name)!r} does not exist: this machine has {count} of type {device.type}. Give "
+                         f"{device.type}:0" + (f" to {device.type}:{count - 1}." if count > 1 else "."))
     return device
 
 
 def dtype_of(name: str | torch.dtype) -> torch.dtype:
-    """The number format of this name, one that models are decoded in."""
+    """The torch dtype of this name; ValueError unless it is one of `DTYPES`."""
     found = DTYPES.get(name) if isinstance(name, str) else name if name in DTYPES.values() else None
     if found is None:
         raise ValueError(f"dtype {str(name)!r} is unknown. Known: {', '.join(DTYPES)}.")
@@ -36,15 +36,14 @@ def dtype_of(name: str | torch.dtype) -> torch.dtype:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host's tensor on the device; to a GPU without waiting for it."""
+    """A host tensor on the device; the copy to a GPU is asynchronous."""
     if tensor.device.type != "cpu" or device.type != "cuda":
         return tensor.to(device)
-    # The pinned copy may be dropped at once: torch's allocator of pinned memory gives it to nobody before the stream
-    # that reads it has done so.
+    # The pinned copy may be dropped at once: torch's pinned allocator does not reuse it before the stream has read it.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _devices() -> dict[str, int]:
-    """How many there are of each type."""
+    """Number of devices per type."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {"cpu": 1} | ({accelerator.type: torch.accelerator.device_count()} if accelerator is not None else {})

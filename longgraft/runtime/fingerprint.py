@@ -1,4 +1,4 @@
-"""What tells tokenizers, weights and values apart, in files that outlive a process."""
+"""Fingerprints of tokenizers and other values, for files that outlive a process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def vocabulary(tokenizer: Any) -> str:
-    """Tells tokenizers apart: ids mean nothing under another."""
+    """Fingerprint of a tokenizer's vocabulary: token ids mean nothing under another one."""
     return digest("none" if tokenizer is None else sorted(tokenizer.get_vocab().items()))
 
 
 def digest(value: Any) -> str:
-    """Tells values apart that are written differently."""
+    """Fingerprint of a value's repr: 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The target's key-value cache: allocated once, written in place, rolled back by an integer.
 
-Knows rows and lengths; knows no tree, no attention kernel and no method.  Passes for a transformers cache
-(5.17 to 5.23): models only call `update`, `get_seq_length` and `get_mask_sizes` on it.
+Knows rows and lengths; knows no tree, no attention kernel and no method.  Implements what transformers' models
+(5.17 to 5.23) call of a cache: `update`, `get_seq_length` and `get_mask_sizes`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from longgraft.runtime.devices import sent
 Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 """(keys, values [1, Hkv, capacity, D], new keys, new values [1, Hkv, n, D], rows [n] int64) -> None"""
 
-ROUND = 256     # rows are allocated in multiples, so that nearby lengths reuse the allocator's blocks
+ROUND = 256     # capacities are multiples of it, so that nearby lengths reuse the allocator's blocks
 
 
 def index_copy(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """torch's `Write`."""
+    """`Write` by torch's own operation."""
     keys.index_copy_(2, rows, k)
     values.index_copy_(2, rows, v)
 
 
 class _Layer(CacheLayerMixin):
-    """One layer's views of the owner's blocks.  keys, values: [1, Hkv, capacity, D]; rows past `owner.length` are
+    """One layer's views of the owner's blocks.  keys, values: [1, Hkv, capacity, D]; rows from `owner.length` on are
     scratch."""
 
     is_sliding = False
@@ -47,7 +47,7 @@ class _Layer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write [1, Hkv, n, D] behind the committed rows and return the whole buffers; attention slices them."""
+        """Write [1, Hkv, n, D] after the committed rows and return the whole buffers; attention slices them."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -63,7 +63,7 @@ class _Layer(CacheLayerMixin):
         return self.keys, self.values
 
     def drop(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers."""
         self.keys = self.values = None
         self.is_initialized = False
 
@@ -82,7 +82,7 @@ class _Layer(CacheLayerMixin):
 
 
 class KVState(NamedTuple):
-    """Committed keys and values [1, Hkv, length, D] of each layer; None of one without; and where the cache stood."""
+    """Committed keys and values [1, Hkv, length, D] of each layer, None for a layer without; the cache's counters."""
 
     rows: list[tuple[Tensor, Tensor] | None]
     length: int
@@ -90,20 +90,20 @@ class KVState(NamedTuple):
 
 
 class KVCache(Cache):
-    """Committed rows [0, length) of every layer, and scratch rows behind them.
+    """Committed rows [0, length) of every layer, and scratch rows after them.
 
-    A forward writes at [length, length + n); nothing counts until `keep`.  One owner at a time.
+    A forward writes at [length, length + n); `keep` commits.  One owner at a time.
 
     length:  committed rows
-    skipped: tokens that were read and have no row: a cache that leaves rows out stands at a later position
-    rows:    [n] int64 on the device, where a pass `at` them writes; None: behind `length`
-    age:     how often buffers were given back: views of them are as old
+    skipped: committed tokens without a row: the next token's position is length + skipped
+    rows:    [n] int64 on the device, the rows that a pass inside `at` writes; None: those after `length`
+    age:     how often the buffers were freed; views taken at a lower age are stale
     """
 
     layers: list[Any]       # all are ours; transformers types them by their base
 
     def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = ()) -> None:
-        """kinds: of each layer, where layers may differ in their rows' shape; by default all are of one."""
+        """kinds: one per layer; layers of a kind have rows of one shape.  By default all layers are of one kind."""
         self.length = self.skipped = self.age = 0
         self.capacity = _rounded(capacity)
         self.rows: Tensor | None = None
@@ -114,18 +114,18 @@ class KVCache(Cache):
         super().__init__(layers=[_Layer(self, kind) for kind in kinds])
 
     def buffers(self, keys: Tensor, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Of a layer, [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D]: the next views of a block [m, Hkv,
-        capacity, D] for all layers of the kind, so that `keep` moves the rows of all at once.
+        """A layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D]: the next views of a block
+        [m, Hkv, capacity, D] for all layers of the kind, so that `keep` moves the rows of all layers at once.
 
-        One block also keeps a CPU's heap whole: between a chunk's activations, buffers would leave it in pieces that
-        no later chunk can use.
+        One block also avoids fragmenting a CPU's heap: buffers allocated between a chunk's activations would leave
+        gaps that no later chunk can use.
         """
-        alike = _row(keys) == _row(values)
+        alike = _row_shape(keys) == _row_shape(values)
         found = []
         for like, part in ((keys, ""), (values, "" if alike else "values")):
-            key = kind, part, *_row(like)
+            key = kind, part, *_row_shape(like)
             if key not in self._blocks:
-                # A buffer made under inference mode could not be written under plain no_grad (generate's mode).
+                # A buffer allocated in inference mode could not be written under plain no_grad (generate's mode).
                 with torch.inference_mode(False):
                     block = like.new_empty((1 + alike) * self._kinds[kind], like.shape[1], self.capacity, like.shape[3])
                     self._blocks[key] = block, iter(block.split(1))
@@ -133,7 +133,7 @@ class KVCache(Cache):
         return found[0], found[1]
 
     def _drop(self) -> None:
-        """Give all buffers back."""
+        """Free all buffers."""
         self._blocks.clear()
         self.age += 1
         for layer in self.layers:
@@ -141,7 +141,7 @@ class KVCache(Cache):
 
     @property
     def last(self) -> tuple[Tensor, Tensor]:
-        """Whole buffers [1, Hkv, capacity, D] of keys and values of the last layer that has rows of its own."""
+        """Whole buffers [1, Hkv, capacity, D] of keys and values of the last layer that has its own rows."""
         layer = next(layer for layer in reversed(self.layers) if layer.is_initialized)
         return layer.keys, layer.values
 
@@ -152,7 +152,7 @@ class KVCache(Cache):
 
     @contextmanager
     def at(self, rows: Tensor, write: Write = index_copy) -> Iterator[None]:
-        """Until the block ends, passes write at these rows [n] int64 of the device, which no one checks, by `write`."""
+        """Until the block ends, passes write at these rows [n] int64, on the device and unchecked, by `write`."""
         self.rows, self.write = rows, write
         try:
             yield
@@ -160,61 +160,61 @@ class KVCache(Cache):
             self.rows = None
 
     def keep(self, path: Tensor) -> None:
-        """Commit the scratch rows `path` [a], ascending from 0, on the host: moves only what is not in place yet."""
+        """Commit the scratch rows `path` [a], ascending from 0, on the host; rows already in place do not move."""
         nodes = path.tolist()
-        still = next((i for i, node in enumerate(nodes) if i != node), len(nodes))
-        if still < len(nodes):
-            source = self.length + path[still:]
+        moved = next((i for i, node in enumerate(nodes) if i != node), len(nodes))      # the first row that moves
+        if moved < len(nodes):
+            source = self.length + path[moved:]
             for block, _ in self._blocks.values():
-                block[:, :, self.length + still:self.length + len(nodes)] = block.index_select(
+                block[:, :, self.length + moved:self.length + len(nodes)] = block.index_select(
                     2, sent(source, block.device))
         self.length += len(nodes)
 
     def gathered(self, rows: Tensor) -> list[Tensor]:
-        """Copies of these rows [n] int64 of the device, of all layers."""
+        """Copies of these rows, [n] int64 on the device, of all layers."""
         return [block.index_select(2, rows) for block, _ in self._blocks.values()]
 
     def put(self, rows: Tensor, copies: list[Tensor]) -> None:
-        """Write what was `gathered` to these rows: with it `keep` where the host need not know the path.  In two steps,
-        since one that reads what it writes would do something else when it runs again."""
+        """Write what was `gathered` to these rows, [n] int64 on the device: the two are `keep` without the path on the
+        host.  Two steps, because one that overwrites its own input would have another effect when it runs again."""
         for (block, _), copy in zip(self._blocks.values(), copies, strict=True):
             block.index_copy_(2, rows, copy)
 
     def keys(self) -> dict[int, Tensor]:
-        """Layer -> committed keys [Hkv, length, D], views; of layers that have rows of their own."""
+        """Layer -> committed keys [Hkv, length, D], views; only layers that have their own rows."""
         return {index: layer.keys[0, :, :self.length] for index, layer in enumerate(self.layers)
                 if layer.is_initialized}
 
     def take(self, source: KVCache, rows: Mapping[int, Tensor], until: int) -> None:
-        """Hold these of another cache's rows [0, until) and no others, but stand where it stood at `until`.
+        """Hold only a selection of another cache's rows [0, until), and take its position at `until`.
 
-        rows: layer -> [m] int64 on the device, ascending, or [Hkv, m] where heads differ; m is the same everywhere.
+        rows: layer -> [m] int64 on the device, ascending, or [Hkv, m] where heads differ; m is the same for all layers.
         """
         m = next(iter(rows.values())).shape[-1]
         self.clear()
         self.reserve(m)
         for index, chosen in rows.items():
             theirs = source.layers[index]
-            self.layers[index].update(_of(theirs.keys, chosen), _of(theirs.values, chosen))
+            self.layers[index].update(_selected(theirs.keys, chosen), _selected(theirs.values, chosen))
         self.length, self.skipped = m, source.skipped + until - m
 
     def append(self, source: KVCache, start: int, end: int) -> None:
-        """Commit copies of another cache's rows [start, end), of each layer."""
+        """Commit copies of another cache's rows [start, end) of each layer."""
         for layer, theirs in zip(self.layers, source.layers, strict=True):
             if theirs.is_initialized:
                 layer.update(theirs.keys[:, :, start:end], theirs.values[:, :, start:end])
         self.length += end - start
 
     def copied(self, start: int, end: int, device: torch.device | None = None) -> dict[str, Tensor]:
-        """Copies of the committed rows [start, end), [1, Hkv, end - start, D] each, by "3.keys", "3.values" of layer 3;
-        of layers that have rows of their own.  device: where they shall lie; None: where the cache does."""
-        assert end <= self.length, f"{self.length} rows are committed, and {end} were asked for"
+        """Copies of the committed rows [start, end), [1, Hkv, end - start, D] each; those of layer 3 are "3.keys" and
+        "3.values".  Only layers that have their own rows.  device: where the copies lie; None: the cache's device."""
+        assert end <= self.length, f"rows up to {end} were requested, and {self.length} are committed"
         return {f"{index}.{name}": buffer[:, :, start:end].to(device or buffer.device, copy=True)
                 for index, layer in enumerate(self.layers) if layer.is_initialized
                 for name, buffer in (("keys", layer.keys), ("values", layer.values))}
 
     def extend(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Commit what was `copied`, of this cache or of another of its kind, one part after the other."""
+        """Commit what was `copied` from this cache or one of the same shape, one part after the other."""
         for part in parts:
             n = 0
             for index, layer in enumerate(self.layers):
@@ -224,13 +224,13 @@ class KVCache(Cache):
             self.length += n
 
     def crop(self, length: int) -> None:
-        """Forget committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
+        """Drop committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
         if not 0 <= length <= self.length:
             raise ValueError(f"The cache has {self.length:,} rows and cannot be cropped to {length:,}.")
         self.length = length
 
     def reserve(self, capacity: int) -> None:
-        """Room for `capacity` rows; committed ones stay."""
+        """Make room for `capacity` rows; committed rows stay."""
         if capacity <= self.capacity:
             return
         kept = self.state()
@@ -239,23 +239,23 @@ class KVCache(Cache):
         self._fill(kept)
 
     def clear(self) -> None:
-        """Forget everything, but keep the buffers."""
+        """Drop all rows, but keep the buffers."""
         self.length = self.skipped = 0
 
     def release(self) -> None:
-        """Forget everything and give the buffers back."""
+        """Drop all rows and free the buffers."""
         self.clear()
         self.capacity = 0
         self._drop()
 
     def state(self) -> KVState:
-        """Copies of what is committed."""
+        """Copies of the committed rows."""
         rows = [(layer.keys[:, :, :self.length].clone(), layer.values[:, :, :self.length].clone())
                 if layer.is_initialized and self.length else None for layer in self.layers]
         return KVState(rows, self.length, self.skipped)
 
     def restore(self, state: KVState) -> None:
-        """Hold the rows of a `state`, and no others."""
+        """Hold exactly the rows of a `state`."""
         self.clear()
         self.reserve(state.length)
         self._fill(state)
@@ -263,24 +263,24 @@ class KVCache(Cache):
 
     def _fill(self, state: KVState) -> None:
         for layer, rows in zip(self.layers, state.rows, strict=True):
-            if rows is None:        # it shares another's keys, or nothing was written yet
+            if rows is None:        # it shares another layer's keys, or nothing was written yet
                 continue
             if not layer.is_initialized:
                 layer.lazy_initialization(*rows)
             layer.keys[:, :, :state.length], layer.values[:, :, :state.length] = rows
 
     def bytes(self) -> int:
-        """Allocated size."""
+        """Allocated bytes."""
         return sum(block.numel() * block.element_size() for block, _ in self._blocks.values())
 
 
-def _row(rows: Tensor) -> tuple:
-    """What rows must share to lie in one block."""
+def _row_shape(rows: Tensor) -> tuple:
+    """(heads, head size, dtype), which rows of one block share."""
     return rows.shape[1], rows.shape[3], rows.dtype
 
 
-def _of(states: Tensor, rows: Tensor) -> Tensor:
-    """states [1, Hkv, C, D] -> [1, Hkv, m, D], of rows [m] or [Hkv, m]."""
+def _selected(states: Tensor, rows: Tensor) -> Tensor:
+    """states [1, Hkv, C, D] -> [1, Hkv, m, D], the rows [m] or [Hkv, m]."""
     if rows.ndim == 1:
         return states.index_select(2, rows)
     return states.gather(2, rows[None, ..., None].expand(-1, -1, -1, states.shape[3]))

@@ -1,1 +1,1 @@
-"""Guesses as values: proposal trees, padded trees of the device, templates and tries."""
+"""Immutable proposal trees, padded trees on the device, tree templates and tries."""

@@ -1,7 +1,7 @@
-"""A proposal tree in a fixed number of rows: `ProposalTree`'s verbs as tensor operations of fixed shape, any device.
+"""A proposal tree in a fixed number of rows: `ProposalTree`'s operations with fixed tensor shapes, on any device.
 
-Nothing here reads a value on the host or copies one to the device, so that CUDA graphs can hold it.  Knows tokens and
-parents; knows no model, no cache and no method.
+Only `of`, `host` and `on_host` copy between the host and the device, so that CUDA graphs can record the rest.  Knows
+tokens and parents; knows no model, no cache and no method.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch.nn.functional import pad
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-SIZES = (1, 8, 16, 32, 64)      # rows of verified trees, each a set of recorded launches
-FIELDS = 6                      # int64 columns of a record: tokens, parents, depths, scores' bits, origin, live
+SIZES = (1, 8, 16, 32, 64)      # rows that a verified tree may have; CUDA graphs are recorded for each size
+FIELDS = 6                      # int64 rows of a record: tokens, parents, depths, bits of the scores, origin, live
 
 
 def size_of(nodes: int) -> int:
-    """The fewest rows that hold these nodes; ValueError beyond the largest size."""
+    """The smallest of `SIZES` that holds this many nodes; ValueError beyond the largest."""
     for size in SIZES:
         if nodes <= size:
             return size
-    raise ValueError(f"A tree of {nodes} nodes was asked for; at most {SIZES[-1]} rows are verified at once. "
+    raise ValueError(f"A tree of {nodes} nodes was requested; at most {SIZES[-1]} rows are verified at once. "
                      f"Lower the budget to {SIZES[-1]}.")
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedTree:
-    """n rows, some of which are live: the nodes, parents before children, the root in row 0.
+    """n rows, of which the live ones are nodes: parents before children, the root in row 0.
 
     tokens:  [n] int64; 0 where dead
     parents: [n] int64, rows; -1 at the root, 0 where dead
     depths:  [n] int64; 0 where dead
-    scores:  [n] float32, log-probabilities as a `ProposalTree` has them; anything where dead
+    scores:  [n] float32, log-probabilities as in `ProposalTree`; undefined where dead
     origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED; 0 where dead
     live:    [n] bool; a tree is compact where the live rows come first
-    deepest: no node is deeper; known on the host, it says how many doublings reach every ancestor
-    most:    live rows at most, known on the host
-    stage:   as a `ProposalTree` has it
+    deepest: upper bound of the depths, known on the host; its logarithm is how many pointer doublings `ancestors` needs
+    most:    upper bound of the number of live rows, known on the host
+    stage:   as in `ProposalTree`
 
-    Nothing that is computed stays with the tree: in a recorded region it would be that of the first run.
+    The tree caches nothing that is computed: a recorded region would keep the values of its first run.
     """
 
     tokens: Tensor
@@ -58,13 +58,13 @@ class PaddedTree:
 
     @classmethod
     def of(cls, tree: ProposalTree, rows: int, device: torch.device) -> PaddedTree:
-        """A host tree on `device`, compact: one copy, which does not wait."""
+        """A host tree, compact, on `device`: one asynchronous copy."""
         padded = cls.unpack(sent(cls.pack(tree, rows), device), int(tree.depths.max()), tree.stage)
         return replace(padded, most=len(tree))
 
     @staticmethod
     def pack(tree: ProposalTree, rows: int) -> Tensor:
-        """[FIELDS, rows] int64 on the host: all but the stage."""
+        """The record [FIELDS, rows] int64 of a tree, on the host: all fields but the stage."""
         n = len(tree)
         assert n <= rows, f"{n} nodes in {rows} rows"
         record = torch.zeros(FIELDS, rows, dtype=torch.int64)
@@ -76,7 +76,7 @@ class PaddedTree:
 
     @classmethod
     def unpack(cls, record: Tensor, deepest: int | None = None, stage: int | None = None) -> PaddedTree:
-        """The tree of a record, on the record's device; deepest: None where nothing is known of it."""
+        """The tree of a record, on the record's device.  deepest: None where no bound below n - 1 is known."""
         tokens, parents, depths, bits, origin, live = record.unbind()
         deepest = record.shape[1] - 1 if deepest is None else deepest
         return cls(tokens, parents, depths, bits.int().view(torch.float32), origin.to(torch.int8), live.bool(),
@@ -84,7 +84,7 @@ class PaddedTree:
 
     @classmethod
     def drafted(cls, root: Tensor, nodes: Sequence[Tensor], rows: int, stage: int | None, deepest: int) -> PaddedTree:
-        """A root [1] int64 and drafted nodes below it: (tokens, parents, depths [s] int64, scores [s] float32)."""
+        """A root [1] int64 with drafted nodes below it: (tokens, parents, depths [s] int64, scores [s] float32)."""
         tokens, parents, depths, scores = nodes
         n, device = 1 + len(tokens), tokens.device
         tokens, parents, depths = pad(torch.stack([
@@ -95,19 +95,19 @@ class PaddedTree:
         return cls(tokens, parents, depths, pad(scores, (1, rows - n)), origin, live, deepest, n, stage)
 
     def record(self) -> Tensor:
-        """[FIELDS, n] int64 on the tree's device, so that the tree comes to the host in one copy."""
+        """[FIELDS, n] int64 on the tree's device, so that one copy brings the tree to the host."""
         return torch.stack([self.tokens, self.parents, self.depths, self.scores.view(torch.int32).long(),
                             self.origin.long(), self.live.long()])
 
     @staticmethod
     def host(record: Tensor, stage: int | None = None) -> ProposalTree:
-        """The live nodes of a record that is on the host, in their order."""
+        """The tree of the live nodes, in order, of a record on the host."""
         tree = PaddedTree.unpack(record, stage=stage)
         nodes = tree.live.nonzero().flatten().tolist()
         return ProposalTree(tree.tokens, tree.parents, tree.scores, tree.origin, stage).select(nodes)
 
     def __len__(self) -> int:
-        """Live nodes at most."""
+        """Upper bound of the number of live nodes."""
         return self.most
 
     @property
@@ -121,12 +121,12 @@ class PaddedTree:
 
     @property
     def above(self) -> Tensor:
-        """[n] int64: each node's parent; the root and dead rows stand above themselves."""
+        """[n] int64: each node's parent; the root and dead rows are their own parents."""
         return torch.where(self.live, self.parents, self.index).clamp(min=0)
 
     @property
     def ancestors(self) -> Tensor:
-        """[n, n] bool: row i sees column j when j is i or one of its ancestors; a dead row sees itself."""
+        """[n, n] bool: row i sees column j if j is i or one of its ancestors; a dead row sees only itself."""
         index = self.index
         seen = index[:, None] == index
         for jump in jumps_of(self.above, self.deepest):
@@ -134,20 +134,20 @@ class PaddedTree:
         return seen
 
     def top(self, budget: int) -> PaddedTree:
-        """The best `budget` nodes as `ProposalTree.top` ranks them; the others are dead."""
+        """The best `budget` nodes by the order of `ProposalTree.top`; the others become dead."""
         if self.rows <= budget:
             return self
-        # Stable sorts, the last key first; nan sorts behind all numbers, and by row.  No score is above the root's.
+        # Stable sorts, the last key first; nan scores sort last, by row.  The root's score is the maximum.
         shallow = (self.depths * (self.scores == self.scores)).argsort(stable=True)
         order = shallow[(0 - self.scores)[shallow].argsort(stable=True)]
         rank, above = torch.empty_like(order).scatter_(0, order, self.index), self.above
-        # Reached before it: each ancestor must rank above the node below it.
+        # A node fits if each of its ancestors ranks before the ancestor's child on the path to it.
         fit = all_above(self.live & (rank[above] <= rank), jumps_of(above, self.deepest))[order]
         best = (fit & (fit.cumsum(0) <= budget))[rank]
         return self._only(best | (self.live & (self.live.sum() <= budget)), min(self.deepest, budget - 1))
 
     def shallower(self, depth: int | Tensor) -> PaddedTree:
-        """The nodes deeper than `depth`, a number or [1] int64, are dead."""
+        """Nodes deeper than `depth`, a number or [1] int64, become dead."""
         if isinstance(depth, int) and depth >= self.deepest:
             return self
         return self._only(self.live & (self.depths <= depth), depth if isinstance(depth, int) else self.deepest)
@@ -157,83 +157,83 @@ class PaddedTree:
                        origin=self.origin * live, live=live, deepest=deepest)
 
     def first(self, budget: int, rows: int) -> PaddedTree:
-        """The first `budget` nodes at most, in their order, as a compact tree of `rows` rows."""
+        """The first `budget` live nodes at most, in order, as a compact tree of `rows` rows."""
         assert budget <= rows, f"{budget} nodes in {rows} rows"
         place = self.live.cumsum(0) - 1
         kept = self.live & (place < budget)
-        put = torch.where(kept, place, rows)
+        dest = torch.where(kept, place, rows)
         parents = torch.where(self.parents < 0, -1, place[self.above])
-        tokens, parents, depths = _put(self.tokens.new_zeros(3, rows + 1), put,
-                                       torch.stack([self.tokens, parents, self.depths]))
-        scores, origin, live = (_put(column.new_zeros(rows + 1), put, column)
+        tokens, parents, depths = _scatter(self.tokens.new_zeros(3, rows + 1), dest,
+                                           torch.stack([self.tokens, parents, self.depths]))
+        scores, origin, live = (_scatter(column.new_zeros(rows + 1), dest, column)
                                 for column in (self.scores, self.origin, kept))
         return PaddedTree(tokens, parents, depths, scores, origin, live, min(self.deepest, budget - 1),
                           min(self.most, budget), self.stage)
 
     def merge(self, other: PaddedTree, at: int | Tensor, budget: int) -> PaddedTree:
-        """`ProposalTree.merge` of a compact tree, in as many rows; at: a row, as a number or [1] int64.
+        """`ProposalTree.merge` into a compact tree, which keeps its number of rows; at: a row, a number or [1] int64.
 
-        Two nodes are the same where the tokens on the ways from `at` and from other's root to them are.
+        Two nodes are the same if the tokens on the paths to them, from `at` and from other's root, are equal.
         """
         assert budget <= self.rows, f"{budget} nodes in {self.rows} rows"
         index, below = self.index, other.above
         here = index == at
         same = (other.tokens[:, None] == self.tokens) & ~here & other.live[:, None]
         same = torch.cat([here[None], same[1:]])
-        # Ways end at `at` and at other's root, dead rows' where they begin: all that do not get to both at once meet a
-        # pair that differs.
+        # Going up, a path stops at `at`, at other's root, or at once in a dead row: unless both paths arrive together,
+        # some pair on the way differs.
         pairs = below[:, None] * self.rows + torch.where(here, index, self.above)
         known, match = all_above(same, jumps_of(pairs, other.deepest)).max(1)
         new = other.live & ~known
         slot = new.cumsum(0) + (self.live.sum() - 1)
         new = new & (slot < budget)
         place = torch.where(new, slot, match)
-        put = torch.where(new | known, place, self.rows)[1:]        # other's root says nothing of node `at`
-        tokens, parents, depths = _put(
-            _longer(torch.stack([self.tokens, self.parents, self.depths])), put,
+        dest = torch.where(new | known, place, self.rows)[1:]       # without other's root: node `at` keeps its fields
+        tokens, parents, depths = _scatter(
+            _with_spare(torch.stack([self.tokens, self.parents, self.depths])), dest,
             torch.stack([other.tokens, place[below], other.depths + self.depths[at]])[:, 1:])
-        scores = _put(_longer(self.scores), torch.where(new, slot, self.rows), other.scores)
-        origin = _longer(self.origin)
-        origin = _put(origin, put, origin[put] | other.origin[1:])
-        live = _put(_longer(self.live), put, other.live[1:])
+        scores = _scatter(_with_spare(self.scores), torch.where(new, slot, self.rows), other.scores)
+        origin = _with_spare(self.origin)
+        origin = _scatter(origin, dest, origin[dest] | other.origin[1:])
+        live = _scatter(_with_spare(self.live), dest, other.live[1:])
         reached = other.deepest if isinstance(at, int) and at == 0 else self.deepest + other.deepest
         deepest = max(self.deepest, min(reached, budget - 1))
         return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget), self.stage)
 
     def walk(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """draws [n] int64, a token after each node -> (path [n] int64, rows from the root to the last accepted node,
-        then -1; its length [1]; the token that follows it [1]).
+        """draws [n] int64, the target's token after each node -> (path [n] int64: rows from the root to the last
+        accepted node, then -1; its length [1]; the token after it [1]).
 
-        A node is accepted when it and its ancestors carry what was drawn at their parents.
+        A node is accepted if it and each of its ancestors equal the token drawn at their parents.
         """
         index = self.index
         drawn = (self.tokens == draws[self.above]) | (index == 0)
         accepted = (drawn | ~self.ancestors).all(1) & self.live
-        # Siblings differ, so that one node at most is accepted per depth.
-        path = _put(self.tokens.new_full((self.rows + 1,), -1), torch.where(accepted, self.depths, self.rows),
-                    index)
+        # Siblings have distinct tokens, so at most one node is accepted per depth.
+        path = _scatter(self.tokens.new_full((self.rows + 1,), -1), torch.where(accepted, self.depths, self.rows),
+                        index)
         length = accepted.sum(0, keepdim=True)
         return path, length, draws[path[length - 1]]
 
     def update_order(self, path: Tensor) -> Tensor:
-        """path as `walk` gives it -> [n] int64, all rows: rejected ones without a score from the last, rejected ones
-        by score, then the path; dead rows lie anywhere before it."""
-        # Scores are at most 0: the path comes last, by depth.
+        """path as `walk` returns it -> [n] int64, all rows: rejected ones without a score, last row first; rejected
+        ones by rising score; then the path.  Dead rows may stand anywhere before the path."""
+        # Scores are at most 0, so the path, ranked by depth + 1, comes last.
         kept = (path[:, None] == self.index).any(0)
-        worth = torch.where(kept, self.depths + 1.0, self.scores.nan_to_num(nan=float("-inf"), neginf=float("-inf")))
-        return self.rows - 1 - worth.flip(0).argsort(stable=True)
+        rank = torch.where(kept, self.depths + 1.0, self.scores.nan_to_num(nan=float("-inf"), neginf=float("-inf")))
+        return self.rows - 1 - rank.flip(0).argsort(stable=True)
 
 
 Tree = ProposalTree | PaddedTree
 
 
 def on_host(tree: Tree) -> ProposalTree:
-    """The tree as a host's; of a padded one the live nodes, for one wait."""
+    """The tree on the host: of a padded tree its live nodes, for one device sync."""
     return tree if isinstance(tree, ProposalTree) else PaddedTree.host(tree.record().cpu(), tree.stage)
 
 
 def jumps_of(above: Tensor, deepest: int) -> list[Tensor]:
-    """1, 2, 4, .. steps up, as many as reach every ancestor; above: places in itself, flattened."""
+    """The ancestors 1, 2, 4, .. steps up, until every ancestor is reached; above: indices into itself, flattened."""
     jumps = [above] if deepest else []
     while 1 << len(jumps) <= deepest:
         jumps.append(jumps[-1].take(jumps[-1]))
@@ -241,17 +241,17 @@ def jumps_of(above: Tensor, deepest: int) -> list[Tensor]:
 
 
 def all_above(flags: Tensor, jumps: Sequence[Tensor]) -> Tensor:
-    """Whether a flag is set, and those of all ancestors: pointer doubling."""
+    """Whether a node's flag and the flags of all its ancestors are set, by pointer doubling."""
     for jump in jumps:
         flags = flags & flags.take(jump)
     return flags
 
 
-def _put(rows: Tensor, put: Tensor, columns: Tensor) -> Tensor:
-    """rows [.., n + 1], written over, with columns [.., m] at places put [m]; what is put at n is not kept."""
-    return rows.scatter_(-1, put.expand_as(columns), columns)[..., :-1]
+def _scatter(rows: Tensor, dest: Tensor, columns: Tensor) -> Tensor:
+    """Writes columns [.., m] in place to rows [.., n + 1] at indices dest [m]; returns [.., n] without the spare n."""
+    return rows.scatter_(-1, dest.expand_as(columns), columns)[..., :-1]
 
 
-def _longer(rows: Tensor) -> Tensor:
-    """A copy of rows [.., n] with one more to write what is not kept."""
+def _with_spare(rows: Tensor) -> Tensor:
+    """A copy of rows [.., n] with a spare last element, to which `_scatter` writes what is dropped."""
     return torch.cat([rows, rows[..., -1:]], -1)

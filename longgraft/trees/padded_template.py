@@ -1,4 +1,4 @@
-"""Templates on the device: which rows of a matrix a tree takes, in a fixed number of nodes."""
+"""Templates on the device: padded trees of a template's shape, from the tokens that fill its nodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """What hangs on what in a template of n nodes, on a device; made once, outside recorded regions.
+    """The topology of a template of n nodes, on a device; made once, outside recorded regions.
 
-    bare:  its tree, all live, with tokens of 0
-    above: [n] int64: each node's parent; the root stands above itself
-    level: [n, n] bool: which nodes are of one depth
+    bare:  the template's tree, all nodes live, all tokens 0
+    above: [n] int64: each node's parent; the root is its own parent
+    level: [n, n] bool: which pairs of nodes have the same depth
     jumps: [n, n] int64 each: the pair of ancestors 1, 2, 4, .. steps above each pair of nodes
     """
 
@@ -29,7 +29,7 @@ class Pattern:
 
     @classmethod
     def of(cls, parents: Sequence[int], device: torch.device) -> Pattern:
-        """parents [n], before their children, the root first with -1."""
+        """parents [n]: the root first with -1, parents before children."""
         n = len(parents)
         tree = ProposalTree.build([0] * n, list(parents), [0.0] + [float("nan")] * (n - 1),
                                   [ROOT] + [RETRIEVED] * (n - 1))
@@ -40,17 +40,17 @@ class Pattern:
 
 
 def filled(tokens: Tensor, pattern: Pattern) -> PaddedTree:
-    """tokens [n] of a template's nodes, negative where unseen -> the tree of the seen ones.
+    """tokens [n] of a template's nodes, negative where there is none -> the tree of the nodes that have one.
 
-    What hangs below an unseen node is dead.  Of siblings with one token the first stands for all, and what hangs
-    below the others hangs below it, by the same rule.
+    Descendants of a node without a token are dead.  Siblings with the same token become one node, the first, which gets
+    the children of all; the same then holds for these.
     """
-    # Nodes of one depth are the same where the tokens on the ways to them are; the first of them is their row.
+    # Nodes of one depth are the same if the paths to them have the same tokens; the first of them is their row.
     alike = (tokens[:, None] == tokens) & (tokens >= 0) & pattern.level
     first = all_above(alike, pattern.jumps).max(1).indices
     bare = pattern.bare
     live = first == torch.arange(len(tokens), device=tokens.device)
-    # No node's first is behind it, so that the minimum only restores the root's -1.
+    # A node's representative never comes after it, so the minimum only restores the root's -1.
     parents = torch.minimum(first[pattern.above], bare.parents)
     return replace(bare, tokens=tokens * live, parents=parents * live, depths=bare.depths * live,
                    origin=bare.origin * live, live=live)

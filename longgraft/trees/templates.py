@@ -1,7 +1,7 @@
-"""Static shapes of retrieved trees: a path `r1 r2 ..` is the r1-th successor of the root, then its r2-th, ...
+"""Static topologies of retrieved trees: the path `r1 r2 ..` is the root's r1-th successor, then that one's r2-th, ...
 
-Knows ranks; knows no token and no matrix.  Sources: Graft (arXiv 2605.20104), Table 7's counts; Token
-Recycling (arXiv 2408.08696), its published tree.
+Knows ranks; knows no token and no matrix.  Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree
+published with Token Recycling (arXiv 2408.08696).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 Path = tuple[int, ...]
-WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # per rank: docs/choices.md, templates
+WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # of a node by its rank: docs/choices.md, templates
 WIDEST, DEEPEST = len(WEIGHTS), 9
 STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}
 SMALL: dict[int, tuple[Path, ...]] = {      # serving trees: docs/choices.md, templates
     3: ((0,), (1,), (0, 0)), 5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
     6: ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))}
-# Children per path of the authors' tree (2408.08696); paths that are not listed have none.
+# Number of children per path in the authors' tree (2408.08696); paths that are not listed have none.
 RECYCLING = {
     "": 8, "0": 8, "1": 4, "2": 3, "3": 2, "4": 1, "5": 1, "6": 1, "7": 1,
     "00": 8, "01": 3, "02": 2, "03": 1, "04": 1, "05": 1, "06": 1, "07": 1, "10": 2, "11": 1, "20": 1,
@@ -33,7 +33,7 @@ RECYCLING = {
 
 @dataclass(frozen=True)
 class Template:
-    """paths: the nodes below the root, in the order of their worth, parents before children."""
+    """paths: the nodes below the root, best first, parents before children."""
 
     paths: tuple[Path, ...]
 
@@ -42,7 +42,7 @@ class Template:
 
     @cached_property
     def parents(self) -> list[int]:
-        """[N + 1] tree indices, the root first with -1."""
+        """[N + 1] each node's parent as a tree index, the root first with -1."""
         place = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
         return [-1] + [place[path[:-1]] for path in self.paths]
 
@@ -53,7 +53,7 @@ class Template:
 
     @property
     def counts(self) -> list[int]:
-        """Nodes per depth, from 1."""
+        """Nodes per depth, from depth 1."""
         return [sum(len(path) == depth for path in self.paths) for depth in range(1, max(map(len, self.paths)) + 1)]
 
     def levels(self, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -74,27 +74,27 @@ def _levels(template: Template, device: torch.device) -> list[tuple[Tensor, Tens
 
 @cache
 def graft_templates() -> dict[str, Template]:
-    """full, d0, d1 and d5: docs/choices.md, templates."""
+    """The templates full, d0, d1 and d5: docs/choices.md, templates."""
     text = importlib.resources.files("longgraft.trees").joinpath("graft_templates.json").read_text("utf-8")
     return {name: Template(tuple(tuple(path) for path in json.loads(text)[name])) for name in STAGES}
 
 
 @cache
 def token_recycling() -> Template:
-    """The 80 nodes of Token Recycling's tree, by depth, then lexicographic."""
+    """The 80 nodes of Token Recycling's tree, by depth, then in lexicographic order."""
     paths = [(*tuple(map(int, parent)), rank) for parent, n in RECYCLING.items() for rank in range(n)]
     return Template(tuple(sorted(paths, key=lambda path: (len(path), path))))
 
 
 @cache
 def chain(length: int) -> Template:
-    """The most preferred successor, `length` times."""
+    """A chain of `length` first successors."""
     return Template(tuple((0,) * depth for depth in range(1, length + 1)))
 
 
 @cache
 def for_slots(n: int) -> Template:
-    """The template of exactly n nodes: a stage's own, a small serving tree, or the nearest stage scaled."""
+    """The template of exactly n nodes: that of a stage, a small serving tree, or the nearest stage's, scaled."""
     for name, size in STAGES.items():
         if n == size:
             return graft_templates()[name]
@@ -105,15 +105,15 @@ def for_slots(n: int) -> Template:
 
 @cache
 def envelope(slots: int) -> Template:
-    """`for_slots(slots)`, then the rest of the full template: the order in which slots are filled
+    """`for_slots(slots)`, then the other nodes of the full template, which take slots that duplicates leave free
     (docs/choices.md, duplicates)."""
     return _followed(for_slots(slots), graft_templates()["full"])
 
 
 @cache
 def bounded(slots: int, depth: int, width: int) -> Template:
-    """`envelope` with at most `depth` tokens in a row and `width` successors of a token, of as many nodes where these
-    bounds leave room for them (Figure 6).  Deeper than Table 7's nine, its last layer is repeated."""
+    """`envelope` of at most `depth` layers and `width` successors per node, with as many nodes as these bounds allow
+    (Figure 6).  Beyond the nine layers of Table 7, the last is repeated."""
     if (depth, width) == (DEEPEST, WIDEST):
         return envelope(slots)
     return _followed(*(_fill(_scaled(n, depth, width), width) for n in (slots, STAGES["full"])))
@@ -125,9 +125,9 @@ def _followed(first: Template, more: Template) -> Template:
 
 
 def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int]:
-    """Nodes per depth: the nearest stage's counts times n / size, by largest remainder, sum n.
+    """Nodes per depth, n in all: the nearest stage's counts times n / size, rounded by largest remainder.
 
-    deepest, width: bounds, None for no bound; under bounds that leave too little room, the sum is less than n.
+    deepest, width: bounds of depth (None: none) and of children per node; where they leave no room, the sum is below n.
     """
     name = min(STAGES, key=lambda stage: abs(STAGES[stage] - n))
     counts = graft_templates()[name].counts
@@ -137,7 +137,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
     scaled = [int(x) for x in exact]
     for depth in sorted(range(len(exact)), key=lambda d: (scaled[d] - exact[d], d))[:n - sum(scaled)]:
         scaled[depth] += 1
-    # No layer may exceed what its parents can have; what does not fit goes to shallower or deeper layers.
+    # A layer has at most `width` nodes per parent; what does not fit goes to deeper or shallower layers.
     rest = 0
     for depth in range(len(scaled)):
         most = width * (scaled[depth - 1] if depth else 1)
@@ -149,7 +149,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
             scaled.append(over)
         else:
             rest += over
-    if 0 in scaled:     # an empty layer ends the tree: what lay behind it widens the layers before
+    if 0 in scaled:     # an empty layer ends the tree: the nodes behind it widen the layers before it
         end = scaled.index(0)
         scaled, rest = scaled[:end], rest + sum(scaled[end:])
     for depth in range(len(scaled)):
@@ -160,7 +160,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
 
 
 def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:
-    """Layer by layer the candidates of largest weight whose parent is in, contiguous ranks."""
+    """Layer by layer, the children of largest path weight; the ranks of siblings are contiguous."""
     layer: list[tuple[float, Path]] = [(1.0, ())]
     paths: list[Path] = []
     for count in counts:

@@ -1,4 +1,4 @@
-"""A guess is a tree value.  Knows tokens and parents; knows no model, no cache and no method."""
+"""The proposal tree, an immutable value.  Knows tokens and parents; knows no model, no cache and no method."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import torch
 from torch import Tensor
 
 ROOT, DRAFT, RETRIEVED = 1, 2, 4      # bits of ProposalTree.origin; a node found by both has both
-UNPRUNED = -1       # ProposalTree.stage of a drafted tree that no policy cut
+UNPRUNED = -1       # ProposalTree.stage of a drafted tree that no policy pruned
 
 
 @dataclass(frozen=True, eq=False)
 class ProposalTree:
     """Tokens to verify in one target pass, parents before children.  Lives on the host.
 
-    tokens:  [n] int64; tokens[0] is the root: committed, and not yet in the target's cache
+    tokens:  [n] int64; tokens[0] is the root: the last committed token, not yet in the target's cache
     parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens
-    scores:  [n] float32, log-probability of the path as its proposer estimates it; nan where it does not, 0 at the root
+    scores:  [n] float32, the proposer's estimate of the path's log-probability; nan without an estimate, 0 at the root
     origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED
-    stage:   expansions after which a policy stopped drafting or gave slots away; UNPRUNED: it did neither; None:
-             nothing was drafted in levels
-    match:   [n] int64, tokens of the match that a node was retrieved by, 0 without one; None: nothing matched contexts
-    law:     [n, V] float32, probabilities that a node's token was drawn from, on the target's device, where tokens were
-             sampled independently of the target: then the tree is a chain; None: its tokens follow from the past
+    stage:   expansions after which a policy stopped drafting or gave slots to retrieval; UNPRUNED: it did neither;
+             None: nothing was drafted level by level
+    match:   [n] int64, length in tokens of the context match that retrieved a node, 0 without one; None: no retriever
+             matched contexts
+    law:     [n, V] float32 on the target's device, the probabilities that each token of a chain was sampled from,
+             independently of the target; None: the tokens are a function of the past
     """
 
     tokens: Tensor
@@ -45,7 +46,7 @@ class ProposalTree:
 
     @classmethod
     def chain(cls, tokens: Tensor, origin: int = DRAFT) -> ProposalTree:
-        """tokens [n] one after the other; the first is the root."""
+        """A chain of tokens [n]; the first is the root."""
         n = len(tokens)
         origins = torch.full((n,), origin, dtype=torch.int8)
         origins[:1] = ROOT
@@ -55,7 +56,7 @@ class ProposalTree:
 
     @classmethod
     def root_only(cls, root: int) -> ProposalTree:
-        """The tree of plain decoding: nothing is guessed."""
+        """The tree of plain decoding: nothing is proposed."""
         return cls.chain(torch.tensor([root]))
 
     def __len__(self) -> int:
@@ -71,12 +72,12 @@ class ProposalTree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether each node follows the one before it: then every row sees all rows up to its own."""
+        """Whether each node's parent is the node before it: then every row sees all rows up to its own."""
         return torch.equal(self.parents, torch.arange(-1, len(self) - 1))
 
     @cached_property
     def mask(self) -> Tensor:
-        """[n, n] bool: row i sees column j when j is i or one of its ancestors."""
+        """[n, n] bool: row i sees column j if j is i or one of its ancestors."""
         rows = np.eye(len(self), dtype=bool)
         for node, parent in enumerate(self.parents.tolist()):
             if parent >= 0:
@@ -90,7 +91,7 @@ class ProposalTree:
         return {pair: node for node, pair in enumerate(pairs) if node}
 
     def select(self, nodes: list[int]) -> ProposalTree:
-        """The sub-tree of these nodes: ascending, the root first, each with its parent."""
+        """The sub-tree of these nodes: ascending, the root first, the parent of each among them."""
         place = {node: i for i, node in enumerate(nodes)}
         index = torch.tensor(nodes)
         parents = torch.tensor([-1] + [place[p] for p in self.parents[index].tolist()[1:]])
@@ -107,7 +108,7 @@ class ProposalTree:
                         key=lambda i: (scores[i] != scores[i], -scores[i], depths[i], i))
         kept = {0}
         for node in ranked:
-            # A tie can rank a child before its parent; without the parent the child cannot be verified.
+            # A tie can rank a child before its parent, without which it cannot be verified.
             if len(kept) == budget:
                 break
             if parents[node] in kept:
@@ -115,15 +116,15 @@ class ProposalTree:
         return self.select(sorted(kept))
 
     def shallower(self, depth: int) -> ProposalTree:
-        """Without the nodes deeper than `depth`."""
+        """The tree without the nodes deeper than `depth`."""
         if len(self) <= depth + 1 or int(self.depths.max()) <= depth:
             return self
         return self.select((self.depths <= depth).nonzero().flatten().tolist())
 
     def merge(self, other: ProposalTree, at: int, budget: int) -> ProposalTree:
-        """`other`'s nodes, in their order, under node `at`, as a trie, until `budget` nodes stand.
+        """This tree with `other`'s nodes added in order under node `at`, as in a trie, up to `budget` nodes.
 
-        A node that is here already takes no slot: it gets the other's origin bits, and children below it.
+        A node that exists already takes no slot: it gets the other's origin bits and children.
         Trie merge with refilling: Graft, arXiv 2605.20104, Eq. 11.
         """
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
