@@ -25,7 +25,7 @@ MUTATIONS = (
     Mutation("the noise ignores the position", "Sampled.keys", "mix(positions * GOLDEN + ", "mix(0 * positions + ", "test_sampling.py::test_the_noise_is_that_of_plain_integers"),
     Mutation("top-p drops the token that crosses its border", "nucleus", "mass.cumsum(-1).add_(below).gt(", "mass.cumsum(-1).add_(below).sub_(mass).gt(", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),
     Mutation("the border of top-p is a row's last digits alone", "nucleus", "border += digit", "border = digit", "test_sampling.py::test_what_top_p_leaves_is_what_a_sort_finds"),
-    Mutation("of equal ones too many stay where a float32 rounds", "_too_little", "if bits % 2 else", "if False else", "test_sampling.py::test_a_mass_counts_where_it_does_as_a_float32"),
+    Mutation("of equal ones too many stay where a float32 rounds", "_largest_dropped_mass", "if bits % 2 else", "if False else", "test_sampling.py::test_a_mass_counts_where_it_does_as_a_float32"),
     Mutation("top-k keeps one more", "Sampled.warp", "scores.topk(self.top_k)", "scores.topk(self.top_k + 1)", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),
     Mutation("min-p is absolute", "Sampled.warp", "self.min_p * probabilities.amax(-1, keepdim=True)", "self.min_p", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),
     Mutation("custom_generate drops top-k", "custom_generate", "c.top_k or 0", "0", "test_transformers.py::test_each_setting_of_generate_reaches_our_draws"),
@@ -189,7 +189,7 @@ MUTATIONS = (
     Mutation("what is sent is waited for", "sent", "tensor.pin_memory().to(device, non_blocking=True)", "tensor.to(device)", "test_pretend.py::test_what_a_plain_step_needs_goes_to_the_device_in_one_copy_that_nobody_waits_for"),
     Mutation("frequencies are sent at every use", "Rope.cos_sin", "self._frequencies_on(positions.device, dim)", "self.inverse_frequencies(dim).to(positions.device)", "test_pretend.py::test_a_step_waits_for_the_device_and_launches_no_more_than_it_did"),
     # chains
-    Mutation("after a rejection the target's own law", "Rejection.settle", "(here - below).clamp(min=0)", "here", "test_rejection.py::test_what_is_said_has_the_targets_law"),
+    Mutation("after a rejection the target's own law", "Rejection.settle", "(last_p - last_q).clamp(min=0)", "last_p", "test_rejection.py::test_what_is_said_has_the_targets_law"),
     Mutation("a correction is drawn by the noise of the draft", "Rejection.settle", "self.sampled.apart(CORRECTED)", "self.sampled.apart(DRAFTED)", "test_rejection.py::test_what_is_said_has_the_targets_law"),
     Mutation("acceptance and correction share their noise's position", "rejection:", "ACCEPTED, CORRECTED = 1, 2, 3", "ACCEPTED, CORRECTED = 1, 1, 3", "test_rejection.py::test_what_is_said_has_the_targets_law"),
     Mutation("a chain's law is walked", "Verifier._rule_of", "Rejection(self.rule) if", "self.rule if", "test_chains.py::test_the_rejection_rule_accepts_more_than_a_walk_of_the_same_drafts"),
