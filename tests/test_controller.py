@@ -91,15 +91,15 @@ def test_plain_steps_run_no_draft_forward():
 def test_a_drafter_that_is_right_is_used_and_one_that_became_right_comes_back():
     controller = controlled(priced(1.6))
     estimates, prices = controller.estimates, Prices(priced(1.6), 100, 60, beam=3)
-    estimates.drafted.newest = lambda: None
-    estimates.learnt.foretells = 0.8
+    estimates.drafter_cache.newest = lambda: None
+    estimates.learnt.accuracy = 0.8
     assert controller._drafting_pays(prices, first=0.0, waiting=1)
     assert not controller._drafting_pays(prices, first=0.99, waiting=1)
     estimates.learnt.drafts = [0.0, 30.0]          # nothing came of what 30 tokens were expected of
     assert not controller._drafting_pays(prices, first=0.0, waiting=1)
-    estimates.drafted.foretold = lambda: (60, 64)
+    estimates.drafter_cache.accuracy = lambda: (60, 64)
     for _ in range(3):
-        estimates.look()
+        estimates.probe()
     assert controller._drafting_pays(prices, first=0.0, waiting=1)
 
 

@@ -26,7 +26,7 @@ from longgraft.target_model.weights import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
 
-JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
+ACCURACY_TOKENS = 64             # newest fed tokens over which the network's accuracy is measured
 
 
 class Eagle3Cache(DraftCache):
@@ -91,8 +91,8 @@ class Eagle3Cache(DraftCache):
             states = self.forward(hidden, sent(tokens, self.device), positions, layout)
         # A copy: a view would hold a prompt chunk's states.
         self._newest = states[:, n - 1:n].clone()
-        self._fed += ((states[0, max(0, n - JUDGED):n].clone(), tokens[-JUDGED:]),)
-        while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
+        self._fed += ((states[0, max(0, n - ACCURACY_TOKENS):n].clone(), tokens[-ACCURACY_TOKENS:]),)
+        while sum(len(tokens) for _, tokens in self._fed[1:]) >= ACCURACY_TOKENS:
             self._fed = self._fed[1:]
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
@@ -147,9 +147,9 @@ class Eagle3Cache(DraftCache):
             self.cache.length = committed
 
     @torch.no_grad()
-    def foretold(self) -> tuple[int, int]:
-        """(tokens whose best guess came true, tokens) of the newest fed ones, each guessed from the target's own
-        features: what the network would be worth here, known without a draft."""
+    def accuracy(self) -> tuple[int, int]:
+        """(tokens that the network's best guess had right, tokens) of the newest fed ones, each guessed from the
+        target's own features: measured without a draft."""
         states, tokens = (torch.cat(column) for column in zip(*self._fed, strict=True))
         best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)
