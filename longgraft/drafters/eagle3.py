@@ -114,7 +114,7 @@ class Eagle3Drafter:
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """states [1, b, H] -> the k best next tokens, target ids [b, k] and log-probabilities [b, k] float32, and what
         these were chosen from, [b, V]."""
-        laws = self.memory.laws(states)
+        laws = self.memory.log_probabilities(states)
         gains, ids = laws.topk(self.top_k)
         return self.network.target_ids(ids), gains, laws
 
