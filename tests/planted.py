@@ -202,7 +202,7 @@ MUTATIONS = (
     Mutation("a partial cache stands where its rows end", "KVCache.take", "self.length, self.skipped = m, source.skipped + until - m", "self.length, self.skipped = m, 0", "test_partial.py::test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden"),
     Mutation("heads of a layer share the first one's rows", "_of", "rows[None, ..., None].expand(", "rows[None, :1, :, None].expand(1, states.shape[1], ", "test_partial.py::test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden"),
     Mutation("rewound rows stay another continuation's", "PartialKVCache.rewind", "self._held, self._upto = held, min(upto, self._length)", "self._held, self._upto = held, upto", "test_partial.py::test_a_rewound_part_drafts_what_it_drafted_then_and_a_state_is_all_it_knows"),
-    Mutation("a cascade's memories keep what was said on a part", "Cascade._said", "memory.rewind(mark)", "pass", "test_partial.py::test_what_is_learnt_inside_a_cascade_is_forgotten"),
+    Mutation("a cascade's memories keep what was said on a part", "Cascade._decoded", "memory.rewind(mark)", "pass", "test_partial.py::test_what_is_learnt_inside_a_cascade_is_forgotten"),
     Mutation("queries are the last nodes', kept or not", "Verifier._as_it_comes", "sent(path[-wants.queries:], ", "sent(torch.arange(len(tree))[-len(path):], ", "test_partial.py::test_queries_are_those_of_the_kept_nodes"),
     Mutation("tokens that waited stay out of the full pass", "PartialVerifier._in_full", "_hung(tree, self._waiting), wants", "_hung(tree, []), wants", "test_partial.py::test_tokens_that_waited_have_their_true_rows_after_a_full_pass"),
     # copies

@@ -1,7 +1,7 @@
-"""A tree of the most probable paths where every position has a distribution of its own: of blocks, of heads.
+"""A tree of the most probable paths where positions are independent: of blocks, of heads.
 
-Knows log-probabilities; knows no network.  DDTree (arXiv 2604.12989): best first over rank paths, whose probabilities
-are products, so that a path's next sibling and its first child are all that can come after it.
+Knows log-probabilities; knows no network.  DDTree (arXiv 2604.12989): best-first search over rank paths, whose
+probabilities are products, so that after a path only its next sibling and its first child are new candidates.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTree:
     """The `budget` nodes, root included, of the most probable paths, best first; fewer where there are no more.
 
-    tokens [L, K] int64: what may stand at each of L positions after the root, distinct, best first; logs [L, K]
-    float32, their log-probabilities; both on the host.  Of equally probable paths the one reached first.
+    tokens [L, K] int64: candidates of each of L positions after the root, distinct, best first; logs [L, K] float32,
+    their log-probabilities; both on the host.  Of equally probable paths the one reached first.
     """
     ids, gains = tokens.tolist(), logs.tolist()
     built, parents, scores, depths = [root], [-1], [0.0], [0]
-    # (minus the score, order of arrival, parent, rank): a parent's next child is known when this one is taken.
+    # (minus the score, order of arrival, parent, rank); a node's next sibling enters when the node is taken.
     waiting: list[tuple[float, int, int, int]] = []
     arrived = 0
 
