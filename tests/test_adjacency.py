@@ -163,7 +163,7 @@ def test_what_is_no_matrix_file_is_named(tmp_path, content):
     with pytest.raises(ValueError, match=r"seed\.safetensors cannot be read"):
         matrix.load(path, IDENTITY)
     save_rows(path, matrix.snapshot(), {"identity": "[1]", "version": "1"})
-    with pytest.raises(ValueError, match="does not say whose ids"):
+    with pytest.raises(ValueError, match="does not say which target"):
         matrix.load(path, IDENTITY)
 
 

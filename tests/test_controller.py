@@ -12,7 +12,7 @@ from toys.models import toy_network
 from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import FADING, LENGTHS, RECENT, AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import BIN_DECAY, BINS, RATE_DECAY, AcceptanceEstimates, Plan
 from longgraft.budget.controller import LEAST, PROBED, STEPS, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.match_odds import MatchOdds
@@ -97,15 +97,15 @@ def test_plain_steps_run_no_draft_forward():
 def test_a_drafter_that_is_right_is_used_and_one_that_became_right_comes_back():
     controller = controlled(priced(1.6))
     estimates, prices = controller.estimates, Prices(priced(1.6), 100, 60, beam=3)
-    estimates.drafted.newest = lambda: None
-    estimates.learnt.foretells = 0.8
+    estimates.drafter_cache.newest = lambda: None
+    estimates.learnt.accuracy = 0.8
     assert controller._drafting_pays(prices, first=0.0, waiting=1)
     assert not controller._drafting_pays(prices, first=0.99, waiting=1)
     estimates.learnt.drafts = [0.0, 30.0]          # nothing came of what 30 tokens were expected of
     assert not controller._drafting_pays(prices, first=0.0, waiting=1)
-    estimates.drafted.foretold = lambda: (60, 64)
+    estimates.drafter_cache.accuracy = lambda: (60, 64)
     for _ in range(3):
-        estimates.look()
+        estimates.probe()
     assert controller._drafting_pays(prices, first=0.0, waiting=1)
 
 
@@ -160,7 +160,7 @@ def choosing(ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, guesses: flo
     """levels: 0 of a source without; guesses: share of a drafter's that came true; five tokens wait for it."""
     drafted = SimpleNamespace(waiting=5) if levels else None
     estimates = AcceptanceEstimates(NgramIndex(), LiveCosts(costs, frozen=True), MatchOdds(), drafted)
-    estimates.learnt.foretells = guesses
+    estimates.learnt.accuracy = guesses
     return Controller(ranks, estimates, beam=3 if levels else 0, levels=levels, probing=False)
 
 
@@ -192,9 +192,9 @@ def test_a_step_is_counted_once_with_what_it_brought():
         estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))
     learnt = estimates.learnt
     assert (learnt.passes, learnt.spent, learnt.idle) == (2, 3.0, 6)
-    assert learnt.rate == pytest.approx([3 + RECENT * 3, 1.5 + RECENT * 1.5])
-    came, expected = (2.0, 1.25, 1.25), (2.0, 2.0, 2.0)     # of three tokens the bonus is nobody's; first DRAFTS
-    assert learnt.drafts == pytest.approx([sum(one * FADING ** (2 - n) for n, one in enumerate(values))
+    assert learnt.rate == pytest.approx([3 + RATE_DECAY * 3, 1.5 + RATE_DECAY * 1.5])
+    came, expected = (2.0, 1.25, 1.25), (2.0, 2.0, 2.0)     # of three tokens the bonus is nobody's; first PRIOR
+    assert learnt.drafts == pytest.approx([sum(one * BIN_DECAY ** (2 - n) for n, one in enumerate(values))
                                            for values in (came, expected)])
     estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))     # nobody planned it
     assert (learnt.passes, learnt.spent) == (2, 3.0)
@@ -226,11 +226,11 @@ def test_prices_follow_the_prefix_and_the_rate():
 
 
 def test_what_is_learnt_of_a_match_is_learnt_of_its_bin_of_lengths():
-    for first, last in ((1, 1), (5, 6), (7, 8), (LENGTHS[-1] + 1, 30)):
+    for first, last in ((1, 1), (5, 6), (7, 8), (BINS[-1] + 1, 30)):
         estimates = choosing(Ranks(KNOWN)).estimates
         for match in (first, last):
             estimates._count(match, False, prompt=True)
-        changed = [n for n in range(1, 31) if estimates.on_its_own(n) < MatchOdds().on_its_own(n) - 1e-6]
+        changed = [n for n in range(1, 31) if estimates.probability(n) < MatchOdds().probability(n) - 1e-6]
         assert changed == [*range(first, last + 1)]
 
 

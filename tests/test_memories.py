@@ -107,7 +107,7 @@ def test_a_drafter_is_judged_by_the_token_that_followed_its_guess():
     for ahead, right in ((1, 2), (0, 0), (-1, 0)):
         guessed = torch.nn.functional.one_hot(tokens + ahead, VOCAB)
         memory._fed = ((guessed[:3], tokens[:3]), (guessed[3:], tokens[3:]))
-        assert memory.foretold() == (right, 3)
+        assert memory.accuracy() == (right, 3)
 
 
 def test_a_rewound_history_is_as_long_as_at_its_mark():

@@ -62,7 +62,7 @@ def test_a_method_that_chooses_what_to_spend_chooses_the_same(method):
 @pytest.mark.parametrize("chunk", [16, 32])
 def test_what_a_prompt_foretells_of_its_answer_is_counted_over_all_that_is_recalled(chunk, monkeypatch):
     """Reading looks back on each chunk; what is recalled is one chunk, and longer."""
-    monkeypatch.setattr(acceptance_estimates, "LOOKED_BACK", chunk)
+    monkeypatch.setattr(acceptance_estimates, "COUNTED", chunk)
     kept, bare = (toy_session("graft-x", adaptive=True, chunk=chunk, prefixes=prefixes)
                   for prefixes in (Prefixes(2 ** 30, CELL), None))
     prompt = toy_prompt(400, seed=2)

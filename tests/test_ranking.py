@@ -108,13 +108,13 @@ def test_probabilities_are_the_drafters_and_what_the_longest_match_adds():
     odds, tree = MatchOdds(), RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
     found = paths(tree)
     # Below the root the match is "1 2" (the newest is followed by 3), beside drafted children.
-    assert found[3,] == pytest.approx(0.5 + odds.beside(2)) and found[7,] == pytest.approx(0.3)
+    assert found[3,] == pytest.approx(0.5 + odds.bonus(2)) and found[7,] == pytest.approx(0.3)
     # "1 2 3" was followed by 9, which the drafter did not say.
-    assert found[3, 9] == pytest.approx(found[3,] * odds.beside(3))
+    assert found[3, 9] == pytest.approx(found[3,] * odds.bonus(3))
     assert found[3, 4] == pytest.approx(found[3,] * 0.4)
     # Below a leaf and below a remembered node the text speaks alone: "1 2 3 9" was followed by 8.
-    assert found[3, 9, 8] == pytest.approx(found[3, 9] * odds.on_its_own(4))
-    assert found[7, 8, 1] == pytest.approx(0.3 * 0.9 * odds.on_its_own(1))
+    assert found[3, 9, 8] == pytest.approx(found[3, 9] * odds.probability(4))
+    assert found[7, 8, 1] == pytest.approx(0.3 * 0.9 * odds.probability(1))
     bits = dict(zip(found, tree.origin.tolist()[1:], strict=True))
     match = dict(zip(found, tree.match.tolist()[1:], strict=True))
     assert bits[3,] == DRAFT | RETRIEVED and bits[7,] == DRAFT and bits[3, 9] == RETRIEVED
@@ -135,7 +135,7 @@ def test_rows_have_a_say_beside_drafted_nodes_only():
     rows = parts.rows()
     rows.matrix.update(torch.arange(VOCAB), torch.full((VOCAB, 8), 40, dtype=torch.int32) + torch.arange(8).int())
     found = paths(RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
-    for rank, gain in enumerate(MatchOdds().by_rank()):
+    for rank, gain in enumerate(MatchOdds().rank_bonuses()):
         assert found[40 + rank,] == pytest.approx(gain)
     assert not any(path[-1] >= 40 for path in found if path[:-1] not in {(), (3,), (7,)})
 

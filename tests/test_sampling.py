@@ -16,7 +16,7 @@ from toys import oracle
 from longgraft.acceptance.gumbel import gumbel
 from longgraft.acceptance.rules import Greedy, Replay, Sampled, walk
 from longgraft.acceptance.sampling import Sampling
-from longgraft.acceptance.warping import _too_little
+from longgraft.acceptance.warping import _largest_dropped_mass
 from longgraft.trees.tree import ProposalTree
 
 SETTINGS = [Sampling(0.7), Sampling(1.0, top_k=1), Sampling(1.3, top_k=5), Sampling(1.0, top_k=99),
@@ -77,7 +77,7 @@ def test_a_mass_counts_where_it_does_as_a_float32():
         share = np.float32(1 - top_p)
         border = (float(share) + float(np.nextafter(share, np.float32(2)))) / 2
         for mass in (math.nextafter(border, 0), border, math.nextafter(border, 2)):
-            assert (int(mass * 2 ** 62) > _too_little(top_p)) == (np.float32(mass) > share)
+            assert (int(mass * 2 ** 62) > _largest_dropped_mass(top_p)) == (np.float32(mass) > share)
 
 
 class Watch(TorchDispatchMode):

@@ -1,1 +1,1 @@
-"""How far a guess is right, and what the target draws after it."""
+"""Which drafted tokens are accepted, and the target's token after them."""

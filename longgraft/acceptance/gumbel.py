@@ -11,11 +11,11 @@ GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # int64 arithmetic wraps at 2^64
 
 
 def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Uniform noise of these tokens by a `Sampled`'s keys, float64, strictly inside (0, 1): both int64 on one device,
+    """Uniform noise, float64, strictly inside (0, 1), of each key (`Sampled.keys`) and token: both int64 on one device,
     broadcast.
 
-    Seed, position and token are taken in by one step of SplitMix64 each (Steele et al., OOPSLA 2014): integers, the
-    same on every device and for every part of the vocabulary.
+    Seed, position and token each take one step of SplitMix64 (Steele et al., OOPSLA 2014): integers, the same on every
+    device and for every part of the vocabulary.
     """
     bits = mix(tokens * GOLDEN + keys).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
     # 52 bits and a half: never 0 or 1 in float64.
@@ -23,13 +23,13 @@ def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise of the same, float64."""
+    """Standard Gumbel noise of each key and token, float64."""
     return uniform(keys, tokens).log_().neg_().log_().neg_()
 
 
 @lru_cache
 def of_seed(seed: int) -> int:
-    """The first of a noise's three steps, once per seed and on the host."""
+    """The seed's step, the first of three, once per seed and on the host."""
     return int(mix(torch.tensor(seed) * GOLDEN))
 
 
@@ -42,5 +42,5 @@ def mix(x: Tensor) -> Tensor:
 
 
 def _right(x: Tensor, bits: int) -> Tensor:
-    """x shifted as if it had no sign."""
+    """Logical (unsigned) shift."""
     return (x >> bits).bitwise_and_((1 << 64 - bits) - 1)

@@ -1,8 +1,8 @@
 """The rule for a chain whose tokens were sampled independently of the target: accept with min(1, p / q), on the first
 rejection draw from what p has more than q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
 
-Knows laws, positions and chains; knows no model and no proposer.  The law of what is said is the target's own; the
-tokens are not plain decoding's, because a draft changes which noise they are drawn by.
+Knows distributions, positions and chains; knows no model and no proposer.  The output has the target's distribution,
+but its tokens are not plain decoding's: a draft changes the noise that they are drawn with.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
-DRAFTED, ACCEPTED, CORRECTED = 1, 2, 3      # streams of noise: of drafted tokens, of their acceptance, of what follows
+DRAFTED, ACCEPTED, CORRECTED = 1, 2, 3      # noise streams: drafted tokens, their acceptance, the token that follows
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """sampled: the target's law.  Drafted tokens must come from `sampled.apart(DRAFTED)`, or other noise of their own.
+    """sampled: the target's distribution.  Drafts must come from `sampled.apart(DRAFTED)`, or other independent noise.
 
-    All noise is that of a token's position, so that a run repeats; what is drafted behind a rejection is drafted anew
-    from the same noise, which nothing that was said depends on.
+    All noise depends on a token's position, so that a run repeats.  After a rejection the same positions are drafted
+    again with the same noise: no emitted token depends on it.
     """
 
     sampled: Sampled
@@ -45,22 +45,22 @@ class Rejection:
     def settle(self, p: Tensor, q: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(drafted tokens that are accepted [..], the token that follows them [..]), int64; no host read.
 
-        Of any number of chains of n nodes: p [.., n, V], what the target says after each node; q [.., n, V], the law
-        that its own token was drawn from (the root's is not read); tokens [.., n]; positions [.., n] int64 of what
-        follows each node.
+        Of any number of chains of n nodes: p [.., n, V], the target's distribution after each node; q [.., n, V], the
+        one that the node's token was drawn from (the root's is not read); tokens [.., n]; positions [.., n] int64 of
+        the token after each node.
         """
         drawn, before = tokens[..., 1:, None], positions[..., :-1]
         threshold = uniform(self.sampled.apart(ACCEPTED).keys(before), torch.zeros_like(before))
-        likely = p[..., :-1, :].gather(-1, drawn)[..., 0]
-        right = threshold * q[..., 1:, :].gather(-1, drawn)[..., 0] < likely
-        accepted = right.long().cumprod(-1).sum(-1)
-        # Behind the last node nothing was drafted: what p has more than nothing is p.
+        probabilities = p[..., :-1, :].gather(-1, drawn)[..., 0]
+        passed = threshold * q[..., 1:, :].gather(-1, drawn)[..., 0] < probabilities
+        accepted = passed.long().cumprod(-1).sum(-1)
+        # After the last node nothing was drafted: q is 0 there, and the residual is p.
         at = accepted[..., None, None]
-        here = p.take_along_dim(at, -2)[..., 0, :]
-        below = torch.cat([q[..., 1:, :], torch.zeros_like(q[..., :1, :])], -2).take_along_dim(at, -2)[..., 0, :]
-        rest = (here - below).clamp(min=0)
-        # Of two laws that differ by their rounding alone, nothing may be left.
-        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, here)
+        last_p = p.take_along_dim(at, -2)[..., 0, :]
+        last_q = torch.cat([q[..., 1:, :], torch.zeros_like(q[..., :1, :])], -2).take_along_dim(at, -2)[..., 0, :]
+        residual = (last_p - last_q).clamp(min=0)
+        # Distributions that differ by rounding alone may leave none.
+        residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, last_p)
         noise = self.sampled.apart(CORRECTED).keys(positions.gather(-1, accepted[..., None]))
-        words = torch.arange(p.shape[-1], device=p.device)
-        return accepted, (gumbel(noise, words) + rest.double().log()).argmax(-1)
+        vocabulary = torch.arange(p.shape[-1], device=p.device)
+        return accepted, (gumbel(noise, vocabulary) + residual.double().log()).argmax(-1)

@@ -1,7 +1,7 @@
 """Draw, then walk: one target draw per node, then down the tree as long as a child carries the drawn token.
 
 Knows logits, positions and trees; knows no model, no cache and no proposer.  Exact for every proposer that is
-deterministic given the past: the law of the walk is the target's own.
+deterministic given the past: the output has the target's distribution.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from longgraft.trees.tree import ProposalTree
 
 
 class AcceptanceRule(Protocol):
-    """How far a tree is right, and what the target says after it."""
+    """Which path of a tree is accepted, and the target's token after it."""
 
     @property
     def guesses(self) -> DrawThenWalk:
-        """How a model that drafts draws its tokens, so that they are the target's most often."""
+        """How a draft model draws its tokens, to agree with the target most often."""
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         """logits [n, V] -> (path [a] int64 from the root to the last accepted node, the token that follows it).
 
-        positions: [n] int64 on the host, absolute positions of the tokens that the nodes are followed by.
+        positions: [n] int64 on the host, absolute positions of the tokens after the nodes.
         """
 
 
 class Draws(Protocol):
-    """A token per node; a list, or what draws when it is asked."""
+    """A token per node: a list, or drawn when it is read."""
 
     def __getitem__(self, node: int, /) -> int:
         """The token drawn after this node."""
 
 
 def walk(tree: ProposalTree, draws: Draws) -> tuple[Tensor, int]:
-    """(path [a] from the root to the last accepted node, the token drawn there); asks once per node of the path."""
+    """(path [a] from the root to the last accepted node, the token drawn there); one draw per node of the path."""
     path = [0]
     while (child := tree.children.get((path[-1], token := draws[path[-1]]))) is not None:
         path.append(child)
@@ -55,7 +55,7 @@ class DrawThenWalk(ABC):
     @property
     @abstractmethod
     def law(self) -> Hashable:
-        """What `choose` depends on beside its arguments: rules that differ in a seed share one recorded region."""
+        """What `choose` depends on besides its arguments: rules that differ in the seed alone share a recording."""
 
     @abstractmethod
     def keys(self, positions: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ class DrawThenWalk(ABC):
 
     @property
     def guesses(self) -> DrawThenWalk:
-        """This rule: with the noise of the target's own draw a draft agrees with it more often than with another
-        (Daliri et al., arXiv 2408.07978), and stays a function of the past."""
+        """This rule: drafts drawn with the target's own noise agree with its draws most often (Daliri et al., arXiv
+        2408.07978), and stay a function of the past."""
         return self
 
     @final
@@ -78,7 +78,7 @@ class DrawThenWalk(ABC):
 
     @final
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        # Only the walked nodes' draws are needed, and a CPU makes no others; a GPU would wait at each of them.
+        # Only the walked nodes' draws are needed: a CPU draws one at a time; on a GPU each would be a device sync.
         if logits.device.type == "cpu":
             return walk(tree, _OneByOne(self, logits, positions))
         return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist())
@@ -86,7 +86,7 @@ class DrawThenWalk(ABC):
 
 @dataclass(frozen=True)
 class _OneByOne:
-    """A node's draw, when it is asked for."""
+    """A node's draw, made when it is read."""
 
     rule: DrawThenWalk
     logits: Tensor
@@ -118,21 +118,21 @@ class Replay(DrawThenWalk):
 
     tokens: Sequence[int]
     start: int
-    _placed: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _copies: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     law = "replay"
 
     @property
     def guesses(self) -> DrawThenWalk:
-        """Greedy: who drafts does not know the recording."""
+        """Greedy: a drafter does not know the recording."""
         return Greedy()
 
     def keys(self, positions: Tensor) -> Tensor:
         device = positions.device
-        if device not in self._placed:
-            self._placed[device] = sent(torch.as_tensor(self.tokens, dtype=torch.int64), device)
-        # Nodes beyond the recording are never walked to: the session stops there.  Rows of no node may stand before it.
-        return self._placed[device][(positions - self.start).clamp(0, len(self.tokens) - 1)]
+        if device not in self._copies:
+            self._copies[device] = sent(torch.as_tensor(self.tokens, dtype=torch.int64), device)
+        # No walk passes the recording's end: the session stops there.  Padding may have positions before its start.
+        return self._copies[device][(positions - self.start).clamp(0, len(self.tokens) - 1)]
 
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
         return keys
@@ -143,9 +143,9 @@ class Sampled(DrawThenWalk):
     """Temperature, top-k, top-p and min-p sampling: the warped logits plus Gumbel noise, and the largest wins.
 
     The noise of a token depends on (seed, position, token) alone, not on what else is drawn in the same pass: a
-    speculative run equals plain decoding with the same seed.  The largest sum has the softmax's law (Gumbel-max,
+    speculative run equals plain decoding with the same seed.  The argmax has the softmax's distribution (Gumbel-max,
     Maddison et al., arXiv 1411.0030).  Another rounding of the logits changes a draw only where the two largest
-    sums lie within it, or where it moves that very token across the border of top-k, top-p or min-p.
+    sums lie within it, or where it moves the drawn token across the border of top-k, top-p or min-p.
     """
 
     temperature: float = 1.0
@@ -166,14 +166,14 @@ class Sampled(DrawThenWalk):
         return gumbel(keys[:, None], tokens).add_(self.warp(logits)).argmax(-1)
 
     def apart(self, stream: int) -> Sampled:
-        """The same law with noise of its own, independent of this rule's and of other streams'; stream: 1 or more."""
+        """The same distribution with noise independent of this rule's and of other streams'; stream: 1 or more."""
         return replace(self, seed=int(mix(torch.tensor(of_seed(self.seed) + stream))) & ((1 << 63) - 1))
 
     def warp(self, logits: Tensor) -> Tensor:
         """logits [n, V] -> [n, V] float32, -inf where a token cannot be drawn: transformers' warpers in their order.
 
-        Of equal tokens at top-p's border the later ones stay, as in transformers wherever its sort is stable; at
-        the borders of top-k and min-p all equal ones stay.
+        Of equal tokens at top-p's border the later ones stay, as in transformers where its sort is stable; at the
+        borders of top-k and min-p all of them stay.
         """
         scores = logits.float() / self.temperature
         if 0 < self.top_k < scores.shape[-1]:

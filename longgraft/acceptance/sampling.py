@@ -16,7 +16,7 @@ class Sampling:
     temperature: 0, or from 1e-5 up
     top_p, top_k, min_p: as transformers' warpers; 1, 0 and 0 turn them off
     seed:        in [0, 2^63)
-    replay:      token ids that take the place of the draws; nothing else can be given beside them
+    replay:      token ids that replace the draws; excludes all other fields
     """
 
     temperature: float = 0.0
@@ -28,9 +28,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
-            _number(name, getattr(self, name), Real, "a number")
+            _check_number(name, getattr(self, name), Real, "a number")
         for name in ("top_k", "seed"):
-            _number(name, getattr(self, name), Integral, "a whole number")
+            _check_number(name, getattr(self, name), Integral, "a whole number")
         if not (self.temperature == 0 or 1e-5 <= self.temperature < float("inf")):
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or from 1e-5 up.")
         if not 0 < self.top_p <= 1:
@@ -44,12 +44,12 @@ class Sampling:
         given = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)
                  if f.name != "replay" and getattr(self, f.name) != f.default]
         if self.replay is not None:
-            self._recorded(self.replay, given)
+            self._check_replay(self.replay, given)
         elif self.temperature == 0 and given:
             raise ValueError(f"temperature is 0, which is greedy, and {' and '.join(given)} would change nothing. "
                              "Give a temperature above 0 to sample, or leave the rest out.")
 
-    def _recorded(self, replay: Sequence[int], given: list[str]) -> None:
+    def _check_replay(self, replay: Sequence[int], given: list[str]) -> None:
         if given:
             raise ValueError(f"A recorded continuation was given, and {' and '.join(given)} would change nothing. "
                              "Give one or the other.")
@@ -58,7 +58,7 @@ class Sampling:
         if not len(replay):
             raise ValueError("The recorded continuation is empty. Give at least one token to replay.")
         for token in replay:
-            _number("The recorded continuation: a token", token, Integral, "a token id")
+            _check_number("The recorded continuation: a token", token, Integral, "a token id")
 
     def rule(self, prompt_tokens: int) -> AcceptanceRule:
         """The acceptance rule for a prompt of this length."""
@@ -69,7 +69,7 @@ class Sampling:
         return Sampled(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
 
-def _number(name: str, value: object, kind: type, wanted: str) -> None:
-    """ValueError where a value is of another kind; True and False are no numbers."""
+def _check_number(name: str, value: object, kind: type, wanted: str) -> None:
+    """ValueError where a value is of another kind; a bool is not a number."""
     if isinstance(value, bool) or not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r}; it must be {wanted}.")

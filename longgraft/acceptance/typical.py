@@ -31,12 +31,12 @@ class Typical:
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         device = logits.device
         p = self.sampled.warp(logits).softmax(-1)
-        border = (self.alpha * torch.special.entr(p).sum(-1).neg().exp()).clamp(max=self.epsilon)
-        above = sent(tree.parents[1:], device)
-        probabilities = p[above, sent(tree.tokens[1:], device)]
-        read = torch.stack([probabilities > border[above], probabilities.log()]).cpu()
-        likely, logs = (column.tolist() for column in read)
-        node = self._best(tree, likely, logs)
+        thresholds = (self.alpha * torch.special.entr(p).sum(-1).neg().exp()).clamp(max=self.epsilon)
+        parents = sent(tree.parents[1:], device)
+        probabilities = p[parents, sent(tree.tokens[1:], device)]
+        read = torch.stack([probabilities > thresholds[parents], probabilities.log()]).cpu()
+        passed, logs = (column.tolist() for column in read)
+        node = self._best(tree, passed, logs)
         path = [node]
         while path[-1]:
             path.append(int(tree.parents[path[-1]]))
@@ -44,17 +44,17 @@ class Typical:
         return torch.tensor(path[::-1]), int(token)
 
     @staticmethod
-    def _best(tree: ProposalTree, likely: list[float], logs: list[float]) -> int:
-        """The last node of the longest accepted path; likely, logs: of each node but the root, whether its token is
-        probable enough after its parent, and how probable."""
+    def _best(tree: ProposalTree, passed: list[float], logs: list[float]) -> int:
+        """The last node of the longest accepted path; passed, logs: of each node but the root, whether its token's
+        probability is above the threshold, and its log-probability."""
         reached = {0: (0, 0.0)}         # depth and log-probability of the accepted nodes
         for node, parent in enumerate(tree.parents.tolist()[1:], 1):
-            if likely[node - 1] and parent in reached:
+            if passed[node - 1] and parent in reached:
                 depth, log_probability = reached[parent]
                 reached[node] = depth + 1, log_probability + logs[node - 1]
         return max(reached, key=lambda node: reached[node])
 
 
 def typical(rule: AcceptanceRule, epsilon: float, alpha: float) -> AcceptanceRule:
-    """The rule of a request that samples, made typical; greedy and replayed ones stay exact."""
+    """Typical acceptance where a request samples; greedy and replayed requests keep their exact rule."""
     return Typical(rule, epsilon, alpha) if isinstance(rule, Sampled) else rule

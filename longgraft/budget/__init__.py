@@ -1,1 +1,1 @@
-"""What a step costs, what it is expected to bring, and how many nodes it spends."""
+"""A step's cost, its expected tokens, and how many nodes it verifies."""

@@ -1,9 +1,7 @@
-"""What each step should spend: nothing, nodes that memory foretells, or a draft of so many levels and a tree of so many
-nodes.
+"""What each step spends: nothing, nodes that memories predict, or a draft of n levels and a tree of m nodes.
 
-One currency, tokens: what costs c seconds more must be expected to bring more than c times the present rate of tokens
-per second.  Knows a ranking, costs, and what came of earlier steps; knows no model.  What is answered never depends on
-what it chooses.
+The currency is tokens: what costs c more seconds must be expected to bring more than c times the present tokens per
+second.  Knows a ranking, costs, and the results of earlier steps; knows no model.  Its choices never change the answer.
 """
 
 from __future__ import annotations
@@ -12,28 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from longgraft.budget.acceptance_estimates import DRAFTS, AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import PRIOR, AcceptanceEstimates, Plan
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.drafters.pruning import mass
-from longgraft.memories.eagle3_cache import JUDGED
+from longgraft.memories.eagle3_cache import ACCURACY_TOKENS
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
-PROBED = 0.02           # share of the time that may go into looking at a source that is expected to lose
-LEAST = 0.08            # tokens that must be expected beyond the price: estimates are no more exact than that,
-LEAST_DRAFTED = 0.2     # and those of a draft, made before anything is drafted, less so
-STEPS = 16              # for which prices in seconds are kept
-FED = (1, 64)           # tokens between which and beyond which feeding is a line
+PROBED = 0.02           # share of the time for probes of a source that is expected to lose
+LEAST = 0.08            # tokens that must be expected beyond the price: the estimates' precision,
+LEAST_DRAFTED = 0.2     # and that of a draft's, which are made before drafting
+STEPS = 16              # positions for which prices in seconds are kept
+FED = (1, 64)           # fed tokens that are priced; the price is linear between and beyond them
 
 
 @dataclass(frozen=True)
 class WhilePayingPolicy:
     """Another level only while it is expected to bring more than it costs.
 
-    beam: nodes that a level feeds; probability: of the best guess below any of them; price: of a level, in tokens
+    beam: nodes that a level feeds; probability: that a node's best child is right; price: of a level, in tokens
     """
 
     beam: int
@@ -53,7 +51,7 @@ class Prices:
     def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0) -> None:
         self.plain = costs.verify(1, prefix)
         self.seconds = [costs.verify(rows, prefix) - self.plain for rows in range(1, most + 1)]
-        # The least that any larger tree costs per further node.
+        # By nodes: the least cost per further node of any larger tree.
         self._least = [min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
                        for n in range(most - 1)]
         self.rate = 1.0 / self.plain
@@ -71,12 +69,12 @@ class Prices:
         return max(range(len(gains)), key=gains.__getitem__) + 1
 
     def feed(self, rows: int) -> float:
-        """Seconds of the drafter's cache taking so many observed tokens."""
+        """Seconds of feeding so many observed tokens into the drafter's cache."""
         low, high = self._feeds
         return low + (high - low) * (rows - FED[0]) / (FED[1] - FED[0])
 
     def of(self, nodes: int) -> float:
-        """In tokens."""
+        """Price of a tree of so many nodes, in tokens."""
         return self.rate * self.seconds[min(nodes, len(self.seconds)) - 1]
 
     def worth(self, tree: ProposalTree) -> float:
@@ -85,13 +83,13 @@ class Prices:
 
 
 class Controller:
-    """Proposes what pays, of a ranking.
+    """Proposes the nodes of a ranking that pay.
 
-    ranked:  by these estimates
-    beam:    nodes that a level of its EAGLE-3 drafter feeds; 0: it has none, or one that proposes as a whole, at a cost
-             that is timed
+    ranked:  ranks by these estimates
+    beam:    nodes that a level of the EAGLE-3 drafter feeds; 0: no drafter, or a source without levels, whose proposals
+             are timed
     levels:  draft forwards of a step at most
-    probing: whether a drafter that is expected to lose is looked at now and then
+    probing: whether a drafter that is expected to lose is probed now and then
     """
 
     def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, *, beam: int = 0, levels: int = 0,
@@ -109,24 +107,25 @@ class Controller:
             tree = self.ranked.rank(ask, None, prices)
             probabilities = tree.scores.exp().tolist()
             plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(probabilities) - 1.0)
-            if self.beam and self.estimates.drafted is not None:
-                first, waiting = probabilities[1] if len(probabilities) > 1 else 0.0, self.estimates.drafted.waiting
+            if self.beam and self.estimates.drafter_cache is not None:
+                first = probabilities[1] if len(probabilities) > 1 else 0.0
+                waiting = self.estimates.drafter_cache.waiting
                 if self._drafting_pays(prices, first, waiting):
                     tree, plan = self._draft(ask, prices, plan, first)
                 elif self.probing and waiting >= self.estimates.learnt.patience:
-                    self.estimates.look_within(PROBED, prices.feed(waiting + JUDGED))
+                    self.estimates.probe_within(PROBED, prices.feed(waiting + ACCURACY_TOKENS))
             elif self.ranked.drafter is not None:
-                tree, plan = self._asked(ask, prices, tree, plan)
+                tree, plan = self._with_source(ask, prices, tree, plan)
             self.estimates.expect(plan)
             return tree
 
-    def _asked(self, ask: Ask, prices: Prices, tree: ProposalTree, plan: Plan) -> tuple[ProposalTree, Plan]:
-        """With what a source without levels proposes, where that is expected to bring more than it costs: by what its
-        proposals were worth before, and how often they came true."""
+    def _with_source(self, ask: Ask, prices: Prices, tree: ProposalTree, plan: Plan) -> tuple[ProposalTree, Plan]:
+        """Add the proposal of a source without levels, where it is expected to bring more than it costs: by what
+        earlier proposals promised, and how much of it was accepted."""
         estimates, cost = self.estimates, self.costs.proposal
         if estimates.worth <= prices.rate * cost:
             if self.probing and estimates.learnt.idle >= estimates.learnt.patience:
-                estimates.look_within(PROBED, DRAFTS * cost)
+                estimates.probe_within(PROBED, PRIOR * cost)
             return tree, plan
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask)
@@ -138,7 +137,7 @@ class Controller:
                                drafted=promised if promised > 0.0 else None)
 
     def _priced(self, ask: Ask) -> Prices:
-        """At this prefix and the present rate."""
+        """Prices at this prefix and the present rate."""
         if self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS:
             self._prices = ask.position, Prices(self.costs, ask.position, ask.budget, self.beam)
         prices = self._prices[1]
@@ -146,8 +145,8 @@ class Controller:
         return prices
 
     def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
-        """Whether any number of levels is expected to gain more than it costs.  first: how probably memory has the next
-        token right, and no draft is needed; waiting: tokens that must be fed before."""
+        """Whether any number of levels is expected to gain more than it costs.  first: probability that memories
+        predict the next token, so that no draft is needed; waiting: tokens that must be fed first."""
         missed = (1.0 - first) * self.estimates.trust
         least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
         gains = self._gains()
@@ -155,17 +154,17 @@ class Controller:
             missed * gain > least + prices.rate * n * prices.level + prices.of(2 + n) for n, gain in enumerate(gains))
 
     def _gains(self) -> list[float]:
-        """Tokens that 0, 1, ... expansions are expected to bring: each node is right as often as guesses have been."""
-        probability = self.estimates.learnt.foretells
+        """Tokens expected of 0, 1, ... expansions: each node is right with the drafter's measured accuracy."""
+        probability = self.estimates.learnt.accuracy
         return list(accumulate(probability ** depth for depth in range(1, self.levels + 1)))
 
     def _draft(self, ask: Ask, prices: Prices, plan: Plan, first: float) -> tuple[ProposalTree, Plan]:
-        assert self.estimates.drafted is not None
-        feed = prices.feed(max(1, self.estimates.drafted.waiting))
-        probability = self.estimates.learnt.foretells * self.estimates.trust
+        assert self.estimates.drafter_cache is not None
+        feed = prices.feed(max(1, self.estimates.drafter_cache.waiting))
+        probability = self.estimates.learnt.accuracy * self.estimates.trust
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask, WhilePayingPolicy(self.beam, probability, prices.rate * prices.level))
-        took = self.clock.now(wait=False) - began       # every level's stop has waited for the device
+        took = self.clock.now(wait=False) - began       # each level's policy waited for the device
         expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
         expected = feed + expansions * prices.level
         self.costs.drafted(expected, took)

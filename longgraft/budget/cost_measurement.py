@@ -1,6 +1,6 @@
 """Costs measured on the machine at hand, in about half a second: the passes of decoding itself, on caches of zeros.
 
-Knows target, drafter and verifier; knows no method.  What it ran on is dropped: no cache and no memory is touched.
+Knows target, drafter and verifier; knows no method.  Its caches are dropped: it touches no session's cache or memory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network
 
 PREFIXES = (256, 2048)      # tokens
-# Of a pass; those of the first two are never left out.  Kernels take a step up behind 8 rows, and end behind 16.
+# Of a pass; the first two are always measured.  Kernels for few rows get slower above 8 rows, and stop above 16.
 ROWS = (1, 16, 2, 8, 9, 17, 60)
 WIDTHS = (8, 2)         # nodes that a draft level feeds
 FED = (1, 16)           # observed tokens
 LEVELS = 2              # expansions of the draft that is timed
 SHARE = 0.05            # of the free memory, for caches of zeros
 
-# What was measured of a model serves all of its sessions.
+# Per model, for all of its sessions.
 _MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
 
 Point = tuple[str, int, int]
@@ -50,7 +50,7 @@ Point = tuple[str, int, int]
 
 
 def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAGER) -> dict[str, str]:
-    """What costs belong to: a drafter's depend on its shape alone."""
+    """What costs depend on; of a drafter, its shape alone."""
     device, drafter = target.device, "none"
     if network is not None:
         c = network.config
@@ -66,26 +66,26 @@ def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[in
             seconds: float = 0.5, regions: Regions = EAGER) -> Costs:
     """Costs of this target and drafter here.
 
-    prefixes: tokens; longer ones than positions and memory allow are cut to those
-    seconds:  after which nothing more is begun; what had no turn is left out, and follows from the others
-    regions:  as the session's
+    prefixes: in tokens, cut to what positions and memory allow
+    seconds:  after which no measurement is begun; those that had no turn are left out, and interpolated from the others
+    regions:  recorded or not, as the session's
     """
     regions = regions.anew()
     rig = _Rig(target, network, prefixes, regions)
     spent = rig.times(seconds)
-    regions.forget()        # what was recorded refers to what refers to it
+    regions.forget()        # recordings and what they run on refer to each other
     grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
     for (what, length, rows), took in spent.items():
         if what == "levels":        # a draft of several levels, less one that only reads the root's candidates
             took = max(0.0, took - spent["heads", length, WIDTHS[0]]) / LEVELS
         grids[what].setdefault(length, {})[rows] = took
-    late = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
-    source = "measured here" + (f"; not, for want of time: {', '.join(sorted(late))}" if late else "")
+    skipped = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
+    source = "measured here" + (f"; not, for want of time: {', '.join(sorted(skipped))}" if skipped else "")
     return Costs(key_of(target, network, regions), source, grids["passes"], grids["levels"], grids["feeds"])
 
 
 def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER) -> LiveCosts:
-    """A file's costs, which stay as they are; without one those of this machine, which follow what is timed.
+    """A file's costs, frozen; without a file this machine's, which follow timed steps.
 
     ValueError where the file is another model's, drafter's or machine's.
     """
@@ -120,7 +120,7 @@ class _Rig:
                                fused=target.fused_kernels) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
         self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock(), regions)
-        # Buffers exist when they were written once; what they held before may be NaN, or numbers too small to be fast.
+        # A first write allocates the buffers; their old contents may be NaN, or denormal and therefore slow.
         seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)
         _zero(self.verifier.cache)
         self.actions = dict(self._passes())
@@ -165,10 +165,10 @@ class _Rig:
         drafter.propose(Ask(0, max(ROWS), length + fed))
 
     def times(self, seconds: float) -> dict[Point, float]:
-        """Least seconds of each action: once in turn, then whichever had least time, until it is over; the needed ones
+        """Least seconds of each action: each once, then the one that had least time, until the limit; the needed ones
         in any case.
 
-        On a GPU twice: at its first launch a kernel is loaded.  What is recorded is recorded before, and not counted.
+        On a GPU the needed ones run twice: a kernel is loaded at its first launch.  Recordings come before, untimed.
         """
         spent: dict[Point, float] = {}
         if self.regions.fixed:

@@ -1,4 +1,4 @@
-"""Seconds of what a decoding step is made of: a target pass, a level of draft, the drafter's feeding, the rest.
+"""Seconds of a decoding step's parts: a target pass, a draft level, feeding the drafter, the rest.
 
 Knows numbers and a file; knows no model, and not how they were measured (`cost_measurement.py`, or a sweep's rows).
 """
@@ -31,12 +31,12 @@ TABLES = ("passes", "levels", "feeds")
 class Costs:
     """Seconds on one machine, by tokens of the prefix and rows of the pass.
 
-    key:    whose they are: model, drafter, dtype, device, attention, threads; what it leaves out they do not depend on
-    source: who measured, or from which rows
+    key:    what they depend on: model, drafter, dtype, device, attention, threads; names that are absent do not matter
+    source: how they were measured, or from which rows
     passes: of the target, draw and walk included
-    levels: one draft level: forward, head, top-k, scores; empty where there is no drafter
-    feeds:  observed tokens going into the drafter's cache, and the root's candidates read; empty likewise
-    host:   what a step costs besides: proposing and observing
+    levels: one draft level: forward, head, top-k, scores; empty without a drafter
+    feeds:  feeding observed tokens into the drafter's cache, and reading the root's candidates; empty likewise
+    host:   the rest of a step: proposing and observing
     """
 
     key: Mapping[str, str]
@@ -47,33 +47,33 @@ class Costs:
     host: float = 0.0
 
     def verify(self, rows: int, prefix: int) -> float:
-        """Of a target pass."""
+        """Seconds of a target pass."""
         return along(curve(self.passes, prefix), rows)
 
     def level(self, rows: int, prefix: int) -> float:
-        """Of a draft level that feeds `rows` nodes."""
+        """Seconds of a draft level that feeds `rows` nodes."""
         return along(curve(self.levels, prefix), rows)
 
     def feed(self, rows: int, prefix: int) -> float:
-        """Of the drafter's cache taking `rows` observed tokens, up to the root's candidates."""
+        """Seconds of feeding `rows` observed tokens into the drafter's cache, up to the root's candidates."""
         return along(curve(self.feeds, prefix), rows)
 
     def fits(self, key: Mapping[str, str]) -> list[str]:
-        """How a session of this key differs from whose costs these are, in words; empty where it does not."""
+        """How a session's key differs from these costs', in words; empty where it does not."""
         return [f"{name} {key.get(name, 'none')} instead of {found}" for name, found in self.key.items()
                 if key.get(name, "none") != found]
 
     def lines(self) -> list[str]:
-        """For people: whose they are, and a table of milliseconds each."""
-        said = [", ".join(f"{name} {value}" for name, value in self.key.items()), f"source: {self.source}"]
+        """For people: the key, and a table of milliseconds each."""
+        lines = [", ".join(f"{name} {value}" for name, value in self.key.items()), f"source: {self.source}"]
         for name in (name for name in TABLES if getattr(self, name)):
             grid = getattr(self, name)
             rows = sorted({rows for line in grid.values() for rows in line})
-            said.append(f"{name + ', ms':<16}" + "".join(f"{f'{n} rows':>10}" for n in rows))
-            said += [f"{f'{prefix:,} tokens':<16}" + "".join(
+            lines.append(f"{name + ', ms':<16}" + "".join(f"{f'{n} rows':>10}" for n in rows))
+            lines += [f"{f'{prefix:,} tokens':<16}" + "".join(
                 f"{1e3 * line[n]:>10.2f}" if n in line else f"{'-':>10}" for n in rows)
                 for prefix, line in sorted(grid.items())]
-        return [*said, f"{'host, ms':<16}{1e3 * self.host:>10.2f}"]
+        return [*lines, f"{'host, ms':<16}{1e3 * self.host:>10.2f}"]
 
     def save(self, path: Path) -> None:
         """As `load` reads it, in milliseconds; ValueError where the file exists."""
@@ -122,9 +122,9 @@ def _seconds(milliseconds: Any, where: str) -> float:
 def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
     """(rows, seconds) at this prefix for all rows of the table, never negative.
 
-    Linear between what was measured and beyond it, but shorter prefixes than measured cost half of the shortest at
-    least, and fewer rows half of the fewest: extrapolation would reach zero cost.  Fewer rows and shorter prefixes cost
-    at most what more cost: noise only ever adds.
+    Linear between measured points and beyond them.  But below the shortest prefix costs are at least half of its, and
+    below the fewest rows half of theirs: extrapolation would reach zero cost.  Costs never fall with rows or prefix:
+    noise only adds.
     """
     lengths = sorted(grid)
     lines = [sorted(grid[length].items()) for length in lengths]
@@ -145,7 +145,7 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 
 def along(points: Points, at: int) -> float:
-    """Seconds of the line through the points, and of its ends' pieces beyond them; never negative."""
+    """Seconds, piecewise linear through the points, extrapolated by the end pieces; never negative."""
     if len(points) == 1:
         return points[0][1]
     after = min(max(bisect_left(points, (at,)), 1), len(points) - 1)
@@ -153,27 +153,27 @@ def along(points: Points, at: int) -> float:
     return max(0.0, low + (high - low) * (at - left) / (right - left))
 
 
-OUTLIER = 0.25      # of the logarithm: one pass that a busy machine made 5 times as long counts as one of 1.28 times
-SHARED = 0.15       # share of a difference that moves all costs: mostly it is the machine that became slower or faster
-OWN = 0.05          # and what moves those of these rows alone
+OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as long counts as 1.28 times
+SHARED = 0.15       # share of a difference that moves all costs: mostly the whole machine became slower or faster
+OWN = 0.05          # share that moves the costs of these rows alone
 
 
 CostState = tuple[float, float, float | None, dict[int, float]]
 
 
 class LiveCosts:
-    """Costs that follow the steps that were timed; where frozen, they stay, and whoever asks decides the same again."""
+    """Costs that follow timed steps; frozen ones stay, so that decisions repeat."""
 
     def __init__(self, costs: Costs, frozen: bool = False) -> None:
         self.costs, self.frozen = costs, frozen
-        # Logarithms of how much slower than `costs` everything is, drafts are beyond that, and passes of so many rows.
+        # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by rows.
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # logarithm of a proposal's seconds
         self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
         self._curves: dict[str, tuple[int, Points]] = {}        # of the prefix last asked for
 
     def state(self) -> CostState:
-        """A copy of all that steps taught it."""
+        """A copy of all that was learnt."""
         return self._machine, self._drafts, self._proposal, dict(self._own)
 
     def restore(self, state: CostState) -> None:
@@ -183,13 +183,13 @@ class LiveCosts:
         self._curves.clear()
 
     def copy(self) -> LiveCosts:
-        """The same costs, which from now on follow other steps."""
+        """An independent copy."""
         made = LiveCosts(self.costs, self.frozen)
         made.restore(self.state())
         return made
 
     def verify(self, rows: int, prefix: int) -> float:
-        """As `Costs.verify`, as of now; the next ones likewise."""
+        """As `Costs.verify`, with what was learnt; likewise the next two."""
         return along(self._curve("passes", prefix), rows)
 
     def level(self, rows: int, prefix: int) -> float:
@@ -212,18 +212,18 @@ class LiveCosts:
         self._curves.clear()
 
     def drafted(self, expected: float, seconds: float) -> None:
-        """A draft, feeding and all, took this long where so much was expected of its levels and feeding."""
+        """A draft took this long, feeding included, where `expected` seconds were."""
         self._drafts += SHARED * self._moved(expected, seconds)
         self._curves.clear()
 
     @property
     def proposal(self) -> float:
-        """Seconds of a proposal of whoever has no levels to be priced by: as timed, before that and frozen `host`."""
+        """Seconds of a proposal by a source without levels: as timed; before that, and where frozen, `host`."""
         return self.costs.host if self._proposal is None else math.exp(self._proposal)
 
     def proposed(self, seconds: float) -> None:
-        """Such a proposal took this long.  Noise only adds, and a first one may have begun with what is done once: what
-        took less counts for more."""
+        """Such a proposal took this long.  Noise only adds, and the first one may include set-up: shorter times count
+        more."""
         if self.frozen or seconds <= 0.0:
             return
         if self._proposal is None:
@@ -232,7 +232,7 @@ class LiveCosts:
         self._proposal += moved / 2 if moved < 0.0 else SHARED * min(moved, OUTLIER)
 
     def _moved(self, expected: float, seconds: float) -> float:
-        """Logarithm of how much longer it took; 0 where costs stay, or a clock stood still."""
+        """Logarithm of the slowdown, bounded; 0 where costs are frozen, or a time is 0."""
         if self.frozen or min(expected, seconds) <= 0.0:
             return 0.0
         return min(max(math.log(seconds / expected), -OUTLIER), OUTLIER)

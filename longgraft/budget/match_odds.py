@@ -1,4 +1,4 @@
-"""How probable a remembered token is: one small table of constants, with their sources.  Knows lengths and ranks."""
+"""How probable a remembered token is: a small table of constants, with their sources.  Knows lengths and ranks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class MatchOdds:
     alone: float = 2.0
     row: float = 0.06
 
-    def beside(self, match: int) -> float:
+    def bonus(self, match: int) -> float:
         """What a match of this many tokens adds to the drafter's probability of its successor."""
         strength = match ** self.power
         return strength / (strength + self.half)
 
-    def on_its_own(self, match: int) -> float:
-        """The successor's probability where the drafter says nothing."""
+    def probability(self, match: int) -> float:
+        """The successor's probability where nothing was drafted."""
         return match / (match + self.alone)
 
-    def by_rank(self) -> tuple[float, ...]:
+    def rank_bonuses(self) -> tuple[float, ...]:
         """What each entry of a row adds, best first."""
         return tuple(self.row * weight for weight in WEIGHTS)

@@ -1,8 +1,8 @@
 """Drafted and remembered nodes in one ranking by the estimated probability of their paths.
 
-Knows a tree of whoever drafts, the committed text and the matrix's rows; knows no model, no cost and no budget but the
-tree's.  No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree
-(docs/choices.md, one ranking).
+Knows a drafted tree, the committed text and the matrix's rows; knows no model, no cost and no budget but the tree's.
+No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree (docs/choices.md, one
+ranking).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's
 
 
 class Estimates(Protocol):
-    """How probable remembered tokens are: `MatchOdds`, or what a request taught."""
+    """How probable remembered tokens are: `MatchOdds`, or a request's own estimates."""
 
-    def beside(self, match: int) -> float:
+    def bonus(self, match: int) -> float:
         """What a match of this many tokens adds to the drafter's probability of its successor."""
 
-    def on_its_own(self, match: int) -> float:
-        """The successor's probability where the drafter says nothing."""
+    def probability(self, match: int) -> float:
+        """The successor's probability where nothing was drafted."""
 
-    def by_rank(self) -> tuple[float, ...]:
+    def rank_bonuses(self) -> tuple[float, ...]:
         """What each entry of the matrix's row adds, best first."""
 
 
@@ -52,7 +52,7 @@ class Price(Protocol):
 
 @dataclass(slots=True)
 class _Child:
-    """A successor: its conditional probability, its drafted node or -1, who knew it, and the length of their match."""
+    """A successor: its conditional probability, its drafted node or -1, its origin bits, and its match's tokens."""
 
     probability: float = 0.0
     drafted: int = -1
@@ -73,9 +73,9 @@ class _Drafted:
 class RankedProposer:
     """The `budget` most probable nodes of what a drafter and the memories know.
 
-    drafter: whoever proposes nodes with probabilities (those without are left out); None: the text alone
-    rows:    None: no matrix, and no top-k is asked for
-    pool:    drafted nodes that are asked for, as a multiple of the tree's: more than one where they cost nothing
+    drafter: proposes nodes with probabilities (nodes without are left out); None: the text alone
+    rows:    None: no matrix, and no top-k is wanted
+    pool:    drafted nodes, as a multiple of the tree's: more than 1 where they cost nothing
     A node's successors are the drafter's, the one that followed the longest match of its path in the text, and beside
     drafted ones the matrix's row: their probabilities add up (`MatchOdds`).  A path's is the product.
     """
@@ -151,10 +151,10 @@ class RankedProposer:
         children = {token: _Child(q, at, drafted.origin[at]) for token, q, at in below}
         if n:
             child = children.setdefault(successor, _Child())
-            child.probability += self.odds.beside(n) if below else self.odds.on_its_own(n)
+            child.probability += self.odds.bonus(n) if below else self.odds.probability(n)
             child.origin |= RETRIEVED
             child.match = n
-        for gain, token in zip(self.odds.by_rank(), drafted.rows.get(place, ()), strict=False):
+        for gain, token in zip(self.odds.rank_bonuses(), drafted.rows.get(place, ()), strict=False):
             if token >= 0:
                 child = children.setdefault(token, _Child())
                 child.probability += gain

@@ -1,1 +1,1 @@
-"""Proposers that run a network: EAGLE-3 trees and the policies that prune them."""
+"""Proposers that run a network, and the policies that prune EAGLE-3 trees."""

@@ -1,4 +1,4 @@
-"""Thresholds that follow what was observed: the paper's future work (Graft, arXiv 2605.20104), for any gated drafter.
+"""Thresholds that adapt to observations: the paper's future work (Graft, arXiv 2605.20104), for any gated drafter.
 
 Knows observations and gates; knows no network, no retriever and no clock.
 """
@@ -22,14 +22,14 @@ WINDOW = 64         # steps that are remembered
 EVERY = 4           # steps from one decision to the next
 FEWEST = 8          # steps that a first decision needs
 STEP = 0.8          # a threshold moves by this factor or its inverse
-# What is looked at before a move, the nearest first: up to nine such moves, 0.13 to 7.5 times the threshold.
+# Candidates of a move, the nearest first: up to nine such moves, 0.13 to 7.5 times the threshold.
 FACTORS = np.array([1.0, *(towards ** moves for moves in range(1, 10) for towards in (STEP, 1 / STEP))])
-HYSTERESIS = 1.02   # expected tokens per time that a move must bring, in multiples of what they are
-# What is expected before anything was seen (embedded pair, 635 steps of code and summaries), in a few steps' worth:
-KEPT = 2.0          # accepted drafted tokens, in multiples of the sum of the best paths' probabilities
-PRIOR = 4.0         # of that sum
+HYSTERESIS = 1.02   # expected tokens per time after a move, in multiples of the present ones, at least
+# Priors, from 635 steps of code and summaries by the embedded pair:
+KEPT = 2.0          # accepted drafted tokens per sum of the best paths' probabilities
+PRIOR = 4.0         # weight of KEPT, as such a sum
 FALL = 0.6          # a best path's probability over that of the level before
-LOWEST = 0.01       # of a threshold; the highest is 1, where the gate is closed
+LOWEST = 0.01       # threshold; the highest is 1, where the gate is closed
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class _Step:
     """One verified tree.
 
     best:    probability of the best drafted path of each level that was drafted
-    cut:     whether a gate stopped it
-    drafted, retrieved: accepted tokens: drafted ones from the root on, and those after them
+    cut:     whether a gate stopped drafting
+    drafted, retrieved: accepted tokens: the drafted ones that follow the root, and those after them
     """
 
     best: tuple[float, ...]
@@ -50,15 +50,15 @@ class _Step:
 class AdaptiveThresholds(Memory):
     """tau per gate, moved by small steps to where steps like the last 64 yield more tokens per time.
 
-    A level that is drafted yields tokens in proportion to its best path's probability, as such promises were kept so
-    far; it costs a fixed share of a verification.  A pure function of what was observed.
+    A drafted level yields tokens in proportion to its best path's probability, by the ratio observed so far; it costs a
+    fixed share of a verification.  A pure function of observations.
     """
 
     name = "thresholds"
 
     def __init__(self, start: Mapping[int, float], levels: int, level_cost: float) -> None:
-        """start: what every request begins with; levels: draft forwards of a whole tree; level_cost: of one, in
-        verifications."""
+        """start: thresholds at a request's begin; levels: draft forwards of a whole tree; level_cost: of one forward,
+        in verifications."""
         self._start = {gate: _bounded(tau) for gate, tau in sorted(start.items())}
         self._levels = levels
         # The last level of each outcome: one per gate, and all levels.  The last level stands for deeper gates.
@@ -92,12 +92,12 @@ class AdaptiveThresholds(Memory):
         assert tree.stage is not None
         levels = self._levels if tree.stage == UNPRUNED else tree.stage + 1
         drafted = next((n for n, node in enumerate(path) if not tree.origin[node] & DRAFT), len(path))
-        # A path that took no slot was no more probable than the last that did.
+        # A path without a slot was no more probable than the last one with a slot.
         return _Step(tuple(best.get(depth, min(best.values())) for depth in range(1, levels + 1)),
                      tree.stage != UNPRUNED, drafted, len(path) - drafted)
 
     def _move(self) -> None:
-        """Each threshold a step towards the best within reach, where that is better than to stay."""
+        """Move each threshold one step towards its best candidate, where that is better than to stay."""
         paths = self._paths()
         value, confidence = self._values(paths), paths[:, self._last[:-1]]
         steps, passed = np.arange(len(paths)), np.ones((len(FACTORS), len(paths), 1), dtype=bool)
@@ -112,7 +112,7 @@ class AdaptiveThresholds(Memory):
                 self.thresholds[gate] = _bounded(self.thresholds[gate] * towards)
 
     def _paths(self) -> np.ndarray:
-        """[steps, levels] best paths' probabilities; of levels that were not drafted, as they fell so far."""
+        """[steps, levels] best paths' probabilities; those not drafted are extrapolated by the ratio so far."""
         upper = sum(sum(step.best[:-1]) for step in self._steps)
         lower = sum(sum(step.best[1:]) for step in self._steps)
         fall = (lower + FALL) / (upper + 1)
@@ -120,9 +120,9 @@ class AdaptiveThresholds(Memory):
                          for step in self._steps])
 
     def _values(self, paths: np.ndarray) -> np.ndarray:
-        """[steps, gates + 1] tokens to expect of each step, had it ended at that gate, or at none.
+        """[steps, gates + 1] tokens expected of each step, had it ended at that gate, or at none.
 
-        Not what it did yield: that one of several equally sure steps was unlucky is no reason to stop it alone.
+        Expected, not observed: of equally confident steps the unlucky one should not be stopped alone.
         """
         drafted = np.array([step.drafted for step in self._steps])
         levels = np.array([len(step.best) for step in self._steps])
@@ -130,10 +130,10 @@ class AdaptiveThresholds(Memory):
         value, kept, begin = np.ones((len(paths), len(self._last))), KEPT, 0
         for outcome, end in enumerate(self._last + 1):
             there = levels >= end
-            promised = paths[:, begin:end].sum(1)
+            predicted = paths[:, begin:end].sum(1)
             accepted = np.clip(drafted - begin, 0, end - begin)
-            kept = (accepted[there].sum() + kept * PRIOR) / (promised[there].sum() + PRIOR)
-            value[:, outcome:] += kept * promised[:, None]
+            kept = (accepted[there].sum() + kept * PRIOR) / (predicted[there].sum() + PRIOR)
+            value[:, outcome:] += kept * predicted[:, None]
             begin = end
         value[:, :-1] += sum(cut) / max(1, len(cut))
         return value
@@ -154,7 +154,7 @@ def _best_by_depth(tree: ProposalTree) -> dict[int, float]:
 
 
 class AdaptiveDrafter:
-    """A proposer whose policy reads from a memory of its own."""
+    """A proposer whose policy reads its thresholds from `memory`."""
 
     def __init__(self, proposer: Proposer, memory: Memory) -> None:
         self.proposer, self.memories = proposer, (*proposer.memories, memory)

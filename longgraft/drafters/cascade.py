@@ -1,7 +1,7 @@
-"""A hierarchy: what drafts is corrected by the target on a part of its cache, and what comes of it is verified in full.
+"""Hierarchical drafting: the target verifies drafts on a part of its cache; the accepted chain is verified in full.
 
-Knows proposers, verifiers and partial caches; knows no drafter.  With a small model inside it is TriForce's (arXiv
-2404.11912), with EAGLE-3's trees a lossless SpecPV.
+Knows proposers, verifiers and partial caches; knows no drafter.  With a small model as the drafter it is TriForce
+(arXiv 2404.11912), with EAGLE-3's trees a lossless SpecPV.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from longgraft.trees.tree import DRAFT, ProposalTree
 
 
 class Cascade:
-    """A chain of up to `length` tokens that the target said on `partial`, in passes over `inner`'s trees of `nodes`.
+    """A chain of up to `length` tokens that the target decoded on `partial`, verifying `inner`'s trees of `nodes`.
 
-    What was learnt inside is forgotten: the memories see what the full pass keeps.
+    Inner memories are then rewound: they observe what the full pass keeps.
     """
 
     def __init__(self, target: Target, inner: Proposer, partial: PartialKVCache, sizes: tuple[int, int],
@@ -40,28 +40,28 @@ class Cascade:
         if length < 1:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
-            said = self._said(ask, length)
-        return ProposalTree.chain(torch.tensor([ask.root, *said[:length]]), DRAFT)
+            decoded = self._decoded(ask, length)
+        return ProposalTree.chain(torch.tensor([ask.root, *decoded[:length]]), DRAFT)
 
-    def _said(self, ask: Ask, length: int) -> list[int]:
+    def _decoded(self, ask: Ask, length: int) -> list[int]:
         """At least `length` tokens after the root."""
         cache = self.partial.fresh()
-        # Its time is the drafting's: only the full pass verifies.
+        # A clock of its own: this time counts as drafting, not as verification.
         middle = Verifier(self.target, cache, ask.draws, Clock())
         committed, marks = cache.length, None
-        said: list[int] = []
+        decoded: list[int] = []
         root, last = ask.root, self.target.max_positions - 1
-        while len(said) < length:
+        while len(decoded) < length:
             tree = on_host(self.inner.propose(Ask(root, self.nodes, cache.position, ask.draws)))
-            # Behind the first proposal: what waited for it was applied, and need not be again.
+            # After the first proposal, which fed waiting tokens: they need not be fed again.
             marks = marks or [memory.mark() for memory in self.inner.memories]
             self.clock.ran("own")
             seen = middle.verify(tree.shallower(last - cache.position), self._wants)
             for memory in self.inner.memories:
                 memory.observe(seen)
             root = seen.next_token
-            said += [*seen.kept[1:].tolist(), root]
+            decoded += [*seen.kept[1:].tolist(), root]
         cache.crop(committed)
         for memory, mark in zip(self.inner.memories, marks or (), strict=True):
             memory.rewind(mark)
-        return said
+        return decoded

@@ -1,4 +1,4 @@
-"""DFlash (arXiv 2602.06036): one forward guesses all tokens of a block; alone, as a tree, and with a retrieved tail.
+"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block; as a chain, a tree, or with a retrieved tail.
 
 Knows the drafter's memory and retrievers; knows no target.
 """
@@ -22,12 +22,15 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTree:
     """The `budget` nodes, root included, of the most probable paths, best first; fewer where there are no more.
 
-    tokens [L, K] int64: what may stand at each of L positions after the root, distinct, best first; logs [L, K]
-    float32, their log-probabilities; both on the host.  Of equally probable paths the one reached first.
+    DDTree (arXiv 2604.12989): best-first search over rank paths, whose probabilities are products, so that after a path
+    only its next sibling and its first child are new candidates.
+
+    tokens [L, K] int64: candidates of each of L positions after the root, distinct, best first; logs [L, K] float32,
+    their log-probabilities; both on the host.  Of equally probable paths the one reached first.
     """
     ids, gains = tokens.tolist(), logs.tolist()
     built, parents, scores, depths = [root], [-1], [0.0], [0]
-    # (minus the score, order of arrival, parent, rank): a parent's next child is known when this one is taken.
+    # (minus the score, order of arrival, parent, rank); a node's next sibling enters when the node is taken.
     waiting: list[tuple[float, int, int, int]] = []
     arrived = 0
 
@@ -54,8 +57,8 @@ def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTr
 class Drawn:
     """The tokens of a block after the root, on the host.
 
-    tokens [L] int64, each drawn by itself; logs [L] float32, their log-probabilities; surest [L] float32, those of the
-    most probable ones
+    tokens [L] int64, drawn independently; logs [L] float32, their log-probabilities; surest [L] float32, those of each
+    position's most probable token
     """
 
     tokens: Tensor
@@ -85,10 +88,10 @@ class DFlashDrafter:
         with self.clock.part("draft"):
             positions = torch.arange(ask.position + 1, ask.position + 1 + len(logits), device=logits.device)
             rule: DrawThenWalk = ask.draws if self.coupled else Greedy()
-            tokens, laws = rule.draw(logits, positions), logits.float().log_softmax(-1)
+            tokens, log_probabilities = rule.draw(logits, positions), logits.float().log_softmax(-1)
             # One copy to the host: float64 holds ids and float32 numbers exactly.
-            record = torch.stack([tokens.double(), laws.gather(1, tokens[:, None])[:, 0].double(),
-                                  laws.amax(-1).double()]).cpu()
+            record = torch.stack([tokens.double(), log_probabilities.gather(1, tokens[:, None])[:, 0].double(),
+                                  log_probabilities.amax(-1).double()]).cpu()
         return Drawn(record[0].long(), record[1].float(), record[2].float())
 
 
@@ -111,8 +114,8 @@ class DFlashTreeDrafter:
 
 
 class GraftedDFlashDrafter:
-    """The block up to its first unsure token, and behind it what the retriever knows to follow (Graft, arXiv
-    2605.20104, App. F): where that ends, the block's own tokens again.
+    """The block up to its first unsure token, then a retrieved chain, then the block's own tokens again (Graft, arXiv
+    2605.20104, App. F).
 
     threshold: probability of a position's most probable token below which it is unsure
     both:      the block is kept whole, and what is retrieved branches off where it would have been cut
@@ -139,20 +142,20 @@ class GraftedDFlashDrafter:
 
 
 def sure(surest: Tensor, threshold: float) -> int:
-    """How many log-probabilities [L] stand before the first below the threshold's."""
+    """How many log-probabilities [L] come before the first whose probability is below the threshold."""
     unsure = (surest.exp() < threshold).nonzero()
     return int(unsure[0]) if len(unsure) else len(surest)
 
 
 def drawn_chain(root: int, drawn: Drawn) -> ProposalTree:
-    """One after the other; the score of a path is the sum of its tokens' log-probabilities."""
+    """The drawn tokens as a chain; a path's score is the sum of its tokens' log-probabilities."""
     n = len(drawn.tokens)
     return ProposalTree.build([root, *drawn.tokens.tolist()], list(range(-1, n)),
                               [0.0, *drawn.logs.cumsum(0).tolist()], [ROOT] + [DRAFT] * n)
 
 
 def followed(chain: ProposalTree, tokens: Tensor) -> ProposalTree:
-    """The chain and these drafted tokens behind it, of unknown probability there."""
+    """The chain and these drafted tokens behind it, without a score there (nan)."""
     n = len(chain)
     return ProposalTree.build(
         [*chain.tokens.tolist(), *tokens.tolist()], list(range(-1, n + len(tokens) - 1)),

@@ -1,6 +1,6 @@
-"""Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318): a smaller model says a chain.
+"""Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318): a smaller model drafts a chain.
 
-Knows the model's memory and laws; knows no target and no rule of acceptance.
+Knows the model's memory and distributions; knows no target and no acceptance rule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DraftLength(Memory):
         self.tokens = self.first
 
     def observe(self, seen: Observation) -> None:
-        if not seen.prompt and (drafted := len(seen.tree) - 1):     # fewer than was said, where no more fitted
+        if not seen.prompt and (drafted := len(seen.tree) - 1):     # fewer than `tokens`, where no more fitted
             self.tokens = drafted + 2 if len(seen.path) == len(seen.tree) else max(1, drafted - 1)
 
     def state(self) -> int:
@@ -42,10 +42,10 @@ class DraftLength(Memory):
 
 
 class DraftModelChain:
-    """As many tokens as fit, or as `length` says.
+    """As many tokens as fit the budget, at most those of `length`.
 
-    coupled: drafts are drawn by the noise of the target's own draws, and follow from the past; else, where a request
-    samples, by noise of their own, and the tree says from which law.
+    coupled: drafts are drawn with the noise of the target's own draws, and follow from the past; else, where a request
+    samples, with independent noise, and the tree holds the distributions that they were drawn from.
     """
 
     def __init__(self, small: DraftModelCache, length: DraftLength | None = None, coupled: bool = False,
@@ -62,7 +62,7 @@ class DraftModelChain:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
             own = None if self.coupled or not isinstance(ask.draws, Sampled) else ask.draws.apart(DRAFTED)
-            tokens, logits = self._said(ask, own or ask.draws, count)
+            tokens, logits = self._drafted(ask, own or ask.draws, count)
             law = None if own is None else own.warp(logits).softmax(-1)
             gains = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
             # One copy to the host: float64 holds ids and float32 scores exactly.
@@ -71,7 +71,7 @@ class DraftModelChain:
         return ProposalTree(chain.tokens, chain.parents, torch.cat([chain.scores[:1], scores.float()]), chain.origin,
                             law=None if law is None else torch.cat([torch.zeros_like(law[:1]), law]))
 
-    def _said(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
+    def _drafted(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
         """(tokens [count] int64, the logits that each was drawn from [count, V]), on the model's device."""
         self.small.begin()
         token, tokens, rows = torch.tensor([ask.root]), list[Tensor](), list[Tensor]()

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Drafted:
-    """A level's candidates, best beam and all: what the next expansion feeds.  c candidates, b rows.
+    """A drafted level: its c candidates, and the beam of the best b, which the next expansion feeds.
 
     tokens, parents: [c] int64, parents as indices into the pool of all levels; scores: [c] float32 of their paths
     beam:      [b] indices of the best into this level's candidates
@@ -47,9 +47,9 @@ class _Drafted:
 
 
 class Eagle3Drafter:
-    """Proposes trees of at most 1 + levels levels from what `memory` knows; its own rows there are scratch.
+    """Proposes trees of at most 1 + levels levels; rows of drafted tokens are scratch in `memory`.
 
-    In regions that are fixed, a level is one of them, and trees of up to 64 nodes stay on the device.
+    Where regions are fixed, each level is one region, and trees of up to 64 nodes stay on the device.
     """
 
     def __init__(self, memory: Eagle3Cache, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
@@ -70,7 +70,7 @@ class Eagle3Drafter:
 
     def _draft(self, ask: Ask) -> Tree:
         policy, levels = ask.pruning or self.policy, [self._region("root", self._first)]
-        most = self.levels if self.top_k > 1 else min(self.levels, ask.budget - 1)      # of a chain no more fit
+        most = self.levels if self.top_k > 1 else min(self.levels, ask.budget - 1)      # a chain has one node a level
         for index in range(most):
             last = index == most - 1
             verdict = policy(Level(index, levels[-1].scores, last, ask.budget, levels[-1].laws))
@@ -88,7 +88,7 @@ class Eagle3Drafter:
         return self._on_host(ask.root, levels, slots, stage)
 
     def _region(self, name: Hashable, region: Callable[[], T]) -> T:
-        # Drafters of one memory share what is recorded of the same levels.
+        # Drafters of one memory share recordings of the same levels.
         return self.regions((self.memory, self.top_k, self.memory.cache.age, name), region)
 
     def _first(self) -> _Drafted:
@@ -99,7 +99,7 @@ class Eagle3Drafter:
                         self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device), laws)
 
     def _next(self, before: _Drafted, index: int) -> _Drafted:
-        """One expansion of the level before, the first of index 0."""
+        """One expansion of the level before; the first has index 0."""
         k = self.top_k
         own = torch.eye(k, dtype=torch.bool, device=self.device)
         seen = torch.cat([before.ancestors, own], dim=1)                        # [b, (index + 1) b]
@@ -112,9 +112,9 @@ class Eagle3Drafter:
                         states[:, best // k], seen[best // k], laws)
 
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """states [1, b, H] -> the k best next tokens, target ids [b, k] and log-probabilities [b, k] float32, and what
-        these were chosen from, [b, V]."""
-        laws = self.memory.laws(states)
+        """states [1, b, H] -> the k best next tokens: target ids [b, k], log-probabilities [b, k] float32, and all
+        log-probabilities [b, V]."""
+        laws = self.memory.log_probabilities(states)
         gains, ids = laws.topk(self.top_k)
         return self.network.target_ids(ids), gains, laws
 
@@ -122,8 +122,8 @@ class Eagle3Drafter:
     def _best(levels: list[_Drafted], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The best candidates of all levels, parents before children: (index, token, parent's index, score), each [s].
 
-        A stable sort of float32 scores puts a parent before its child even where they tie, so the kept set is
-        closed; EAGLE's half-precision sums are not.
+        A stable sort of float32 scores puts a parent before its child even where they tie, so that each kept node's
+        parent is kept; with EAGLE's half-precision sums it may not be.
         """
         tokens, scores, parents = (torch.cat(column) for column in zip(
             *((level.tokens, level.scores, level.parents) for level in levels), strict=True))

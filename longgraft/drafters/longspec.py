@@ -1,4 +1,4 @@
-"""LongSpec (arXiv 2502.17421): a beam of fixed widths, drafted from a window and the target's last keys and values.
+"""LongSpec (arXiv 2502.17421): a beam of fixed widths, drafted from a window and the target's last layer's cache.
 
 Knows the drafter's memory and the target's output layer; knows no retriever.
 """
@@ -29,9 +29,9 @@ from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
 class LongSpecCache(Memory):
     """Rows of the newest tokens, at most twice the network's window: constant memory at any length.
 
-    Fed when a tree is asked for: what was observed until then are token ids, of which the window's are kept, and a
-    layer's keys and values follow from ids alone.  What lies farther back is read where it is, in the target's own
-    cache: committed rows of its last layer, `rows` of them; those behind are scratch of the next pass.
+    Fed when a tree is proposed: until then the window's token ids are kept, from which alone the layer's keys and
+    values follow.  Farther tokens are read in the target's own cache: the committed rows of its last layer, without
+    the next pass's scratch rows behind them.
     """
 
     name = "LongSpec drafter"
@@ -66,14 +66,14 @@ class LongSpecCache(Memory):
         assert seen.cache is not None, "the target's cache was not reported"
         self._theirs, self._rows = seen.cache, seen.cache.length
         self._waiting = torch.cat([self._waiting, seen.kept])
-        if (more := len(self._waiting) - self.window) >= 0:     # no token to come sees what was before these
+        if (more := len(self._waiting) - self.window) >= 0:     # no later token sees those before
             self._waiting, position = self._waiting[more:], self.cache.position + more
             self.cache.clear()
             self.cache.skipped = position
 
     @torch.inference_mode()
     def feed(self) -> None:
-        """Keys and values of what waits."""
+        """Compute keys and values of waiting tokens."""
         cache, n = self.cache, len(self._waiting)
         if n:
             if cache.length + n > 2 * self.window:
@@ -85,7 +85,7 @@ class LongSpecCache(Memory):
             self._waiting = self._waiting[:0]
 
     def _slide(self) -> None:
-        """The newest window to the front."""
+        """Move the newest window to the front."""
         cache, first = self.cache, self.cache.length - self.window
         copies = cache.gathered(torch.arange(first, cache.length, device=self.device))
         cache.put(torch.arange(self.window, device=self.device), copies)
@@ -93,7 +93,7 @@ class LongSpecCache(Memory):
         cache.skipped += first
 
     def expand(self, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor) -> Tensor:
-        """[b, H], what the target's output layer reads, of b scratch rows that stand `depth` behind the committed ones.
+        """[b, H], inputs of the target's output layer, of b scratch rows that stand `depth` behind the committed ones.
 
         tokens: [b] int64; seen: [b, m] bool, which of the m scratch rows so far, their own included, they see;
         depths: [m] int64 of these
@@ -141,8 +141,8 @@ SHAPE = (4, 16, 16, 16, 16)     # nodes of each level; the official code's
 
 
 class LongSpecDrafter:
-    """A level's nodes are the best of all children of the level before, by the probability of their paths; a tree that
-    has less room than the shape has nodes gets the best of them."""
+    """Each level keeps the most probable paths of all children of the level before; a smaller budget keeps the best
+    nodes of the shape."""
 
     def __init__(self, memory: LongSpecCache, shape: Sequence[int] = SHAPE, clock: Clock | None = None) -> None:
         self.memories = (memory,)

@@ -1,6 +1,6 @@
-"""The target drafts for itself on a part of its cache: MagicDec (arXiv 2408.11049).
+"""MagicDec (arXiv 2408.11049): the target drafts for itself on a part of its cache.
 
-Knows target and partial caches; knows no rule by name.  Each drafted token is a pass of the whole target, so that it
+Knows target and partial caches; knows no acceptance rule.  Each drafted token is a pass of the whole target, so that it
 pays only where reading the cache takes longer than reading the weights.
 """
 
@@ -26,7 +26,7 @@ class MagicDecDrafter:
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
-        # Positions beyond the target's last are never emitted, and some models have no row for them.
+        # Positions beyond the target's last are never emitted, and some models have no embedding for them.
         length = min(self.length, ask.budget - 1, self.target.max_positions - ask.position)
         if length < 1:
             return ProposalTree.root_only(ask.root)

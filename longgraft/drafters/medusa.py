@@ -1,6 +1,6 @@
-"""Medusa (arXiv 2401.10774): heads guess each place further on by themselves; a static tree combines their guesses.
+"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the guesses.
 
-Knows the heads, the hidden state that they read and rank paths; knows no target but by how it reads out.
+Knows the heads, the hidden state that they read and rank paths; of the target it knows the output layer alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LastHidden(Memory):
     def restore(self, state: Tensor | None) -> None:
         self.newest = state
 
-# The authors' tree of 63 nodes, ranks as digits, in their order: by what each adds on their calibration text.
+# The authors' tree of 63 nodes, ranks as digits, in their order: by acceptance on their calibration text.
 OFFICIAL = (
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 0000 "
     "011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070")
@@ -56,9 +56,9 @@ def official(nodes: int, depth: int) -> Template:
 
 
 class Medusa:
-    """A tree of the heads' best tokens; what stands above a token has no say in it.
+    """A tree of the heads' best tokens; a token does not depend on those above it.
 
-    read_out: the target's own, from states [.., H] to logits [.., V]
+    read_out: the target's output layer, from states [.., H] to logits [.., V]
     """
 
     def __init__(self, hidden: LastHidden, heads: MedusaHeads, read_out: Callable[[Tensor], Tensor],
@@ -81,7 +81,7 @@ class Medusa:
             return ProposalTree.build(tokens, template.parents, scores, [ROOT] + [DRAFT] * len(template))
 
     def _guesses(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
-        """Per head its best tokens' log-probabilities and ids, best first."""
+        """(log-probabilities, ids) of each head's best tokens, best first."""
         assert self.hidden.newest is not None, "the heads have observed nothing"
         logits = self.heads.logits(self.hidden.newest, self.read_out)[0].float()
         gains, ids = logits.log_softmax(-1).topk(min(count, logits.shape[-1]))

@@ -45,7 +45,7 @@ class Gates:
         confidence = math.exp(level.scores.max().item())     # the gate's sync
         if confidence > threshold:
             return Verdict()
-        # A gate that is none of the paper's keeps what its nearest shallower stage keeps.
+        # A gate that the paper does not have keeps as many as its nearest shallower one.
         of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= gate), default=0)]
         return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False)
 
@@ -58,7 +58,7 @@ class Gates:
 
 @dataclass(frozen=True)
 class Filled:
-    """`gates`, but the slots that they free stay with drafted candidates (Figure 5's `w/o retrieval`, filled)."""
+    """`gates`, but freed slots go to drafted candidates (Figure 5's `w/o retrieval`, filled)."""
 
     gates: Gates
 
@@ -77,7 +77,7 @@ class Split:
 
 
 def mass(level: Level, beam: int) -> float:
-    """Probability that the beam holds which the next level would feed: the sync of whoever asks."""
+    """Probability of the beam that the next level would feed: one device sync."""
     return float(level.scores.topk(min(beam, level.scores.numel())).values.exp().sum())
 
 
@@ -100,7 +100,7 @@ class DDDPolicy:
     """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, go on only while the beam carries enough.
 
     threshold: of the logarithm of the beam's probability, a log-sum of its paths' scores
-    checks:    expansions after which it is looked at; the paper's 9 is no check where 9 levels are drafted
+    checks:    expansions after which it is checked; the paper's 9 does nothing where 9 levels are drafted
     beam:      nodes that a level feeds
     """
 
@@ -115,8 +115,8 @@ class DDDPolicy:
 
 @dataclass(frozen=True)
 class EntropyPolicy:
-    """SVIP (arXiv 2411.18462): stop behind a token whose law's square root of entropy is above a threshold; the token
-    is kept.  In a tree it is the best candidate's law."""
+    """SVIP (arXiv 2411.18462): stop behind a token whose distribution has a square root of entropy above a threshold;
+    the token is kept.  In a tree it is the best candidate's distribution."""
 
     threshold: float = 0.3
 

@@ -1,5 +1,5 @@
-"""Verification on a part of the cache, in full only now and then: SpecPV (arXiv 2512.02337).  Lossy: what was accepted
-on a part is kept, whatever the whole would have said.
+"""SpecPV (arXiv 2512.02337): verification on a part of the cache, and in full only now and then.  Lossy: tokens that
+are accepted on a part are kept, whatever the whole cache would give.
 
 Knows verifiers and partial caches; knows no method.
 """
@@ -22,7 +22,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 @dataclass(frozen=True)
 class _Behind:
-    """A rule for a tree that hangs on `rows` tokens which are kept whatever is drawn there."""
+    """A rule for a tree behind `rows` tokens that are kept unconditionally."""
 
     rule: AcceptanceRule
     own: ProposalTree
@@ -38,10 +38,10 @@ class _Behind:
 
 
 class PartialVerifier(Verifier):
-    """Verifies on `partial`; a tree that comes when more than `most` tokens wait is verified in full behind them.
+    """Verifies on `partial`; when more than `most` tokens wait, the next tree is verified in full behind them.
 
     The full pass gives the waiting tokens their true rows, and rows are chosen anew by its queries; so does the first
-    one after the prompt.  Where the choice leaves no row out, all passes are full.  cache: the one that comes next.
+    one after the prompt.  Where the choice leaves no row out, all passes are full.  cache: that of the next pass.
     """
 
     def __init__(self, full: Verifier, partial: PartialKVCache, most: int) -> None:
@@ -52,7 +52,7 @@ class PartialVerifier(Verifier):
         partial.reset(full.cache.capacity)
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
-        """The path that is accepted by the part, or in full, is committed."""
+        """Commit the path that is accepted on the part, or in full."""
         if self.cache is self._full.cache or len(self._waiting) > self._most:
             return self._in_full(on_host(tree), wants)
         seen = self._part.verify(tree, wants)
@@ -79,7 +79,7 @@ def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
 
 
 def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
-    """What was seen of the tree, whose first `rows` nodes were seen before."""
+    """The observation of the tree alone, without the `rows` nodes before it, which were observed earlier."""
     return replace(seen, tree=tree, path=seen.path[rows:] - rows, topk=None if seen.topk is None else seen.topk[rows:],
                    hidden={layer: states[rows:] for layer, states in seen.hidden.items()},
                    final=None if seen.final is None else seen.final[rows:])

@@ -1,9 +1,8 @@
-"""A small model that drafts from a short window of the text: its first tokens and the newest, as TriForce's does.
+"""A small model that drafts from a window of the text, its first tokens and its newest, as TriForce's does.
 
-Knows a small model and the history; knows no target.  StreamingLLM (arXiv 2309.17453) keeps the rows that left-out
-tokens have shaped; here the window is read as a text of its own, anew when it moves on, which is what that paper
-compares with.  So no prompt is too long for the model, none has to be read by it, and what it drafts follows from the
-history alone.
+Knows a small model and the history; knows no target.  StreamingLLM (arXiv 2309.17453) keeps rows that depend on evicted
+tokens; here the window is recomputed as a text of its own when it moves, that paper's baseline.  So no prompt is too
+long for the model, none has to be read by it, and its drafts depend on the history alone.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-MOVES = 4       # of the window's newest tokens this part leaves at once: it is read anew as rarely
+MOVES = 4       # the window moves by 1 / MOVES of its newest tokens at a time, to be recomputed rarely
 
 
 class StreamingDrafter:
-    """A chain of up to `length` tokens.  small: with nothing committed, for this proposer alone."""
+    """A chain of up to `length` tokens.  small: a cache without committed tokens, for this proposer alone."""
 
     def __init__(self, small: DraftModelCache, history: TokenHistory, sizes: tuple[int, int, int],
                  clock: Clock | None = None) -> None:
@@ -55,10 +54,10 @@ class StreamingDrafter:
         return [*tokens[:self.sinks].tolist(), *tokens[start:].tolist()]
 
     def _after(self, text: list[int]) -> Tensor:
-        """Logits [V] of what follows; what is read already stays."""
+        """Logits [V] of the next token; tokens that are in the cache already are not read again."""
         if not self._held:
             self.small.reset(self.window + self.length)
-        held, self._held = self._held, []       # what a pass that is interrupted leaves is not known
+        held, self._held = self._held, []       # after an interrupted pass the cache's content is unknown
         pairs = enumerate(zip(held, text[:-1], strict=False))
         known = next((i for i, (one, token) in pairs if one != token), min(len(held), len(text) - 1))
         self.small.back(known)

@@ -1,4 +1,4 @@
-"""TALON (arXiv 2601.07353): layers of as many nodes as are probable, until the tree is full.
+"""TALON (arXiv 2601.07353): each layer keeps its probable nodes, until the tree is full.
 
 Knows the drafter network and its memory; knows no target, no policy and no retriever.
 """
@@ -20,7 +20,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-SHARE = 0.03        # of the layer's most probable path; the paper's, but for Qwen3, where it is 0.01
+SHARE = 0.03        # of the layer's most probable path; the paper's, except for Qwen3: 0.01
 DEEPEST = 15        # layers
 
 
@@ -54,9 +54,9 @@ class _Layer:
 
 class TalonDrafter:
     """A first layer of `top_k` nodes; then of all continuations of a layer those whose paths have at least `share` of
-    the best one's probability, the best where there are too many, until `ask.budget` nodes stand.
+    the best one's probability, the best where there are too many, until the tree has `ask.budget` nodes.
 
-    In regions that are fixed, layers of trees of up to 64 nodes are padded to what might be left of the budget.
+    Where regions are fixed, layers of trees of up to 64 nodes are padded to the largest that the budget allows.
     """
 
     def __init__(self, memory: Eagle3Cache, share: float = SHARE, deepest: int = DEEPEST, top_k: int = TOP_K,
@@ -66,7 +66,7 @@ class TalonDrafter:
         self.top_k = min(top_k, self.network.config.draft_vocab_size)
         self.clock, self.device, self.regions = clock or Clock(), memory.device, memory.regions
         self._free = torch.zeros(1, dtype=torch.int64, device=self.device)
-        # Layers that are not padded are no more rows than the tree, for which there is room.
+        # Without padding, layers have no more rows than the tree, for which there is room.
         memory.room(self.deepest * SIZES[-1] if self.regions.fixed else 0)
 
     @torch.inference_mode()
@@ -108,7 +108,7 @@ class TalonDrafter:
 
     def _first(self, width: int) -> _Layer:
         """The root's own draft step."""
-        scores, ids = self.memory.laws(self.memory.start)[0].topk(width)
+        scores, ids = self.memory.log_probabilities(self.memory.start)[0].topk(width)
         where = self.device if self.regions.fixed else torch.device("cpu")
         return _Layer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
                       self.memory.start.expand(1, width, -1),
@@ -116,13 +116,13 @@ class TalonDrafter:
                       torch.zeros(0, dtype=torch.int64, device=where))
 
     def _next(self, before: _Layer, index: int, width: int) -> _Layer:
-        """What follows a layer, `width` nodes; only as many as there are free slots count."""
+        """The layer after this one, `width` nodes; those beyond the free slots are padding."""
         n = len(before.tokens)
         seen = torch.cat([before.ancestors, torch.eye(n, dtype=torch.bool, device=self.device)], dim=1)
         depths = torch.cat([before.depths, torch.full((n,), index, device=before.depths.device)])
         states = self.memory.expand(before.hidden, before.tokens, index, seen, depths)
-        laws = self.memory.laws(states)
-        gains, ids = laws.topk(min(width, laws.shape[1]))                       # [n, k]: no more of one node fit
+        laws = self.memory.log_probabilities(states)
+        gains, ids = laws.topk(min(width, laws.shape[1]))                       # [n, k]: at most `width` of one parent
         paths = (before.scores[:, None] + gains).flatten()
         scores, best = paths.topk(min(width, len(paths)))
         rank = torch.arange(len(best), device=self.device)

@@ -1,7 +1,7 @@
-"""One pass of the target on a part of its cache, heads that look further ahead, and frequent n-grams: TokenSwift
-(arXiv 2502.18890), without its repetition penalty, which would change what the target says.
+"""TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads that look further ahead, and
+frequent n-grams; without its repetition penalty, which would change the target's distribution.
 
-Knows target, partial caches, heads and n-grams; knows no rule by name.
+Knows target, partial caches, heads and n-grams; knows no acceptance rule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORDER = 4       # tokens of an n-gram, its code's
 
 
 class FrequentNgrams(Memory):
-    """Counts of what was generated and of predictions, by first token; the prompt's are not counted."""
+    """Counts of n-grams in the answer and in predictions, by first token; the prompt's are not counted."""
 
     name = "n-grams"
 
@@ -103,7 +103,7 @@ class TokenSwift:
             drafted = self._tree(ask.root, (token, gain), guesses)
         with self.clock.part("retrieve"):
             grams = self.frequent.after(token, self.most)
-            # Where both do not fit, n-grams get up to half of what stands behind the first token.
+            # Where not all fit, n-grams get up to half of the nodes behind the first token.
             tree = drafted.top(ask.budget - min(sum(map(len, grams)), (ask.budget - 2) // 2))
             for gram in grams:
                 chain = ProposalTree.chain(torch.tensor([token, *gram]), RETRIEVED)
@@ -111,7 +111,7 @@ class TokenSwift:
         return tree.merge(drafted, at=0, budget=ask.budget)
 
     def _guessed(self, ask: Ask) -> tuple[int, float, list[tuple[list[int], list[float]]]]:
-        """(the next token, its log-probability, each head's best tokens and theirs)."""
+        """(the next token, its log-probability, each head's best tokens and their log-probabilities)."""
         cache = self.partial.fresh()
         self.clock.ran("own")
         report, = self.target.run([Segment(ProposalTree.root_only(ask.root), cache)], Wants(final=True))
@@ -141,7 +141,7 @@ class TokenSwift:
 
 
 def _on_host(drawn: Tensor, gain: Tensor, ids: Tensor, gains: Tensor) -> list[list[float]]:
-    """[[the drawn token, its gain], each head's ids and gains]: one wait; float64 holds ids and float32 exactly."""
+    """[[the drawn token, its gain], each head's ids and gains]: one sync; float64 holds ids and float32 exactly."""
     ahead = torch.cat([ids.double(), gains.double()], 1).flatten()
     flat = torch.cat([drawn.double(), gain[0].double(), ahead]).tolist()
     width = 2 * ids.shape[1]

@@ -59,7 +59,7 @@ class AdjacencyMatrix:
         self._rows[torch.where(known, self.vocab_size, tokens)] = rows
 
     def take_out(self, tokens: Tensor, rows: Tensor) -> None:
-        """The same tokens have none again, where nothing was written since."""
+        """Undo `fill_in` of the same, where nothing was written since."""
         same = (self._rows[tokens] == rows).all(1)
         self._rows[torch.where(same, tokens, self.vocab_size)] = self.unseen
 
@@ -71,10 +71,9 @@ class AdjacencyMatrix:
     def fill(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], root: int | Tensor) -> Tensor:
         """tokens [N + 1] of a template's nodes, the root first, one gather per level (Graft, Eq. 10).
 
-        levels: (nodes, their parents, their ranks) per depth, as `Template.levels` gives them; root: or [1] int64 on
-        the device.  Below an
-        unseen token everything is unseen; where unseen is 0, token 0 is drafted and its row is read (Token
-        Recycling).
+        levels: (nodes, their parents, their ranks) per depth, as `Template.levels` gives them; root: an id, or [1]
+        int64 on the device.  Below an unseen token everything is unseen; where unseen is 0, token 0 is drafted and its
+        row is read (Token Recycling).
         """
         size = 1 + sum(len(nodes) for nodes, _, _ in levels)
         tokens = torch.full((size,), root, device=self._rows.device) if isinstance(root, int) \
@@ -91,7 +90,7 @@ class AdjacencyMatrix:
         """The rows of a snapshot; None: empty."""
         if snapshot is None:
             return self.clear()
-        # copy_ would broadcast a snapshot of another width without a word.
+        # copy_ would silently broadcast a snapshot of width 1.
         if snapshot.shape != self._rows.shape:
             raise ValueError(f"The snapshot is {tuple(snapshot.shape)}; "
                              f"this matrix needs {tuple(self._rows.shape)}.")
@@ -107,7 +106,7 @@ class AdjacencyMatrix:
 
     def save(self, path: Path, identity: Mapping[str, str],
              metadata: Mapping[str, str] | None = None) -> None:
-        """The seen rows; `identity` says whose ids these are (target, tokenizer, vocabulary size)."""
+        """The seen rows; `identity` names what the ids belong to: target, tokenizer, vocabulary size."""
         about = {**(metadata or {}), "version": VERSION, "identity": json.dumps(dict(identity))}
         save_rows(path, self._rows, about, self.unseen)
 
@@ -117,7 +116,8 @@ class AdjacencyMatrix:
         try:
             found = {**json.loads(metadata.get("identity", "{}")), "format version": metadata.get("version")}
         except (ValueError, TypeError) as error:
-            raise ValueError(f"Matrix file {path} does not say whose ids it holds ({error}). Make it again.") from error
+            raise ValueError(f"Matrix file {path} does not say which target its ids belong to ({error}). Make it "
+                             "again.") from error
         # Compared before the rows are read: another vocabulary is another identity, not a broken file.
         for field, needed in {**identity, "format version": VERSION}.items():
             if found.get(field) != needed:
@@ -132,7 +132,7 @@ class AdjacencyMatrix:
 
 
 def _seen(rows: Tensor, unseen: int) -> Tensor:
-    """[V] bool.  Any id tells: with unseen = 0 a row may begin with token 0 and still be a row."""
+    """[V] bool: any id of a row counts, since with unseen = 0 a seen row may begin with token 0."""
     return (rows != unseen).any(1)
 
 
@@ -146,7 +146,7 @@ def save_rows(path: Path, snapshot: Tensor, metadata: Mapping[str, str], unseen:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file of `save_rows`; ValueError where it is none."""
+    """The metadata of a file of `save_rows`; ValueError where it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:

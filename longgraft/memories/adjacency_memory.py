@@ -1,5 +1,5 @@
-"""The adjacency matrix as a memory: rows are written from every verified node, and from the prompt; until then those of
-predictions are its own successors.
+"""The adjacency matrix as a memory: rows are written from verified nodes and the prompt; tokens without a row get their
+successors in predictions.
 
 Knows matrix and observations; knows no template.  Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
 """
@@ -17,7 +17,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 
-MOST_WAITING = 64       # observations that may wait
+MOST_WAITING = 64       # observations that may wait to be written
 
 
 class AdjacencyMemory(Memory):
@@ -26,7 +26,7 @@ class AdjacencyMemory(Memory):
     lasting:  rows outlive the request
     seeded:   whether prompt positions write rows; Token Recycling's do not
     in_order: write in the tree's row order (Token Recycling) instead of the worst first and the accepted path last
-    regions:  where they are fixed, what passes of fixed shape saw is written at once, on the device
+    regions:  where they are fixed, passes of fixed shape are written at once, on the device
     """
 
     name = "matrix"
@@ -48,7 +48,7 @@ class AdjacencyMemory(Memory):
 
     @property
     def matrix(self) -> AdjacencyMatrix:
-        """With all that was observed."""
+        """The matrix with all observations written."""
         self._write()
         return self._matrix
 
@@ -63,7 +63,7 @@ class AdjacencyMemory(Memory):
 
     @torch.inference_mode()
     def observe_prediction(self, tokens: Tensor) -> None:
-        """Of tokens without a row the most frequent successors there."""
+        """Tokens without a row get their most frequent successors in the prediction."""
         matrix = self.matrix
         firsts, rows = (sent(part, self.device) for part in _successors(tokens, matrix.width, matrix.unseen))
         matrix.fill_in(firsts, rows)
@@ -75,7 +75,7 @@ class AdjacencyMemory(Memory):
         if seen.walked is not None:
             return self._observe_walked(seen.walked)
         assert seen.topk is not None
-        # The pass reports the widest top-k that any of its listeners wants.
+        # The pass reports the widest top-k that any memory wants.
         tokens, topk = seen.tree.tokens, seen.topk[:, :self._matrix.width]
         if seen.ranked is not None:
             tokens = tokens[seen.ranked]
@@ -90,7 +90,7 @@ class AdjacencyMemory(Memory):
     def _observe_walked(self, walked: Walked) -> None:
         self._write()
         with self.clock.part("update"):
-            # The walk's tensors are those of its pass, the same at each replay.
+            # The walk's tensors are its pass's, the same at each replay.
             self.regions((self, walked), lambda: self._update(walked))
 
     def _update(self, walked: Walked) -> None:
@@ -102,7 +102,7 @@ class AdjacencyMemory(Memory):
         self._matrix.update(tokens[order], topk[:, :self._matrix.width][order])
 
     def _write(self) -> None:
-        """Rows are written when they are read: decoding steps that read none pay for none."""
+        """Called before rows are read: decoding steps that read none write none."""
         if not self._waiting:
             return
         with self.clock.part("update"):
@@ -142,6 +142,6 @@ def _worst_first(seen: Observation) -> Tensor:
     kept = set(path)
     scores = seen.tree.scores.tolist()
     rejected = [node for node in range(len(seen.tree)) if node not in kept]
-    # nan is no order: retrieved nodes (score nan) count as -inf, later ones as worse.
+    # nan has no order: retrieved nodes (score nan) count as -inf, later ones as worse.
     rejected.sort(key=lambda node: (scores[node] if scores[node] == scores[node] else float("-inf"), -node))
     return torch.tensor(rejected + path)

@@ -19,8 +19,8 @@ MOST_WAITING = 256      # observed tokens that may wait, with their features, un
 class DraftCache(Memory):
     """A row per committed token, and scratch rows behind them.
 
-    What decoding steps observe waits until a proposal asks for it, so that a step which proposes nothing costs no draft
-    forward.  A prompt's chunks are fed at once: their features would be large.
+    Tokens that decoding steps observe wait until a proposal needs them, so that a step which proposes nothing costs no
+    draft forward.  Prompt chunks are fed at once: their features are large.
     """
 
     def __init__(self, cache: KVCache, scratch: int, clock: Clock | None) -> None:
@@ -30,12 +30,12 @@ class DraftCache(Memory):
 
     @abstractmethod
     def _columns(self, seen: Observation) -> tuple[Tensor, ...]:
-        """What of an observation is fed: tensors of one row [n, ...] for each of the n kept tokens."""
+        """The part of an observation that is fed: tensors [n, ...], a row for each of the n kept tokens."""
 
     @abstractmethod
     def _read(self, columns: list[Tensor]) -> None:
-        """Run the network on all that waited; its rows are written behind the cache's length.  The list is the
-        callee's, so that it can free what is wide."""
+        """Run the network on waiting tokens; rows are written behind the cache's length.  The callee may empty the
+        list, to free wide tensors."""
 
     @property
     def waiting(self) -> int:
@@ -57,7 +57,7 @@ class DraftCache(Memory):
 
     @torch.inference_mode()
     def feed(self) -> None:
-        """Read all that waits."""
+        """Read all waiting tokens."""
         if n := self.waiting:
             with self.clock.part("draft"):
                 columns = [torch.cat(column) for column in zip(*self._waiting, strict=True)]

@@ -1,4 +1,4 @@
-"""A smaller model of the target's tokenizer, with a cache of its own: fed what is committed, asked what comes next.
+"""A draft model: smaller, with the target's tokenizer and a cache of its own, it reads committed tokens and drafts.
 
 Knows a model and its cache; knows no target and no way to draft.
 """
@@ -22,16 +22,16 @@ from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.padded import SIZES, PaddedTree, size_of
 from longgraft.trees.tree import ProposalTree
 
-SCRATCH = 64            # rows behind the committed ones, where nobody asked for more
+SCRATCH = 64            # rows behind the committed ones, unless `room` asks for more
 
 
 class DraftModelCache(DraftCache):
     """The committed tokens in a smaller model's cache, and a scratch chain behind them.
 
-    What waits is read in the pass of the next `extend`.  So the last drafted token, which the model has not read when
-    all of a draft was accepted, needs no care.
+    Waiting tokens are read in the pass of the next `extend`; so is the last token of a draft that was accepted whole,
+    which the model has not read.
 
-    vocab: of the target, whose ids are understood and answered, where the two models pad their vocabularies differently
+    vocab: the target's vocabulary size; the two models may pad theirs differently
     """
 
     name = "small model"
@@ -66,20 +66,20 @@ class DraftModelCache(DraftCache):
         and part of the chain until `begin` or `back`."""
         with self.clock.part("draft"):
             if self._waiting:
-                assert self._chain == 0, "what was committed stands before the scratch chain: begin first"
+                assert self._chain == 0, "waiting tokens go before the scratch chain: begin first"
             device = self.model.device
-            waited = (column for column, in self._waiting)
-            logits = self._run(torch.cat([sent(part, device) for part in (*waited, tokens)]), last=True)
+            waiting = (column for column, in self._waiting)
+            logits = self._run(torch.cat([sent(part, device) for part in (*waiting, tokens)]), last=True)
             self.cache.length += self.waiting + len(tokens)
             self._waiting, self._chain = (), self._chain + len(tokens)
             return self._as_target(logits)
 
     def _run(self, tokens: Tensor, last: bool) -> Tensor:
-        """tokens [n], behind all that is in the cache -> logits [1, V'] after the last, [0, V'] unless asked for."""
+        """tokens [n], behind all rows of the cache -> logits [1, V'] after the last token; [0, V'] unless `last`."""
         n = len(tokens)
         self.clock.ran("draft")
-        known = tokens.clamp(max=self.model.vocab_size - 1)     # a draft may misread what it has no word for
-        # Before there is a cache, there is nothing to record on.
+        known = tokens.clamp(max=self.model.vocab_size - 1)     # ids that it lacks: a draft may misread them
+        # An empty cache has no buffers to record on.
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             return self._fixed(known)
         segment = Segment(ProposalTree.chain(known.cpu()), self.cache, "last" if last else "none")
@@ -97,7 +97,7 @@ class DraftModelCache(DraftCache):
         return fixed.forward()[0].logits[n - 1:n].clone()
 
     def _as_target(self, logits: Tensor) -> Tensor:
-        """[1, V'] -> [V] float32: what the target does not have is left out, what only it has is never said."""
+        """[1, V'] -> [V] float32: ids that the target lacks are left out, ids that only it has are never drafted."""
         own = logits[0].float()[:self.vocab]
         return F.pad(own, (0, self.vocab - len(own)), value=float("-inf"))
 

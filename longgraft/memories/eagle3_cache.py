@@ -1,4 +1,4 @@
-"""What a drafter network remembers of the committed tokens: its own keys and values, and its newest state.
+"""EAGLE-3's cache: its keys and values of the committed tokens, and its newest state.
 
 Knows the network and its cache; knows no tree of guesses and no policy.
 """
@@ -26,7 +26,7 @@ from longgraft.target_model.weights import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
 
-JUDGED = 64             # fed tokens of which it is known whether the network had foretold them
+ACCURACY_TOKENS = 64             # newest fed tokens over which the network's accuracy is measured
 
 
 class Eagle3Cache(DraftCache):
@@ -34,14 +34,14 @@ class Eagle3Cache(DraftCache):
     the last one observed.
 
     window: tokens of its own past that each slot sees, itself included; None: the network's own choice.  Rotary
-    embeddings only know differences, so a window needs no other positions: none above it is ever met.
+    embeddings depend on differences alone, so that a window needs no other positions: no difference exceeds it.
     """
 
     name = "drafter"
 
     def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
                  kernels: CpuKernels | None = None, regions: Regions = EAGER, fused: Kernels | None = None) -> None:
-        """fused: what regions that are fixed compute in fewer launches, and by."""
+        """fused: kernels by which fixed regions take fewer launches."""
         super().__init__(KVCache(network.config.layers, 0), 0, clock)
         self.network, self.regions = network, regions
         self.window = window or network.config.window
@@ -55,7 +55,7 @@ class Eagle3Cache(DraftCache):
         self._fixed_backend = fixed_backend(weight.device)
         self._fused = nullcontext if fused is None else FusedModules(network, fused)
         self._write = index_copy if fused is None else fused.write
-        # Where regions begin, filled in by whoever runs them: `cache.length`, the newest state, and the root.
+        # Inputs of regions, filled in before each run: `cache.length`, the newest state, and the root.
         self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
         self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
         self._newest: Tensor | None = None
@@ -66,7 +66,7 @@ class Eagle3Cache(DraftCache):
         return drafter_identity(self.network, self.window)
 
     def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
-        """The kept tokens' pairs with the target's own features; a drafter's own guesses were never kept."""
+        """The kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
         return seen.features(self.network.config.feature_layers), seen.following
 
     def newest(self) -> Tensor:
@@ -80,7 +80,7 @@ class Eagle3Cache(DraftCache):
         tokens, features = columns.pop(), columns.pop()
         n = len(tokens)
         features = features.to(self.device, self.network.fc.weight.dtype)
-        # Before there is a cache, there is nothing to record on.
+        # An empty cache has no buffers to record on.
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             states = self._feed_rows(features, tokens)
         else:
@@ -91,12 +91,12 @@ class Eagle3Cache(DraftCache):
             states = self.forward(hidden, sent(tokens, self.device), positions, layout)
         # A copy: a view would hold a prompt chunk's states.
         self._newest = states[:, n - 1:n].clone()
-        self._fed += ((states[0, max(0, n - JUDGED):n].clone(), tokens[-JUDGED:]),)
-        while sum(len(tokens) for _, tokens in self._fed[1:]) >= JUDGED:
+        self._fed += ((states[0, max(0, n - ACCURACY_TOKENS):n].clone(), tokens[-ACCURACY_TOKENS:]),)
+        while sum(len(tokens) for _, tokens in self._fed[1:]) >= ACCURACY_TOKENS:
             self._fed = self._fed[1:]
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """features [n, F], tokens [n] -> states [1, m, H] of m >= n rows; what lies behind n is scratch."""
+        """features [n, F], tokens [n] -> states [1, m, H] of m >= n rows; those behind n are scratch."""
         n, rows = len(tokens), size_of(len(tokens))
         key = self, "feed", self.cache.age, rows
         wide, following = self.regions.kept(key, lambda: (
@@ -107,7 +107,7 @@ class Eagle3Cache(DraftCache):
         return self.regions(key, lambda: self.extend(self.network.fuse(wide[None]), following))
 
     def extend(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """hidden [1, n, H], tokens [n] -> states [1, n, H] of a chain behind the committed rows, in fixed places."""
+        """hidden [1, n, H], tokens [n] -> states [1, n, H] of a chain behind the committed rows, in fixed buffers."""
         n = len(tokens)
         depths = torch.arange(n, device=self.device)
         layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)
@@ -115,20 +115,20 @@ class Eagle3Cache(DraftCache):
             return self.forward(hidden, tokens, self.committed + depths, layout)
 
     def begin(self, root: int) -> None:
-        """A proposal begins: what waits is fed, and regions find the newest state, the root and its place."""
+        """Begin a proposal: feed waiting tokens, and set the inputs of regions."""
         self.start.copy_(self.newest())
         self.root.fill_(root)
         self.committed.fill_(self.cache.length)
 
-    def laws(self, states: Tensor) -> Tensor:
-        """states [1, b, H] -> [b, V] float32: log-probabilities of what follows, over the draft vocabulary."""
+    def log_probabilities(self, states: Tensor) -> Tensor:
+        """states [1, b, H] -> [b, V] float32, of the next token, over the draft vocabulary."""
         return self.network.logits(states[0], self.product).float().log_softmax(-1)
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """States [1, b, H] of b scratch rows that stand `depth` behind the committed ones, after m - b others.
 
-        hidden [1, b, H]; tokens [b]; seen [b, m] bool: which scratch rows, their own included, they see; depths: [m]
-        int64 of these, on the device where regions are fixed, else on the host; None: b of each
+        hidden [1, b, H]; tokens [b]; seen [b, m] bool: which scratch rows they see, their own included; depths: [m]
+        int64 of the scratch rows, on the device where regions are fixed, else on the host; None: b of each depth
         """
         b, m = seen.shape
         if self.regions.fixed:
@@ -147,9 +147,9 @@ class Eagle3Cache(DraftCache):
             self.cache.length = committed
 
     @torch.no_grad()
-    def foretold(self) -> tuple[int, int]:
-        """(tokens whose best guess came true, tokens) of the newest fed ones, each guessed from the target's own
-        features: what the network would be worth here, known without a draft."""
+    def accuracy(self) -> tuple[int, int]:
+        """(tokens that the network's best guess had right, tokens) of the newest fed ones, each guessed from the
+        target's own features: measured without a draft."""
         states, tokens = (torch.cat(column) for column in zip(*self._fed, strict=True))
         best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)

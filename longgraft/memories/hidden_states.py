@@ -10,10 +10,9 @@ from longgraft.protocol.observation import Observation, Wants
 
 
 class HiddenStates(Memory):
-    """layer: whose input is kept, as an index into transformers' hidden_states; None: what left the final norm.
+    """layer: the one whose input is kept, as an index into transformers' hidden_states; None: the final norm's output.
 
-    One block for the whole request, in the target's dtype: of 65,536 tokens 0.5 GB where H is 4,096 and a number has
-    two bytes.
+    One block for the whole request, in the target's dtype: 0.5 GB for 65,536 tokens, H of 4,096 and two bytes a number.
     """
 
     name = "hidden states"
@@ -29,7 +28,7 @@ class HiddenStates(Memory):
 
     @property
     def rows(self) -> Tensor:
-        """[t, H], a view: position j's in row j, for all that was observed."""
+        """[t, H], a view: row j is position j's, of all observed tokens."""
         assert self._rows is not None, "nothing was observed"
         return self._rows[:self._size]
 
@@ -61,7 +60,7 @@ class HiddenStates(Memory):
         self._rows, self._size = None, 0
 
     def _append(self, states: Tensor) -> None:
-        """Behind what is there; the block is made when the first ones say its width, device and dtype."""
+        """Append rows [n, H]; the first ones set the block's width, device and dtype."""
         size = self._size + len(states)
         if self._rows is None or len(self._rows) < size:
             grown = states.new_empty(max(size, self._capacity), states.shape[1])

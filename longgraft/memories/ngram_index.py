@@ -1,4 +1,4 @@
-"""Which token followed the longest earlier occurrence of a context's end, in all committed text and in predictions.
+"""Which token followed the longest earlier occurrence of a context's end, in committed text and predictions.
 
 Knows ids only.
 """
@@ -14,17 +14,17 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 
 ORDER = 6       # tokens of the longest n-gram that is looked up; longer ones moved acceptance by less than 1 %
-FAR = 32        # tokens that a match is counted to
+FAR = 32        # tokens to which a match is counted
 
 
 class NgramIndex(Memory):
-    """The committed tokens, the root included, and where each n-gram of up to `order` tokens was followed by what.
+    """The committed tokens, the root included, and for each n-gram of up to `order` tokens the index of its successor.
 
     Of several occurrences of the longest n-gram the newest counts; it is then followed backwards up to `far` tokens
-    (docs/choices.md, one ranking).  An n-gram is known by its hash, and compared with the text where it is found.
+    (docs/choices.md, one ranking).  N-grams are found by hash, and then compared with the text.
 
     A prediction has n-grams of its own: the longer match counts, of equal ones the committed text's, unless both
-    are as long as is counted: then the answer follows the prediction.
+    reach `far`: then the answer follows the prediction.
     """
 
     name = "successors"
@@ -35,8 +35,8 @@ class NgramIndex(Memory):
 
     def reset(self, capacity: int) -> None:
         self.text: list[int] = []
-        self._ends: list[dict[int, int]] = [{} for _ in range(self.order)]      # n-gram -> index of what followed
-        self._before: list[list[int]] = [[] for _ in range(self.order)]         # per token: what its n-grams had been
+        self._ends: list[dict[int, int]] = [{} for _ in range(self.order)]      # hash -> index of the successor
+        self._before: list[list[int]] = [[] for _ in range(self.order)]       # per token: its n-grams' earlier indices
         self._predicted: NgramIndex | None = None
 
     def observe_prediction(self, tokens: Tensor) -> None:
@@ -46,7 +46,7 @@ class NgramIndex(Memory):
 
     def observe(self, seen: Observation) -> None:
         kept = seen.kept.tolist()
-        # The first one came as the last observation's next token.
+        # The first one was the last observation's next token.
         self.extend([*(kept[1:] if self.text else kept), seen.next_token])
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -65,15 +65,15 @@ class NgramIndex(Memory):
             text.append(token)
 
     def after(self, context: Sequence[int], most: int) -> tuple[int, int]:
-        """(tokens of the longest match of the context's end, which token followed there); (0, -1) without one.
+        """(tokens of the longest match of the context's end, the token that followed it); (0, -1) without a match.
 
-        context: its last `far` tokens are enough; most: no longer n-gram can match (a child's match is at most one
-        longer than its parent's).
+        context: its last `far` tokens are enough; most: tokens of the longest n-gram that can match (a child's match
+        is at most one longer than its parent's).
         """
         return self._better(self._after(context, most), context, most)
 
     def _better(self, own: tuple[int, int], context: Sequence[int], most: int) -> tuple[int, int]:
-        """The committed text's, or the prediction's."""
+        """The better of the committed text's match and the prediction's."""
         if self._predicted is None:
             return own
         predicted = self._predicted.after(context, most)
@@ -88,7 +88,7 @@ class NgramIndex(Memory):
         return 0, -1
 
     def hits(self, last: int) -> list[tuple[int, bool]]:
-        """For each of the `last` committed tokens: (match of what came before it, whether the match foretold it)."""
+        """For each of the `last` committed tokens: (tokens of the match before it, whether the match predicted it)."""
         text, longest = self.text, [*enumerate(self._before, 1)][::-1]
         found = []
         for end in range(max(1, len(text) - last), len(text)):
@@ -100,7 +100,8 @@ class NgramIndex(Memory):
         return found
 
     def _length(self, context: Sequence[int], end: int, at: int, least: int) -> int:
-        """Tokens before `at` in the text that are those before `end` in the context; 0 where not even `least` are."""
+        """How many tokens before `at` in the text equal those before `end` in the context; 0 where fewer than `least`.
+        """
         text, n, most = self.text, 0, min(self.far, end, at)
         while n < most and text[at - n - 1] == context[end - n - 1]:
             n += 1

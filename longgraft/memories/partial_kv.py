@@ -1,4 +1,4 @@
-"""A part of the target's own cache: chosen rows of what was read, and all rows since.
+"""A part of the target's own cache: chosen rows, and all rows since the choice.
 
 Knows the target's cache and selectors; knows no tree of guesses and no method.
 """
@@ -22,7 +22,7 @@ from longgraft.target_model.model import Target
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """rows: layer -> [m] or [Hkv, m] of the target's cache; at: how long that was when they were chosen."""
+    """rows: layer -> [m] or [Hkv, m] of the target's cache; at: its length when they were chosen."""
 
     rows: Mapping[int, Tensor]
     at: int
@@ -41,7 +41,7 @@ class Chosen:
 class _Mark(NamedTuple):
     chosen: Chosen | None
     length: int
-    asked: int
+    queried: int
     queries: Mapping[int, Tensor]
     source: KVCache | None
 
@@ -54,65 +54,65 @@ class _State(NamedTuple):
 class PartialKVCache(Memory):
     """Rows of the target's cache that `select` chose, and those of all tokens since, at their true positions.
 
-    Chosen when they are first asked for, and again when `every` more tokens were committed (None: never).  Nothing is
-    copied but when it is asked for: until then the target's own cache has it.
+    They are chosen at first use, and again after each `every` committed tokens (None: never).  Rows are copied only at
+    use: until then they are in the target's own cache.
 
-    In layers with a sliding window rows count as neighbours that are none, so that what is computed there is a guess.
+    Layers with a sliding window treat distant rows as neighbours: their output is approximate.
     """
 
     name = "partial cache"
     _chosen: Chosen | None
     _length: int
-    _asked: int                 # `_length` when queries came last
+    _queried: int                 # `_length` at the last observed queries
     _queries: Mapping[int, Tensor]
     _source: KVCache | None
-    _held: Chosen | None        # whose rows `cache` holds, with all from then on to `_upto`
+    _held: Chosen | None        # the choice that `cache` holds, with all later rows up to `_upto`
     _upto: int
 
     def __init__(self, target: Target, select: Selector, every: int | None = None, clock: Clock | None = None) -> None:
         self.select, self.every, self.clock = select, every, clock or Clock()
-        asked = select.queries
-        # Of later passes only where rows are chosen anew: those that report queries are not recorded.
-        self.wants = Wants(cache=True, queries=asked) if every else Wants(cache=True, prompt_queries=asked)
-        self.tail = max(1, asked)
+        queries = select.queries
+        # Decoding passes report queries only where rows are chosen anew: such passes are not recorded.
+        self.wants = Wants(cache=True, queries=queries) if every else Wants(cache=True, prompt_queries=queries)
+        self.tail = max(1, queries)
         self.cache = target.cache(0)
         self._room = self._capacity = 0
-        self._know(_Mark(None, 0, 0, {}, None))
+        self._take(_Mark(None, 0, 0, {}, None))
 
     def room(self, rows: int) -> None:
-        """Whoever drafts here needs this many scratch rows."""
+        """A drafter needs this many scratch rows."""
         self._room = max(self._room, rows)
 
     def reset(self, capacity: int) -> None:
         self._capacity = capacity
-        self._know(_Mark(None, 0, 0, {}, None))
+        self._take(_Mark(None, 0, 0, {}, None))
 
     def observe(self, seen: Observation) -> None:
         assert seen.cache is not None
         self._source, self._length = seen.cache, seen.cache.length
         last = self.select.queries
         if seen.queries or not last:
-            self._asked = self._length
-        if seen.queries and last:       # others may want more
+            self._queried = self._length
+        if seen.queries and last:       # another memory may want more
             before = self._queries or {layer: new[:, :0] for layer, new in seen.queries.items()}
             self._queries = {layer: torch.cat([before[layer], new], dim=1)[:, -last:].contiguous()
                              for layer, new in seen.queries.items()}
 
     @torch.inference_mode()
     def chosen(self) -> Chosen:
-        """What is to be held now."""
+        """The choice that should be held now."""
         chosen = self._chosen
-        due = self.every and chosen is not None and self._asked - chosen.at >= self.every
-        # Of a state that was restored and saw nothing since, the choice is the newest already.
+        due = self.every and chosen is not None and self._queried - chosen.at >= self.every
+        # A restored state that has observed nothing since holds the newest choice.
         if chosen is None or (due and self._source is not None):
             new = self._choose()
-            if chosen is None or not (chosen.whole and new.whole):      # else it holds all, also of what came since
+            if chosen is None or not (chosen.whole and new.whole):      # else it holds all, later rows included
                 chosen = self._chosen = new
         return chosen
 
     @torch.inference_mode()
     def fresh(self) -> KVCache:
-        """Where a pass stands as if it came next; what it writes is to be cropped."""
+        """The cache, ready for a pass at the next position; the caller crops what that pass writes."""
         with self.clock.part("update"):
             source, chosen = self._source, self.chosen()
             if self._held is not chosen:
@@ -130,23 +130,23 @@ class PartialKVCache(Memory):
     def _choose(self) -> Chosen:
         source, nothing = self._source, torch.empty(0)
         assert source is not None, "the target's cache was not shown"
-        rows = {layer: self.select(keys[:, :self._asked], self._queries.get(layer, nothing))
+        rows = {layer: self.select(keys[:, :self._queried], self._queries.get(layer, nothing))
                 for layer, keys in source.keys().items()}
-        return Chosen(rows, self._asked)
+        return Chosen(rows, self._queried)
 
-    def _know(self, mark: _Mark) -> None:
-        """That and no more, and hold nothing."""
-        self._chosen, self._length, self._asked, self._queries, self._source = mark
+    def _take(self, mark: _Mark) -> None:
+        """Take over a mark, and hold no copied rows."""
+        self._chosen, self._length, self._queried, self._queries, self._source = mark
         self._held, self._upto = None, 0
 
     def mark(self) -> Any:
-        return _Mark(self._chosen, self._length, self._asked, self._queries, self._source)
+        return _Mark(self._chosen, self._length, self._queried, self._queries, self._source)
 
     def rewind(self, mark: Any) -> None:
         held, upto = self._held, self._upto
-        self._know(mark)
+        self._take(mark)
         if held is not None and held is self._chosen:
-            # What it holds beyond the mark was another continuation's.
+            # Rows beyond the mark belong to another continuation.
             self._held, self._upto = held, min(upto, self._length)
             self.cache.crop(held.length + self._upto - held.at)
 
@@ -155,12 +155,12 @@ class PartialKVCache(Memory):
         return _State(self.mark(), rows)
 
     def restore(self, state: Any) -> None:
-        self._know(state.mark._replace(source=None))
+        self._take(state.mark._replace(source=None))
         if state.rows is not None:
             self.cache.restore(state.rows)
             self._held, self._upto = self._chosen, self._length
             self.cache.reserve(self.cache.length + max(0, self._capacity - self._length) + self._room)
 
     def release(self) -> None:
-        self._know(_Mark(None, 0, 0, {}, None))
+        self._take(_Mark(None, 0, 0, {}, None))
         self.cache.release()

@@ -10,7 +10,7 @@ from longgraft.protocol.observation import Observation
 
 
 class PastAnswers(Memory):
-    """Lasts over requests; of earlier answers the newest `most` tokens are kept."""
+    """Outlives requests; of earlier answers the newest `most` tokens are kept."""
 
     name = "outputs"
     lasting = True
@@ -27,7 +27,7 @@ class PastAnswers(Memory):
         self.restore(self.state())
 
     def observe(self, seen: Observation) -> None:
-        """A prompt is no answer, and the one before it has ended."""
+        """A prompt is not kept; it ends the answer before it."""
         if seen.prompt:
             self._end()
         else:

@@ -1,4 +1,4 @@
-"""What earlier answers to the same prompt said: roll-outs of one prompt share long spans.  Knows ids only."""
+"""Earlier answers to the same prompt: roll-outs of one prompt share long spans.  Knows ids only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST = 16           # answers that are kept: a group's, as policies are trained
 
 
 class RollOuts(Memory):
-    """The committed tokens of this request, as `NgramIndex` has them, and the answers to the same prompt before it.
+    """The n-grams of this request's committed tokens (`NgramIndex`), and of earlier answers to the same prompt.
 
-    A group is known by its prompt's tokens: with another prompt it is forgotten, with a request's end its answer joins.
+    A group is identified by its prompt's tokens: another prompt forgets it, a request's end adds the answer to it.
     """
 
     name = "roll-outs"
@@ -52,7 +52,7 @@ class RollOuts(Memory):
 
     def observe(self, seen: Observation) -> None:
         if seen.prompt:
-            if self._answering:     # a state of a request that is over was restored
+            if self._answering:     # a restored state's request is over
                 self._end()
             self._read += len(seen.path)
         else:
@@ -61,7 +61,7 @@ class RollOuts(Memory):
         self._own.observe(seen)
 
     def _join(self) -> None:
-        """The prompt is read: its group is the one that is known, or a new one."""
+        """Once the prompt is read: keep its group, or begin a new one."""
         if not self._answering and self._own.text[:self._read] != self._prompt:
             self._prompt, self._answers = self._own.text[:self._read], ()
 
@@ -72,7 +72,8 @@ class RollOuts(Memory):
         self._read, self._answering = 0, False
 
     def after(self, context: Sequence[int], most: int) -> tuple[int, int]:
-        """As `NgramIndex.after`: the longest match here or in an earlier answer, of equal ones the one here."""
+        """As `NgramIndex.after`: the longest match in this request or an earlier answer, of equal ones this request's.
+        """
         self._join()
         if self._indexed is not self._answers:
             self._others.reset(0)

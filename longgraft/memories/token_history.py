@@ -8,13 +8,13 @@ from torch import Tensor
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 
-BETWEEN = -1    # stands behind a text, and is no token
+BETWEEN = -1    # not a token: marks the end of a text
 
 
 class TokenHistory(Memory):
-    """The prompt's tokens and all that were emitted, but for the root, which is observed with the next tree.
+    """The prompt's and all emitted tokens, without the root, which is observed with the next tree.
 
-    Predictions stand before them in the same block, so that who reads all of it copies nothing.
+    Predictions stand before them in the same block, so that reading both copies nothing.
     """
 
     name = "history"
@@ -26,17 +26,17 @@ class TokenHistory(Memory):
         return self._size - self._begin
 
     def up_to(self, root: int) -> np.ndarray:
-        """[t + 1] int64, a view: the history and the root behind it; a token's place is its position."""
+        """[t + 1] int64, a view: the history and the root behind it; a token's index is its position."""
         return self.whole(root)[self._begin:]
 
     def whole(self, root: int) -> np.ndarray:
-        """[s + t + 1] int64, a view: predictions, negative behind each text, then as `up_to`."""
+        """[s + t + 1] int64, a view: predictions, a negative id behind each, then as `up_to`."""
         self._reserve(self._size + 1)
         self._tokens[self._size] = root
         return self._tokens[:self._size + 1]
 
     def before(self) -> np.ndarray:
-        """[s] int64, a view: predictions, negative behind each text."""
+        """[s] int64, a view: predictions, a negative id behind each."""
         return self._tokens[:self._begin]
 
     def reset(self, capacity: int) -> None:
@@ -80,6 +80,6 @@ class TokenHistory(Memory):
 
 
 def unbroken(tokens: np.ndarray) -> np.ndarray:
-    """[n] -> [m], a view: up to where there is no token."""
+    """[n] -> [m], a view: the tokens before the first negative id."""
     gaps = np.flatnonzero(tokens < 0)
     return tokens[:gaps[0]] if len(gaps) else tokens

@@ -1,1 +1,1 @@
-"""Who learns and who guesses: the protocols that everything else is written against."""
+"""Memories and proposers: the protocols that everything else is written against."""

@@ -1,4 +1,4 @@
-"""What is learnt while decoding.  Knows observations; knows no proposer."""
+"""Memories: what is learnt while decoding.  Knows observations; knows no proposer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Memory(ABC):
     """What is learnt from observations: a drafter's keys and values, matrix rows, the token history.
 
-    name:      as messages call it
+    name:      for messages
     wants:     what the target must report for it
-    positions: tokens it can be shown; None: any number
+    positions: tokens that it can observe; None: any number
     lasting:   whether what it learnt outlives the request: then `reset` forgets nothing
-    tail:      of a prompt's last tokens so many must be observed, where the others are recalled
+    tail:      how many of a prompt's last tokens must be observed where the others are recalled
     """
 
     name: str = "memory"
@@ -32,14 +32,14 @@ class Memory(ABC):
 
     @property
     def aligned(self) -> KVCache | None:
-        """All that it learns of a prompt, if that is a row for each token, made of the tokens up to the next: rows that
-        may be copied into it where a prompt begins as another did."""
+        """Its rows, if they are all that it learns of a prompt and row t depends on tokens 0 to t + 1 alone: prompts
+        that begin alike share them by copying."""
         return None
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What the rows that are `aligned` depend on, beside the tokens and the target, by name: those in a file may be
-        another's."""
+        """What the `aligned` rows depend on besides tokens and target, by name: rows in a file may be another
+        drafter's."""
         return {}
 
     @abstractmethod
@@ -57,26 +57,26 @@ class Memory(ABC):
         """Learn from a prompt chunk or a verified tree."""
 
     def recall(self, seen: Observation) -> None:
-        """Learn from the beginning of a prompt that was read for an earlier request, all in one chunk; what is
-        `aligned` has its rows already."""
+        """Learn from a prompt's beginning that was read for an earlier request, in one chunk; `aligned` rows are there
+        already."""
         if self.aligned is None:
             self.observe(seen)
 
     @abstractmethod
     def state(self) -> Any:
-        """A copy of all that it knows, for `restore`, also of another memory of its kind."""
+        """A copy of all that it knows, for `restore`, also by another memory of the same class."""
 
     @abstractmethod
     def restore(self, state: Any) -> None:
-        """Know what a `state` knew, and nothing else."""
+        """Replace all that it knows by a `state`."""
 
     def mark(self) -> Any:
-        """Where it stands now, for `rewind`: cheaper than a state where it can be."""
+        """Its present position, for `rewind`; cheaper than a state where possible."""
         return self.state()
 
     def rewind(self, mark: Any) -> None:
-        """Forget what was observed since `mark`, as often as one likes; not across a `reset`."""
+        """Forget what was observed since `mark`, any number of times; not across a `reset`."""
         self.restore(mark)
 
     def release(self) -> None:      # noqa: B027 - most memories hold nothing large
-        """Give back what is large; a `reset` follows before anything else."""
+        """Free large buffers; the next call is a `reset`."""

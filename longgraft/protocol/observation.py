@@ -1,4 +1,4 @@
-"""What the target reports of a pass, and what of it is wanted.  Knows trees; knows no model, no method, no device."""
+"""What the target reports of a pass, and what memories want of it.  Knows trees; knows no model, method or device."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ class Wants:
     layers:  decoder layers whose inputs are reported, as indices into transformers' hidden_states; ascending
     final:   whether the hidden states after the final norm are reported
     topk:    K next tokens, 0 for none
-    cache:   whether the target's committed rows are shown
-    queries: of how many of the last kept nodes the queries of every layer are reported; a pass that reports them is
-             none of fixed shape
-    prompt_queries: the same of a prompt's chunks alone
+    cache:   whether the target's cache of committed rows is reported
+    queries: of how many last kept nodes the queries of every layer are reported; such a pass has no fixed shape
+    prompt_queries: the same, of prompt chunks alone
     """
 
     layers: tuple[int, ...] = ()
@@ -53,7 +52,7 @@ class Wants:
 
 @dataclass(frozen=True, eq=False)
 class Walked:
-    """A verified tree as the device holds it, padded to n rows, until the next pass.
+    """A verified tree on the device, padded to n rows; valid until the next pass.
 
     tree: its nodes; path: [n] int64, then -1; length: [1] int64 of the path; topk: [n, K] int32, as `Observation.topk`
     """
@@ -71,14 +70,14 @@ class Observation:
     path:       [a] int64 node indices from the root to the last kept node
     next_token: the token after the path: the next root (or the next chunk's first token)
     topk:       [n, K] int32, the target's most probable next tokens per node, best first; None unless wanted
-    hidden:     layer -> [a, H], what entered that layer at the kept nodes; the wanted layers
+    hidden:     wanted layer -> [a, H], its input at the kept nodes
     final:      [a, H] after the final norm at the kept nodes; None unless wanted
     prompt:     whether this is a prompt chunk
-    seconds:    of the pass, with draw and walk
-    walked:     the same on the device, where the pass was one of fixed shape
+    seconds:    of the pass, draw and walk included
+    walked:     the same on the device, if the pass had a fixed shape
     ranked:     [r] int64, the nodes that topk has rows of, [r, K] then; None: all
-    cache:      the target's committed rows, these among them, to be read until the next pass; None unless wanted
-    queries:    layer -> [Hq, w, D], rotated, of the last w kept nodes; at most as many as are wanted
+    cache:      the target's committed rows, the kept ones included, readable until the next pass; None unless wanted
+    queries:    layer -> [Hq, w, D], after rotary embedding, of the last w kept nodes; w: at most the wanted number
     """
 
     tree: ProposalTree

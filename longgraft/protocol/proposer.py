@@ -1,7 +1,7 @@
-"""Who learns and who guesses.  Knows trees and observations; knows no model and no method.
+"""Proposers: they turn memories into draft trees.  Knows trees and observations; knows no model and no method.
 
-A method is a `Proposer` over `Memory`s: memories are shown everything that the target saw, proposers turn what the
-memories hold into a tree.  Nothing else changes while decoding.
+A method is a `Proposer` over `Memory`s: memories observe all that the target reads, proposers turn what memories hold
+into a tree.  Nothing else changes while decoding.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from longgraft.trees.padded import Tree
 
 @dataclass(frozen=True)
 class Ask:
-    """One proposal that is asked for.
+    """A request for one proposal.
 
     root:     the committed token that is not yet in the target's cache
     budget:   nodes of the tree at most, root included
     position: absolute position of the root
-    draws:    how a model that drafts draws its tokens, by their absolute positions
-    pruning:  when an EAGLE-3 drafter stops, in place of its own policy; None: by that
+    draws:    how a draft model draws its tokens, by their absolute positions
+    pruning:  the policy of an EAGLE-3 drafter for this proposal; None: its own
     """
 
     root: int
@@ -37,7 +37,8 @@ class Ask:
     pruning: PruningPolicy | None = field(default=None, compare=False)
 
     def drawn(self, logits: Tensor, ahead: int) -> tuple[int, float]:
-        """(the token drawn from logits [1, V] for the place `ahead` behind the root, its log-probability): one wait."""
+        """(token drawn from logits [1, V] at `ahead` positions after the root, its log-probability): one device sync.
+        """
         token = self.draws.draw(logits, torch.tensor([self.position + ahead], device=logits.device))
         gain = logits.float().log_softmax(-1).gather(1, token[:, None])
         # float64 holds ids and float32 scores exactly.
@@ -47,21 +48,21 @@ class Ask:
 
 @runtime_checkable
 class Proposer(Protocol):
-    """A method of guessing.  Deterministic given what its memories observed, hence exact under draw-then-walk."""
+    """Proposes draft trees.  Deterministic given what its memories observed, hence exact under draw-then-walk."""
 
     @property
     def memories(self) -> Sequence[Memory]:
         """All that it reads from, each once."""
 
     def propose(self, ask: Ask) -> Tree:
-        """A tree of at most `ask.budget` nodes, root included; one that is on the device until the next proposal."""
+        """A tree of at most `ask.budget` nodes, root included; on the device it is valid until the next proposal."""
 
 
 class Retriever(Proposer, Protocol):
-    """A proposer whose guesses cost nothing, so that it can offer more than there are slots."""
+    """A proposer whose nodes cost nothing, so that it can offer more than there are slots."""
 
     def candidates(self, root: int, slots: int) -> Tree:
-        """What should fill `slots` free slots, best first, then what should replace duplicates."""
+        """Nodes for `slots` free slots, best first, then nodes to replace duplicates."""
 
 
 def together(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:

@@ -1,4 +1,4 @@
-"""When to stop drafting: what a pruning policy is asked, and what it answers."""
+"""When to stop drafting: what a pruning policy sees, and its verdict."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Level:
-    """One drafted level, as a policy sees it.
+    """One drafted level.
 
     index:  expansion forwards done so far: 0 after the root's own draft step
     scores: [c] float32 path log-probabilities of this level's candidates, on the device
-    last:   whether no further level will be drafted anyway
+    last:   whether no further level is allowed
     budget: nodes of the verified tree, root included
-    laws:   [r, V] float32 log-probabilities over the draft vocabulary after each of the r nodes that the candidates
-            follow, c / r each, on the device
+    laws:   [r, V] float32 log-probabilities over the draft vocabulary after each of the candidates' r parents, which
+            have c / r candidates each, on the device
     """
 
     index: int
@@ -29,8 +29,8 @@ class Level:
 
     @property
     def entropy(self) -> Tensor:
-        """[1] float32, in nats: of the law that the best candidate was drawn from; only who asks pays for it."""
-        assert self.laws is not None, "this level's laws were not kept"
+        """[1] float32, in nats: of the distribution after the best candidate's parent; computed when it is read."""
+        assert self.laws is not None, "this level's log-probabilities were not kept"
         best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.laws))
         return torch.special.entr(self.laws.index_select(0, best).exp()).sum(-1)
 
@@ -48,4 +48,4 @@ class PruningPolicy(Protocol):
     """When to stop drafting, and how many of the drafted candidates to keep.  Called once per level."""
 
     def __call__(self, level: Level) -> Verdict:
-        """Reading a number of the level's on the host is a device sync: do it at few levels."""
+        """Reading a value of the level on the host is a device sync: do it at few levels."""
