@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
 from longgraft.runtime.devices import device_of, dtype_of
 from longgraft.runtime.fingerprint import digest, vocabulary
+from longgraft.runtime.hub import hub_answers, offline
 from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.static_pass import why_not_fixed
@@ -191,8 +192,9 @@ def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
         check_finite(model, source.name)
     else:
         path, name, device = source.path, source.name, device_of(settings.device)
-        config, tokenizer = read_config(path, name), read_tokenizer(path, name)
-        read: Any = read_model(path, name, config, _dtype(settings.dtype, device, config))
+        with nullcontext() if Path(path).exists() or hub_answers() else offline():
+            config, tokenizer = read_config(path, name), read_tokenizer(path, name)
+            read: Any = read_model(path, name, config, _dtype(settings.dtype, device, config))
         target = _target(read.to(device), name, settings)
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:

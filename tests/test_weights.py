@@ -202,3 +202,19 @@ def test_devices_and_dtypes_by_name():
 def test_a_device_that_is_not_here_is_said_before_anything_is_read(tmp_path):
     with pytest.raises(ValueError, match="Device 'meta' is not usable here"):
         load(tmp_path / "absent", device="meta")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read(monkeypatch):
+    from huggingface_hub import constants
+
+    asked = []
+
+    def read(path, name):
+        asked.append(constants.HF_HUB_OFFLINE)
+        raise ValueError("not in the cache")
+
+    monkeypatch.setattr("longgraft.loading.hub_answers", lambda: asked.append("hub"))
+    monkeypatch.setattr("longgraft.loading.read_config", read)
+    with pytest.raises(ValueError, match="not in the cache"):
+        longgraft.load("somebody/something", None, tell=False)
+    assert asked == ["hub", True] and not constants.HF_HUB_OFFLINE

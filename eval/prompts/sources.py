@@ -6,13 +6,14 @@ Knows files and `datasets`; knows no prompt.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from longgraft.config.json_input import parse_object
 from longgraft.eval.prompts.catalogue import SUITES, Suite
+from longgraft.runtime.hub import hub_answers, offline
 
 Row = dict[str, Any]
 
@@ -94,7 +95,7 @@ def hub_rows(name: str, suite: Suite) -> list[tuple[str, Row]]:
     called = f"{repository}{f', {configuration}' if configuration else ''}, split {split}"
     online = hub_answers()
     try:
-        with nullcontext() if online else _offline():
+        with nullcontext() if online else offline():
             try:
                 rows = datasets.load_dataset(repository, *([configuration] if configuration else []), split=split)
             except RuntimeError as error:
@@ -109,27 +110,3 @@ def hub_rows(name: str, suite: Suite) -> list[tuple[str, Row]]:
         found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}" if online else \
             "the hub does not answer, and this machine has no copy of it."
         raise ValueError(f"Suite {name!r} could not be loaded from the hub ({called}): {found}\n{instead}") from error
-
-
-def hub_answers() -> bool:
-    """Whether the hub can be reached: its client itself would try for 40 seconds, and print each attempt."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:       # the transport's classes, and the client's own where it is set to work offline
-        return False
-    return True
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    """The hub's client reads its cache alone."""
-    from huggingface_hub import constants
-
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
