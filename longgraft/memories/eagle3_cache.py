@@ -120,7 +120,7 @@ class Eagle3Cache(DraftCache):
         self.root.fill_(root)
         self.committed.fill_(self.cache.length)
 
-    def log_probabilities(self, states: Tensor) -> Tensor:
+    def log_probs(self, states: Tensor) -> Tensor:
         """states [1, b, H] -> [b, V] float32, of the next token, over the draft vocabulary."""
         return self.network.logits(states[0], self.product).float().log_softmax(-1)
 
