@@ -99,7 +99,7 @@ def test_a_missing_need_is_told_and_a_default_falls_back():
 
 
 def test_something_given_that_nothing_needs_is_no_small_mistake():
-    with pytest.raises(ValueError, match=r"--with smal-model was given, and what decodes here needs small-model"):
+    with pytest.raises(ValueError, match=r"--with smal-model was given, and the methods in use need small-model"):
         longgraft.load(method="sps", given={"smal-model": "x"}, tell=False)
 
 
