@@ -72,7 +72,7 @@ def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
     try:
         assert find("two").budget == 3 and list(known())[-1] == "two"
         for entry, said in (("two = mine:WRONG", "registered by an installed package as 'mine:WRONG'"),
-                            ("two = mine:TWO\nalso = mine:TWO", "'two', which there is already")):
+                            ("two = mine:TWO\nalso = mine:TWO", "'two', which exists already")):
             (info / "entry_points.txt").write_text(f"[longgraft.methods]\n{entry}\n")
             installed.cache_clear()
             with pytest.raises(ValueError, match=said):

@@ -84,7 +84,7 @@ class GraftedDFlashDrafter:
     2605.20104, App. F).
 
     threshold: probability of a position's most probable token below which it is unsure
-    both:      the block is kept whole, and what is retrieved branches off where it would have been cut
+    both:      the whole block is kept, and the retrieved chain is a branch where it would have been cut
     """
 
     def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:

@@ -37,9 +37,9 @@ def installed() -> dict[str, Method]:
             method = as_method(point.load(), point.name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(f"Method {point.name!r}, registered by an installed package as {point.value!r}, cannot be "
-                             f"loaded: {error}. Mend or uninstall that package.") from error
+                             f"loaded: {error}. Fix or uninstall that package.") from error
         if method.name in METHODS or method.name in found:
-            raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which there is "
+            raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which exists "
                              "already. Uninstall it, or give its method another name.")
         found[method.name] = method
     return found
@@ -65,8 +65,8 @@ def _over(method: Method) -> Method:
         return method
     source = find(method.source)
     if source.promise != "exact":
-        raise ValueError(f"{method.name} cannot be over {source.name!r}, whose tokens are kept by a rule of their own "
-                         f"({source.promise}). Choose a method that is exact.")
+        raise ValueError(f"{method.name} cannot be over {source.name!r}, whose acceptance rule is not the exact one "
+                         f"({source.promise}). Choose an exact method.")
     return replace(method, needs=source.needs, fallback="")
 
 

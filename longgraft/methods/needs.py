@@ -116,7 +116,7 @@ def _small(sources: Sources) -> Target:
     small = Target(loaded.to(target.device), path, target.attention, target.kernels)
     if sources.tokenizer is None and small.vocab_size != target.vocab_size:
         raise ValueError(f"The small model {path} has {small.vocab_size:,} tokens and {target.name} "
-                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one as large.")
+                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of equal size.")
     return small
 
 
@@ -126,7 +126,7 @@ def _check_vocabulary(sources: Sources, theirs: Any, path: str) -> None:
     vocabulary = theirs.get_vocab()
     if differ := sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i):
         raise ValueError(f"The small model {path} has another tokenizer than {sources.target.name}: {len(differ):,} of "
-                         f"{len(ours):,} tokens differ, {differ[0]!r} for one. Give one of the target's family.")
+                         f"{len(ours):,} tokens differ, such as {differ[0]!r}. Give one of the target's family.")
 
 
 def _medusa(sources: Sources) -> MedusaHeads:

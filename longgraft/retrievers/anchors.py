@@ -18,7 +18,7 @@ from longgraft.retrievers.suffix_decoding import occurrences
 from longgraft.runtime.devices import sent
 
 LEAST, LONGEST = 2, 32      # tokens of a match in a prediction, which has no hidden states to compare
-MOST = 4096     # anchors of one token whose contexts are compared, the newest: what a step may cost is bounded
+MOST = 4096     # newest anchors of one token whose contexts are compared: it bounds a step's cost
 
 
 class Anchors:

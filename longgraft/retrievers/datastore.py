@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 VERSION = "1"
-SORTED = 32     # tokens by which places are sorted: no context and what is copied after it are longer
+SORTED = 32     # tokens by which places are sorted: a match and its continuation together are no longer
 MOST = 2 ** 31 - 1
 
 

@@ -125,7 +125,7 @@ class LogitSpec:
 
     def _guesses(self, text: np.ndarray, root: int) -> Iterator[tuple[int, list[int], int]]:
         """(a token of the last top-k, its continuation, tokens of that match), the most probable first."""
-        guesses, most = self._topk.tokens, KEPT[-1][0] + 1       # beyond, they stand alone
+        guesses, most = self._topk.tokens, KEPT[-1][0] + 1       # lower ranks get no continuation
         known = self._after(text, guesses[:most])
         for rank, guess in enumerate(guesses):
             if guess != root:
