@@ -178,7 +178,7 @@ MUTATIONS = (
     Mutation("a longer request keeps what was recorded for shorter ones", "Engine._roomy", "        self.regions.forget()\n", "", "test_fixed.py::test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones"),
     # lookup
     Mutation("an anchor is compared by its own state", "Anchors.closest", "np.concatenate(groups) - 1", "np.concatenate(groups)", "test_anchors.py::test_the_anchor_is_the_one_before_which_the_text_is_most_like_the_root_s"),
-    Mutation("successors are chosen by the root's context", "AdaPld._beside", "[*found.values()], at)", "[*found.values()], len(text) - 2)", "test_anchors.py::test_a_successor_is_taken_where_the_text_is_most_like_the_anchor"),
+    Mutation("successors are chosen by the root's context", "AdaPld._branches_at", "[*found.values()], at)", "[*found.values()], len(text) - 2)", "test_anchors.py::test_a_successor_is_taken_where_the_text_is_most_like_the_anchor"),
     Mutation("an older match gives way to a shorter continuation", "longest", 'np.argsort(pooled, kind="stable")', 'np.argsort(-pooled, kind="stable")', "test_logitspec.py::test_continuations_are_those_of_the_official_pools"),
     Mutation("a prompt's last ranked row stands for its last token", "LastTopK.observe", " and int(seen.ranked[-1]) == last:", ":", "test_logitspec.py::test_the_row_is_that_of_the_last_kept_node"),
     Mutation("the window stays where it was", "Trajectories._advance", "(below[0][1:], *below[1:])", "(below[0][:-1], *below[1:])", "test_lookahead.py::test_window_and_n_grams_are_those_of_the_official_loop"),

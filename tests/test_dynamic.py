@@ -108,10 +108,10 @@ def test_drafting_stops_where_the_best_path_s_last_token_was_uncertain():
     laws = {}
 
     def watch(level: Level) -> Verdict:
-        row = int(level.scores.argmax()) // (len(level.scores) // len(level.laws))
-        law = level.laws[row].double().exp()
+        row = int(level.scores.argmax()) // (len(level.scores) // len(level.log_probs))
+        law = level.log_probs[row].double().exp()
         laws[level.index] = sqrt(float(-(law * law.log()).sum()))
-        assert float(level.laws.exp().sum(1).sub(1).abs().max()) < 1e-5
+        assert float(level.log_probs.exp().sum(1).sub(1).abs().max()) < 1e-5
         return Verdict()
 
     trees(toy_parts().drafter(watch), steps=1)

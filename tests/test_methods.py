@@ -74,7 +74,7 @@ def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
     try:
         assert find("two").budget == 3 and list(known())[-1] == "two"
         for entry, said in (("two = mine:WRONG", "registered by an installed package as 'mine:WRONG'"),
-                            ("two = mine:TWO\nalso = mine:TWO", "'two', which there is already")):
+                            ("two = mine:TWO\nalso = mine:TWO", "'two', which exists already")):
             (info / "entry_points.txt").write_text(f"[longgraft.methods]\n{entry}\n")
             installed.cache_clear()
             with pytest.raises(ValueError, match=said):
@@ -121,7 +121,7 @@ def test_settings_in_a_methods_name_replace_the_sessions():
 
 
 def test_something_given_that_nothing_needs_is_no_small_mistake():
-    with pytest.raises(ValueError, match=r"--with smal-model was given, and what decodes here needs small-model"):
+    with pytest.raises(ValueError, match=r"--with smal-model was given, and the methods in use need small-model"):
         longgraft.load(method="sps", given={"smal-model": "x"}, tell=False)
 
 

@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): what is probable enough is accepted.  Lossy.
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): tokens above a probability are accepted.  Lossy.
 
 Knows logits and trees; knows no model and no proposer.
 """

@@ -100,7 +100,7 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None, r
     if differs := costs.fits(key_of(target, network, regions)):
         raise ValueError(f"{path} holds the costs of another session: here is {'; '.join(differs)}.\n{advice}")
     if network is not None and not (costs.levels and costs.feeds):
-        raise ValueError(f"{path} has no costs of a drafter, and there is one.\n{advice}")
+        raise ValueError(f"{path} has no costs of a drafter, and this session has one.\n{advice}")
     return LiveCosts(costs, frozen=True)
 
 

@@ -170,7 +170,7 @@ class LiveCosts:
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # logarithm of a proposal's seconds
         self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
-        self._curves: dict[str, tuple[int, Points]] = {}        # of the prefix last asked for
+        self._curves: dict[str, tuple[int, Points]] = {}        # at the last prefix
 
     def state(self) -> CostState:
         """A copy of all that was learnt."""

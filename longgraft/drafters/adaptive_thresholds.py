@@ -61,7 +61,7 @@ class AdaptiveThresholds(Memory):
         in verifications."""
         self._start = {gate: _bounded(tau) for gate, tau in sorted(start.items())}
         self._levels = levels
-        # The last level of each outcome: one per gate, and all levels.  The last level stands for deeper gates.
+        # The last drafted level of each outcome, one per gate and all levels; gates beyond the last level count as it.
         self._last = np.array([*(min(gate, levels - 1) for gate in self._start), levels - 1])
         self._costs = 1 + level_cost * (self._last + 1)
         self.thresholds: dict[int, float] = dict(self._start)       # read by the gates, changed here alone

@@ -88,10 +88,10 @@ class DFlashDrafter:
         with self.clock.part("draft"):
             positions = torch.arange(ask.position + 1, ask.position + 1 + len(logits), device=logits.device)
             rule: DrawThenWalk = ask.draws if self.coupled else Greedy()
-            tokens, log_probabilities = rule.draw(logits, positions), logits.float().log_softmax(-1)
+            tokens, log_probs = rule.draw(logits, positions), logits.float().log_softmax(-1)
             # One copy to the host: float64 holds ids and float32 numbers exactly.
-            record = torch.stack([tokens.double(), log_probabilities.gather(1, tokens[:, None])[:, 0].double(),
-                                  log_probabilities.amax(-1).double()]).cpu()
+            record = torch.stack([tokens.double(), log_probs.gather(1, tokens[:, None])[:, 0].double(),
+                                  log_probs.amax(-1).double()]).cpu()
         return Drawn(record[0].long(), record[1].float(), record[2].float())
 
 
@@ -118,7 +118,7 @@ class GraftedDFlashDrafter:
     2605.20104, App. F).
 
     threshold: probability of a position's most probable token below which it is unsure
-    both:      the block is kept whole, and what is retrieved branches off where it would have been cut
+    both:      the whole block is kept, and the retrieved chain is a branch where it would have been cut
     """
 
     def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:

@@ -34,7 +34,7 @@ class _Drafted:
     beam:      [b] indices of the best into this level's candidates
     hidden:    [1, b, H] the states of the beam's parents
     ancestors: [b, m] bool over the scratch rows of the levels before
-    laws:      [r, V] float32, log-probabilities after each of the r rows that the candidates follow
+    log_probs: [r, V] float32, after each of the candidates' r parents
     """
 
     tokens: Tensor
@@ -43,7 +43,7 @@ class _Drafted:
     beam: Tensor
     hidden: Tensor
     ancestors: Tensor
-    laws: Tensor
+    log_probs: Tensor
 
 
 class Eagle3Drafter:
@@ -73,7 +73,7 @@ class Eagle3Drafter:
         most = self.levels if self.top_k > 1 else min(self.levels, ask.budget - 1)      # a chain has one node a level
         for index in range(most):
             last = index == most - 1
-            verdict = policy(Level(index, levels[-1].scores, last, ask.budget, levels[-1].laws))
+            verdict = policy(Level(index, levels[-1].scores, last, ask.budget, levels[-1].log_probs))
             if last or not verdict.expand:
                 break
             self.clock.ran("draft")
@@ -94,9 +94,10 @@ class Eagle3Drafter:
     def _first(self) -> _Drafted:
         """The root's own draft step."""
         k, device = self.top_k, self.device
-        ids, gains, laws = self._children(self.memory.start)                    # [1, k]
+        ids, gains, log_probs = self._children(self.memory.start)               # [1, k]
         return _Drafted(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
-                        self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device), laws)
+                        self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device),
+                        log_probs)
 
     def _next(self, before: _Drafted, index: int) -> _Drafted:
         """One expansion of the level before; the first has index 0."""
@@ -104,19 +105,19 @@ class Eagle3Drafter:
         own = torch.eye(k, dtype=torch.bool, device=self.device)
         seen = torch.cat([before.ancestors, own], dim=1)                        # [b, (index + 1) b]
         states = self.memory.expand(before.hidden, before.tokens[before.beam], index, seen)
-        ids, gains, laws = self._children(states)                               # [b, k]
+        ids, gains, log_probs = self._children(states)                          # [b, k]
         scores = (before.scores[before.beam][:, None] + gains).flatten()        # Eq. 5
         best = scores.topk(min(k, scores.numel())).indices
         offset = 0 if index == 0 else k + (index - 1) * k * k       # pool index of the level before's first candidate
         return _Drafted(ids.flatten(), (offset + before.beam).repeat_interleave(k), scores, best,
-                        states[:, best // k], seen[best // k], laws)
+                        states[:, best // k], seen[best // k], log_probs)
 
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """states [1, b, H] -> the k best next tokens: target ids [b, k], log-probabilities [b, k] float32, and all
         log-probabilities [b, V]."""
-        laws = self.memory.log_probabilities(states)
-        gains, ids = laws.topk(self.top_k)
-        return self.network.target_ids(ids), gains, laws
+        log_probs = self.memory.log_probs(states)
+        gains, ids = log_probs.topk(self.top_k)
+        return self.network.target_ids(ids), gains, log_probs
 
     @staticmethod
     def _best(levels: list[_Drafted], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

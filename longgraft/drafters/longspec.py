@@ -41,7 +41,7 @@ class LongSpecCache(Memory):
         self.network, self.target, self.lent = network, target, Lent(target)
         self.window, weight = network.config.window, network.mlp.up_proj.weight
         self.device, self._like = weight.device, weight
-        # Both leave to torch what they are not made for: many rows, another device or dtype.
+        # Both fall back to torch for what they do not support: many rows, another device or dtype.
         kernels = target.kernels
         self.product = kernels.product if kernels else linear
         self._backend: Backend = kernels.attention if kernels else BACKENDS[choose("auto", self.device, weight.dtype)]

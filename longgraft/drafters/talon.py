@@ -108,7 +108,7 @@ class TalonDrafter:
 
     def _first(self, width: int) -> _Layer:
         """The root's own draft step."""
-        scores, ids = self.memory.log_probabilities(self.memory.start)[0].topk(width)
+        scores, ids = self.memory.log_probs(self.memory.start)[0].topk(width)
         where = self.device if self.regions.fixed else torch.device("cpu")
         return _Layer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
                       self.memory.start.expand(1, width, -1),
@@ -121,8 +121,8 @@ class TalonDrafter:
         seen = torch.cat([before.ancestors, torch.eye(n, dtype=torch.bool, device=self.device)], dim=1)
         depths = torch.cat([before.depths, torch.full((n,), index, device=before.depths.device)])
         states = self.memory.expand(before.hidden, before.tokens, index, seen, depths)
-        laws = self.memory.log_probabilities(states)
-        gains, ids = laws.topk(min(width, laws.shape[1]))                       # [n, k]: at most `width` of one parent
+        log_probs = self.memory.log_probs(states)
+        gains, ids = log_probs.topk(min(width, log_probs.shape[1]))             # [n, k]: at most `width` of one parent
         paths = (before.scores[:, None] + gains).flatten()
         scores, best = paths.topk(min(width, len(paths)))
         rank = torch.arange(len(best), device=self.device)

@@ -49,7 +49,7 @@ class Eagle3Cache(DraftCache):
         self.positions = None if self.window else network.config.max_positions
         weight = network.fc.weight
         self.device = weight.device
-        # Both leave to torch what they are not made for: many rows, another device or dtype.
+        # Both fall back to torch for what they do not support: many rows, another device or dtype.
         self.product = kernels.product if kernels else linear
         self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
@@ -120,7 +120,7 @@ class Eagle3Cache(DraftCache):
         self.root.fill_(root)
         self.committed.fill_(self.cache.length)
 
-    def log_probabilities(self, states: Tensor) -> Tensor:
+    def log_probs(self, states: Tensor) -> Tensor:
         """states [1, b, H] -> [b, V] float32, of the next token, over the draft vocabulary."""
         return self.network.logits(states[0], self.product).float().log_softmax(-1)
 

@@ -1,6 +1,6 @@
 """What a warm-up leaves behind: thresholds, the best fixed split, odds, and warm rows of the matrix, in one file.
 
-Knows files and identities; how the numbers are chosen is `longgraft.eval.checks.calibrate`'s affair.
+Knows files and identities; `longgraft.eval.checks.calibrate` chooses the numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NODES = 60      # of the tree that `split` divides
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """thresholds: tau per checkpoint; split: nodes kept of 60 when nothing is pruned; snapshot: [V + 1, K] int32; odds:
-    of graft-x."""
+    """thresholds: tau per checkpoint; split: drafted nodes kept of 60 when no gate prunes; snapshot: matrix rows
+    [V + 1, K] int32; odds: graft-x's match odds."""
 
     thresholds: Mapping[int, float] = field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
     split: int = 40
@@ -43,16 +43,15 @@ class Calibration:
         return f"{self.source}{at}: {taus}"
 
     def differs(self, settings: Mapping[str, str]) -> list[str]:
-        """How a session's settings differ from those that this was made for; what the file does not say is no word.
+        """How a session's settings differ from those that this was made for; missing fields are ignored.
 
-        settings: as `made_for` names them; not all need be there.
+        settings: any of `made_for`'s.
         """
         return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in settings.items()
                 if self.about.get(key, value) != value]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """One safetensors file, whole or not at all; `identity` names the target and tokenizer that the ids belong
-        to."""
+        """One safetensors file, written whole or not at all; `identity` names the target and tokenizer of the ids."""
         assert self.snapshot is not None
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.partial")

@@ -1,4 +1,4 @@
-"""Methods made of methods: grafting retrieved tokens onto a drafted tree.  Knows protocols only."""
+"""Proposers made of proposers: grafting retrieved tokens onto a drafted tree.  Knows protocols only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 
 class PlainDecoding:
-    """Proposes nothing: plain autoregressive decoding, in the same loop as everything else."""
+    """Proposes nothing: plain autoregressive decoding, in the same loop as other methods."""
 
     memories: tuple[Memory, ...] = ()
 
@@ -25,10 +25,9 @@ class PlainDecoding:
 
 
 class Graft:
-    """Slots that the drafter's policy gave away are filled from the retriever, at the root (arXiv 2605.20104).
+    """Slots that the drafter's policy freed are filled from the retriever, at the root (arXiv 2605.20104).
 
-    A drafter that went through all its gates is left as it is: exactly EAGLE-3's tree.  Two trees that are on the
-    device are merged there.
+    A tree that passed all gates stays as it is: exactly EAGLE-3's.  Two trees on the device are merged there.
     """
 
     def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None,
@@ -53,9 +52,9 @@ class Graft:
 
 
 class Either:
-    """One of two proposers a step: the first's tree where it is worth enough, else the second, asked only then.
+    """One of two proposers a step: the first one's tree if it is worth enough; else the second's, proposed only then.
 
-    worth: of a tree of the first; least: what it must be worth where this is asked
+    worth: of a tree of the first; least: the worth that it must have for this request
     """
 
     def __init__(self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float],
@@ -69,7 +68,7 @@ class Either:
 
 
 class WithinBudget:
-    """A proposer that is asked for `budget` nodes at most."""
+    """A proposer with a budget of at most `budget` nodes."""
 
     def __init__(self, proposer: Proposer, budget: int) -> None:
         self.proposer, self.budget, self.memories = proposer, budget, proposer.memories
@@ -79,12 +78,12 @@ class WithinBudget:
 
 
 def matched(tree: ProposalTree) -> float:
-    """Tokens of the longest match that a node was retrieved by."""
+    """Tokens of the longest match of any retrieved node."""
     return 0.0 if tree.match is None else float(tree.match.max())
 
 
 def expected(tree: ProposalTree) -> float:
-    """Tokens below the root that are expected to be accepted, by the tree's own scores."""
+    """Expected accepted tokens below the root, by the tree's own scores."""
     return float(tree.scores[1:].exp().nansum())
 
 

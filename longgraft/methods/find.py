@@ -1,6 +1,6 @@
-"""From names to methods: the registry's, those of installed packages, and those of files; what is made of them.
+"""Finds methods by name, in the registry, installed packages and files, and builds their proposers.
 
-Knows methods as values; asks for none by name.
+Knows methods as values; refers to none by name.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def installed() -> dict[str, Method]:
             method = as_method(point.load(), point.name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(f"Method {point.name!r}, registered by an installed package as {point.value!r}, cannot be "
-                             f"loaded: {error}. Mend or uninstall that package.") from error
+                             f"loaded: {error}. Fix or uninstall that package.") from error
         if method.name in METHODS or method.name in found:
-            raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which there is "
+            raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which exists "
                              "already. Uninstall it, or give its method another name.")
         found[method.name] = method
     return found
 
 
 def known() -> dict[str, Method]:
-    """The registry and what installed packages add."""
+    """The registry's methods and those of installed packages."""
     return METHODS | installed()
 
 
 def find(what: str | Method | Proposer) -> Method:
-    """A method by its name, as `FILE.py:OBJECT` or `MODULE:OBJECT`, or the object itself: a `Method`, or whatever
-    proposes.  A name may be followed by its own choices, `+name=value` each.  ValueError where there is none."""
+    """A method by its name, by `FILE.py:OBJECT` or `MODULE:OBJECT`, or the object itself: a `Method` or a `Proposer`.
+    A name may be followed by choices, `+name=value` each.  ValueError where there is no such method."""
     if not isinstance(what, str):
         return _over(as_method(what, type(what).__name__))
     what, settings = split(what)
@@ -60,13 +60,13 @@ def find(what: str | Method | Proposer) -> Method:
 
 
 def _over(method: Method) -> Method:
-    """With the needs of the method that it is over; ValueError where that is none whose nodes can be ranked."""
+    """The method with the needs of the one that it is over; ValueError unless that one is exact."""
     if not method.source:
         return method
     source = find(method.source)
     if source.promise != "exact":
-        raise ValueError(f"{method.name} cannot be over {source.name!r}, whose tokens are kept by a rule of their own "
-                         f"({source.promise}). Choose a method that is exact.")
+        raise ValueError(f"{method.name} cannot be over {source.name!r}, whose acceptance rule is not the exact one "
+                         f"({source.promise}). Choose an exact method.")
     return replace(method, needs=source.needs, fallback="")
 
 
@@ -74,7 +74,7 @@ def _found(what: str) -> Method:
     if what in METHODS:
         return METHODS[what]
     if what in RENAMED:
-        raise ValueError(f"Method {what!r} is a choice of its method now: {RENAMED[what]}.")
+        raise ValueError(f"Method {what!r} is now a choice of another one: {RENAMED[what]}. Use that.")
     if ":" in what:
         return as_method(_named(what), what)
     methods = known()
@@ -86,7 +86,7 @@ def _found(what: str) -> Method:
 
 
 def as_method(found: object, name: str) -> Method:
-    """A `Method` as it is; an object that proposes as a method of this name."""
+    """A `Method` as it is; a `Proposer` as a method of this name."""
     if isinstance(found, Method):
         return found
     if isinstance(found, Proposer) and not isinstance(found, type):
@@ -112,8 +112,8 @@ def _named(what: str) -> object:
 
 
 def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -> Proposer:
-    """The method's proposer; ValueError where something that it needs is missing.  adaptive: one that chooses its
-    budgets, where the method has one."""
+    """The method's proposer; ValueError where something that it needs is missing.  adaptive: one that chooses its own
+    budgets, if the method has one."""
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
@@ -124,6 +124,6 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
 
 
 def verifies(what: str | Method | Proposer, parts: Parts) -> Callable[[Verifier], Verifier]:
-    """What the method makes of a request's verifier; of the parts that its proposer is built of."""
+    """How the method changes a request's verifier, from the parts that its proposer is built from."""
     method = find(what)
     return method.verifies(replace(parts, choices=method.choices))

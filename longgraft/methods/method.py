@@ -1,4 +1,4 @@
-"""What a method is: a name and how its proposer is made of parts.  Knows parts and needs; knows no method."""
+"""What a method is: a name and how its proposer is built from parts.  Knows parts and needs; knows no method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longgraft.target_model.verifier import Verifier
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
 
-# Settings that a method may be given for itself (`method+name=value`), by what it is made of.
+# Settings that can be set for one method (`method+name=value`), by what it is built from.
 BUDGETED = frozenset({"budget"})
 DRAFTS = BUDGETED | {"levels", "top_k", "window"}
 
@@ -24,7 +24,7 @@ Promise = Literal["exact", "distribution", "lossy"]
 
 
 def unchanged(parts: Parts) -> Callable[[Verifier], Verifier]:
-    """Verification as it is everywhere."""
+    """The usual verification."""
     return lambda verifier: verifier
 
 
@@ -35,18 +35,18 @@ class Method:
     clause, paper: for people
     build:    from parts to a proposer
     needs:    what must be given besides the target
-    promise:  exact: in float32 the ids of plain decoding, greedy and sampled; distribution: its law; lossy: neither,
-              and kept out of lossless tables
+    promise:  exact: in float32 the ids of plain decoding, greedy and sampled; distribution: its distribution; lossy:
+              neither, and kept out of lossless tables
     budget:   nodes per verification, root included, where none is given
-    takes:    settings that can be its own
-    fallback: the method that takes its place where what it needs is not known for a target; "": none does
+    takes:    settings that can be set for this method alone
+    fallback: the method that replaces it where a need is not known for a target; "": none
     adaptive: from parts with costs to a proposer that chooses its own budgets, up to `budget`, where none is given
-    choices:  what it alone can be given, a frozen dataclass of `option`s (`longgraft.config.options`), which `build`
-              finds in `parts.choices`; None: nothing
-    usual:    the choices that its name alone stands for; None: these
-    over:     from its choices to the name of the method whose proposer, `parts.source`, takes the drafter's place, and
-              whose needs are then its own; "": none does
-    verifies: from parts to what is made of the request's verifier; only a lossy method changes it
+    choices:  options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`), which `build`
+              finds in `parts.choices`; None: none
+    usual:    the choices that its bare name stands for; None: `choices`
+    over:     from its choices to the name of the method whose proposer, `parts.source`, replaces the drafter, and
+              whose needs replace its own; "": none
+    verifies: from parts to a function that changes the request's verifier; only a lossy method changes it
     """
 
     name: str
@@ -82,18 +82,18 @@ class Method:
         return "" if self.over is None else self.over(self.choices)
 
     def choosing(self, settings: Mapping[str, str]) -> Method:
-        """With other choices, as texts by name; ValueError where it has no such choice, or not that value."""
+        """With other choices, as texts by name; ValueError where it has no such choice, or the value is not allowed."""
         known, chosen = {one.name: one for one in self.own}, {}
         for name, text in settings.items():
             if name not in known:
                 raise ValueError(f"Method {self.name!r} has no choice {name!r}. Known: {', '.join(known) or 'none'}. "
-                                 "What all methods take is an option of its own, such as --budget.")
+                                 "Settings of all methods are options of the command, such as --budget.")
             chosen[name] = known[name].parse(text)
             known[name].check(chosen[name])
         return replace(self, choices=replace(self.choices, **chosen)) if chosen else self
 
     def __str__(self) -> str:
-        """Its name with what was chosen otherwise, as `longgraft.methods.find.find` takes it."""
+        """Its name with the choices that differ from the usual, as `longgraft.methods.find.find` takes it."""
         return joined(self.name, {one.name: one.text(one.default) for one in self.own
                                   if one.default != getattr(self.usual, one.name)})
 

@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 
 class Missing(ValueError):
-    """What a method needs is not known for this target, or was not given."""
+    """A method's need is not known for this target, or was not given."""
 
 
 @dataclass(frozen=True)
 class Sources:
     """Where a method's needs come from.
 
-    drafter: a hub id or folder of a head; AUTO: the one that is known for the target; None: there is none
-    given:   hub ids, folders or files of other needs, by their names
-    tokenizer: the target's; None: ids are all there is
+    drafter: a hub id or folder of a head; AUTO: the one that is known for the target; None: no head
+    given:   hub ids, folders or files of other needs, by name
+    tokenizer: the target's; None: there is none, prompts are ids
     """
 
     target: Target
@@ -46,7 +46,7 @@ class Sources:
     tokenizer: Any = None
 
     def path(self, name: str, part: str = "") -> str | Path:
-        """Where a need of this name was said to be; of the embedded target, its embedded `part`; else `Missing`."""
+        """Where a need of this name was given; for the embedded target its embedded `part`; else `Missing`."""
         if name in self.given:
             return self.given[name]
         if part and self.target.name == EMBEDDED and embedded(part).exists():
@@ -56,8 +56,8 @@ class Sources:
 
 @dataclass(frozen=True)
 class Need(Generic[T]):
-    """name: its key; clause: what it is, for people; load: from where the user said, else `Missing` says how to give
-    it; flag: by which it is given, where that is no `--with`."""
+    """name: its key; clause: what it is, for people; load: from the given place, else `Missing` names the option; flag:
+    the option that gives it, if not `--with`."""
 
     name: str
     clause: str
@@ -66,15 +66,15 @@ class Need(Generic[T]):
 
     @property
     def switch(self) -> str:
-        """How it is given on the command line."""
+        """The option that gives it on the command line."""
         return self.flag or f"--with {self.name}=PATH"
 
 
 def check_given(given: Mapping[str, str], needs: Iterable[Need]) -> None:
-    """ValueError where something is given that none of these is."""
+    """ValueError where something is given that is not among these needs."""
     known = dict.fromkeys(need.name for need in needs if not need.flag)
     if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"--with {unknown[0]} was given, and what decodes here needs "
+        raise ValueError(f"--with {unknown[0]} was given, and the methods in use need "
                          f"{' and '.join(known) or 'nothing of that kind'}. See `longgraft methods`.")
 
 
@@ -90,7 +90,7 @@ def _head(sources: Sources) -> Eagle3Network:
 
 
 def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
-    """Where a target's head is; None where there is none, or none is known."""
+    """Where a target's head is; None without a head, or where none is known."""
     if drafter != AUTO:
         return drafter
     known = find_head(target)
@@ -98,7 +98,7 @@ def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
 
 
 def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
-    """A head in the target's precision, on its device; what has no embedding of its own shares the target's."""
+    """A head in the target's precision, on its device; one without an embedding shares the target's."""
     shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
     network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
     if network.embed_tokens is None:
@@ -107,26 +107,26 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
 
 
 def _small(sources: Sources) -> Target:
-    """A smaller model in the target's precision, on its device; ValueError where it speaks of other tokens."""
+    """A smaller model in the target's precision, on its device; ValueError where its vocabulary is another."""
     target, path = sources.target, str(sources.path("small-model", "small"))
     config = read_config(path, path)
     if sources.tokenizer is not None:
-        _same_words(sources, read_tokenizer(path, path), path)
+        _check_vocabulary(sources, read_tokenizer(path, path), path)
     loaded: Any = read_model(path, path, config, target.dtype)
     small = Target(loaded.to(target.device), path, target.attention, target.kernels)
     if sources.tokenizer is None and small.vocab_size != target.vocab_size:
         raise ValueError(f"The small model {path} has {small.vocab_size:,} tokens and {target.name} "
-                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one as large.")
+                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of equal size.")
     return small
 
 
-def _same_words(sources: Sources, theirs: Any, path: str) -> None:
-    """ValueError where an id stands for something else in the small model's tokenizer; added tokens may differ."""
+def _check_vocabulary(sources: Sources, theirs: Any, path: str) -> None:
+    """ValueError where an id stands for another token in the small model's tokenizer; added tokens may differ."""
     ours, added = sources.tokenizer.get_vocab(), sources.tokenizer.get_added_vocab()
     vocabulary = theirs.get_vocab()
     if differ := sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i):
         raise ValueError(f"The small model {path} has another tokenizer than {sources.target.name}: {len(differ):,} of "
-                         f"{len(ours):,} tokens differ, {differ[0]!r} for one. Give one of the target's family.")
+                         f"{len(ours):,} tokens differ, such as {differ[0]!r}. Give one of the target's family.")
 
 
 def _medusa(sources: Sources) -> MedusaHeads:

@@ -1,4 +1,4 @@
-"""What methods are built from: a target, what was loaded for their needs, settings, and memories that they share.
+"""What methods are built from: a target, their loaded needs, settings, and shared memories.
 
 Knows drafters, retrievers and memories; knows no method.
 """
@@ -41,9 +41,9 @@ class Shape:
     """Bounds on drafts and retrieved trees: those of a run, or of one method (`method+name=value`).
 
     levels, top_k: draft forwards of a step; beam width and branching
-    window:   tokens of its past that the drafter sees; None: what its checkpoint says
+    window:   tokens of its past that the drafter sees; None: as its checkpoint has it
     depth, width: of retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
-    online:   what a drafted level costs in verifications, where thresholds follow what is observed; None: they stay
+    online:   a drafted level's cost in verifications, for thresholds that adapt; None: fixed thresholds
     persist:  whether the matrix outlives a request
     """
 
@@ -58,15 +58,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Parts:
-    """given: what was loaded, by a need's name.
+    """Proposers that need the same memory share it, also those of two methods: `replace(parts, ...)` shares `kept`.
 
-    Two proposers that remember the same thing get one memory, also those of two methods: `replace(parts, ...)` shares
-    `kept`.
-
-    costs:    what a step costs here: needed where a controller decides
-    regions:  what a step's parts of fixed shape are recorded in
+    given:    loaded needs, by name
+    costs:    a step's costs here: needed by a controller
+    regions:  record a step's parts of fixed shape
     choices:  the method's own
-    source:   whose nodes are ranked instead of a drafter's, where the method's choices name another method
+    source:   the proposer whose nodes are ranked instead of a drafter's, where the method's choices name another method
     """
 
     target: Target
@@ -81,7 +79,7 @@ class Parts:
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
     def the(self, need: Need[T]) -> T:
-        """What was loaded for a need of the method."""
+        """The loaded need."""
         return self.given[need.name]        # type: ignore[return-value]
 
     @property
@@ -93,7 +91,7 @@ class Parts:
         """The memory of this key, made where there is none yet."""
         if key not in self.kept:
             self.kept[key] = make()
-        return self.kept[key]       # type: ignore[return-value]      # the key tells the kind
+        return self.kept[key]       # type: ignore[return-value]      # the key implies the type
 
     def history(self) -> TokenHistory:
         """All committed tokens."""
@@ -104,7 +102,7 @@ class Parts:
         return self.one(("text", order), lambda: NgramIndex(order))
 
     def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> AdjacencyMemory:
-        """The adjacency matrix.  warm: from the calibration's rows, if there are any; unseen: what stands for no token;
+        """The adjacency matrix.  warm: start from the calibration's rows, if any; unseen: the id of an empty entry;
         kind: seeded, in_order and lasting, as `AdjacencyMemory` has them."""
         snapshot = self.calibration.snapshot if warm else None
         kind = {"lasting": self.shape.persist} | kind
@@ -124,7 +122,7 @@ class Parts:
         return Eagle3Drafter(self.drafter_cache(), policy, self.shape.levels, self.shape.top_k, self.clock)
 
     def gated(self, policy: Callable[[Gates], PruningPolicy] = lambda gates: gates) -> Proposer:
-        """A drafter with the calibration's gates.  policy: what is made of them."""
+        """A drafter with the calibration's gates.  policy: from the gates to its policy."""
         thresholds, levels, cost = self.calibration.thresholds, self.shape.levels, self.shape.online
         if cost is None:
             return self.drafter(policy(Gates(thresholds)))
@@ -133,12 +131,12 @@ class Parts:
         return AdaptiveDrafter(self.drafter(policy(Gates(memory.thresholds))), memory)
 
     def retriever(self, template: Callable[[int], Template] = envelope) -> MatrixRetriever:
-        """Graft's: seeded by the prompt, refilled in the envelope's order."""
+        """Graft's: the matrix is seeded by the prompt, slots are filled in the template's order."""
         depth, width = self.shape.depth, self.shape.width
         if template is envelope and (depth or width):
             template = partial(bounded, depth=depth or DEEPEST, width=width or WIDEST)
         return MatrixRetriever(self.rows(), template, self.clock)
 
     def graft(self, drafter: Proposer, retriever: Retriever) -> Graft:
-        """The slots that a drafter gives away, filled."""
+        """A drafter whose freed slots the retriever fills."""
         return Graft(drafter, retriever, self.clock, self.regions)

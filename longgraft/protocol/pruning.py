@@ -17,22 +17,22 @@ class Level:
     scores: [c] float32 path log-probabilities of this level's candidates, on the device
     last:   whether no further level is allowed
     budget: nodes of the verified tree, root included
-    laws:   [r, V] float32 log-probabilities over the draft vocabulary after each of the candidates' r parents, which
-            have c / r candidates each, on the device
+    log_probs: [r, V] float32, of the draft vocabulary after each of the candidates' r parents, which have c / r
+            candidates each, on the device
     """
 
     index: int
     scores: Tensor
     last: bool
     budget: int
-    laws: Tensor | None = None
+    log_probs: Tensor | None = None
 
     @property
     def entropy(self) -> Tensor:
         """[1] float32, in nats: of the distribution after the best candidate's parent; computed when it is read."""
-        assert self.laws is not None, "this level's log-probabilities were not kept"
-        best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.laws))
-        return torch.special.entr(self.laws.index_select(0, best).exp()).sum(-1)
+        assert self.log_probs is not None, "this level's log-probabilities were not kept"
+        best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.log_probs))
+        return torch.special.entr(self.log_probs.index_select(0, best).exp()).sum(-1)
 
 
 @dataclass(frozen=True)

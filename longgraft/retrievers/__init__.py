@@ -1,1 +1,1 @@
-"""Proposers that run no network: they look tokens up in what was already seen."""
+"""Proposers that run no network: they look tokens up in earlier text."""

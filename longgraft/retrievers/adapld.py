@@ -1,4 +1,4 @@
-"""AdaPLD (arXiv 2606.05742): one copied chain, and beside it what the target had found probable at the same place.
+"""AdaPLD (arXiv 2606.05742): one copied chain, and branches of the tokens that the target had found probable there.
 
 Knows tokens, hidden states, embeddings and logits; knows no model.
 """
@@ -22,7 +22,7 @@ from longgraft.trees.trie import Trie
 
 @dataclass(frozen=True)
 class Likeness:
-    """Which tokens may stand for one that the text does not hold: embedding [V, H], and their least cosine with it."""
+    """Which tokens may replace one that the text does not hold: embedding [V, H], and their least cosine with it."""
 
     embedding: Tensor
     least: float
@@ -30,12 +30,12 @@ class Likeness:
 
 @dataclass(frozen=True)
 class Branches:
-    """What the target found most probable at an anchor.
+    """The tokens that the target found most probable at an anchor.
 
-    count:      of its tokens, without the one that was copied
-    final:      what left the final norm at every committed position
-    logits:     [H] -> [V]; of one anchor a step, so that nothing of the vocabulary's size is kept
-    successors: whether each is followed by one token more
+    count:      how many, without the copied one
+    final:      the final norm's output at every committed position
+    logits:     [H] -> [V]; computed for one anchor a step, so that nothing of the vocabulary's size is stored
+    successors: whether each is followed by one more token
     """
 
     count: int
@@ -45,13 +45,13 @@ class Branches:
 
     @torch.inference_mode()
     def at(self, position: int, without: Sequence[int]) -> list[int]:
-        """The `count` most probable tokens after this position, but for those."""
+        """The `count` most probable tokens after this position, except those of `without`."""
         best = self.logits(self.final.rows[position]).topk(self.count + len(without)).indices.tolist()
         return [token for token in best if token not in without][:self.count]
 
 
 class AdaPld:
-    """length: tokens copied at most.  likeness: None: the root's own token is its only anchor; branches: None: a chain.
+    """length: tokens copied at most.  likeness: None: only the root's own token is an anchor; branches: None: a chain.
 
     Where slots are few the chain has half of them, and branches the rest.
     """
@@ -76,15 +76,15 @@ class AdaPld:
             tree.add(copied, match=match)
             return
         at, = self.anchors.closest([found], len(text) - 2)
-        # What stands after a token that is merely like the root is not copied word for word.
+        # After a token that is only like the root nothing is copied.
         main = copied or (text[at + 1:at + 1 + self.length].tolist() if same else [])
-        beside = self._beside(text, at, main[:1]) if self.branches else []
+        branches = self._branches_at(text, at, main[:1]) if self.branches else []
         slots = tree.budget - 1
-        tree.add(main[:max(slots - sum(map(len, beside)), (slots + 1) // 2)], match=match or 1)
-        for branch in beside:
+        tree.add(main[:max(slots - sum(map(len, branches)), (slots + 1) // 2)], match=match or 1)
+        for branch in branches:
             tree.add(branch)
 
-    def _beside(self, text: np.ndarray, at: int, copied: Sequence[int]) -> list[list[int]]:
+    def _branches_at(self, text: np.ndarray, at: int, copied: Sequence[int]) -> list[list[int]]:
         """Branches, the most probable first, each with its successor where it has one."""
         assert self.branches is not None
         tokens = self.branches.at(at, copied)
@@ -92,12 +92,12 @@ class AdaPld:
             return [[token] for token in tokens]
         found = {token: group for token, (group, _) in zip(tokens, self._anchors(text, tokens), strict=True)
                  if len(group)}
-        # A branch has no context of its own yet: the anchor's, which it would follow, takes its place.
+        # A branch has no hidden state yet: its anchor's is compared instead.
         places = dict(zip(found, self.anchors.closest([*found.values()], at), strict=True)) if found else {}
         return [[token, int(text[places[token] + 1])] if token in places else [token] for token in tokens]
 
     def _anchors(self, text: np.ndarray, tokens: Sequence[int]) -> list[tuple[np.ndarray, bool]]:
-        """For each token (its anchors, whether it is the token itself that stands there)."""
+        """For each token (its anchors, whether they hold the token itself)."""
         found = {token: (self.anchors.of(text, token), True) for token in tokens}
         missing = [token for token, (group, _) in found.items() if not len(group)]
         missing = [token for token in missing if token not in self.anchors.never]

@@ -18,23 +18,22 @@ from longgraft.retrievers.suffix_decoding import occurrences
 from longgraft.runtime.devices import sent
 
 LEAST, LONGEST = 2, 32      # tokens of a match in a prediction, which has no hidden states to compare
-MOST = 4096     # anchors of one token whose contexts are compared, the newest: what a step may cost is bounded
+MOST = 4096     # newest anchors of one token whose contexts are compared: it bounds a step's cost
 
 
 class Anchors:
-    """text: [t + 1] int64, the root last; anchors are positions from 1 to t - 1, ascending: before each there is a
-    context.
+    """text: [t + 1] int64, the root last; anchors are positions from 1 to t - 1, ascending: each has a context.
 
-    context:  of which position j's row is what the target knew there
-    never:    tokens that are no anchors: ends and fillers, whose neighbours have nothing to do with one another
+    context:  row j is the target's hidden state at position j
+    never:    tokens that are never anchors: end and padding tokens, whose neighbours are unrelated
     """
 
     def __init__(self, history: TokenHistory, context: HiddenStates, never: Set[int] = frozenset()) -> None:
         self.history, self.context, self.never = history, context, never
 
     def after_prediction(self, text: np.ndarray, length: int) -> tuple[list[int], int]:
-        """(up to `length` tokens that followed the longest end of the text in a prediction, the newest of them; that
-        match's tokens); none and 0 where it is too short."""
+        """(up to `length` tokens that followed the text's longest match in a prediction, its last occurrence; tokens of
+        that match); none and 0 where it is too short."""
         before = self.history.before()
         places, matches = occurrences(before, text[-LONGEST:])
         if not len(places) or matches.max() < LEAST:
@@ -43,14 +42,14 @@ class Anchors:
         return unbroken(before[at:at + length]).tolist(), int(matches.max())
 
     def of(self, text: np.ndarray, token: int) -> np.ndarray:
-        """[m] where this token stands."""
+        """[m] positions of this token."""
         if token in self.never:
             return np.empty(0, dtype=np.int64)
         return (np.flatnonzero(text[1:-1] == token) + 1)[-MOST:]
 
     @torch.inference_mode()
     def like(self, text: np.ndarray, tokens: Sequence[int], embedding: Tensor, least: float) -> list[np.ndarray]:
-        """For each of these tokens [m] where one stands whose embedding has a cosine of `least` or more with its own.
+        """For each of these tokens [m] positions of tokens whose embedding's cosine with its own is at least `least`.
 
         embedding: [V, H]; its rows of the distinct tokens of the text are compared, in one product.
         """
@@ -64,8 +63,8 @@ class Anchors:
 
     @torch.inference_mode()
     def closest(self, groups: Sequence[np.ndarray], position: int) -> list[int]:
-        """Of each group of anchors the one before which the context is most like that at `position`; all are compared
-        in one product, and one wait."""
+        """Of each group of anchors the one whose context is most like that at `position`; all are compared in one
+        product, with one device sync."""
         rows = self.context.rows
         before = torch.from_numpy(np.concatenate(groups) - 1)
         likeness = cosines(rows[sent(before, rows.device)].float(), rows[position:position + 1].float())[:, 0].cpu()
@@ -74,6 +73,6 @@ class Anchors:
 
 
 def cosines(rows: Tensor, others: Tensor) -> Tensor:
-    """rows [m, H], others [n, H] float32 -> [m, n]; of what is nothing 0."""
+    """rows [m, H], others [n, H] float32 -> [m, n]; 0 for rows of zeros."""
     norms = torch.linalg.vector_norm(rows, dim=-1)[:, None] * torch.linalg.vector_norm(others, dim=-1)
     return rows @ others.T / norms.clamp(min=1e-20)

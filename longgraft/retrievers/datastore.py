@@ -1,6 +1,6 @@
-"""Text to be looked up: tokens and their sorted places, in one file that is mapped, not read.
+"""REST's datastore (arXiv 2311.08252): tokens and their suffix array, in one file that is mapped, not read.
 
-REST's datastore (arXiv 2311.08252).  Knows ids and files; knows no tokenizer and no model.
+Knows ids and files; knows no tokenizer and no model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from longgraft.config.file_errors import reason
 
 VERSION = "1"
-SORTED = 32     # tokens by which places are sorted: no context and what is copied after it are longer
+SORTED = 32     # tokens by which places are sorted: a match and its continuation together are no longer
 MOST = 2 ** 31 - 1
 
 
@@ -36,7 +36,7 @@ class Datastore:
             raise ValueError(f"The text has {len(tokens):,} tokens; a datastore holds 1 to {MOST:,}. Give other files.")
         order = rank = np.unique(tokens, return_inverse=True)[1]
         for done in progress([2 ** n for n in range(SORTED.bit_length() - 1)]):
-            # By the first `done` tokens places have ranks; those of the next ones are further on.  Past the end: 0.
+            # Ranks are by the first `done` tokens; those by the next `done` are that far on, 0 past the end.
             key = rank.astype(np.int64) * (len(rank) + 1)
             key[:-done] += rank[done:] + 1
             order = np.argsort(key, kind="stable")
@@ -44,10 +44,10 @@ class Datastore:
         return cls(tokens.astype(np.int32), order.astype(np.int32))
 
     def longest(self, context: Sequence[int], longest: int, shortest: int) -> tuple[int, slice]:
-        """(tokens of the longest end of the context that is here, its places as a part of `order`); (0, none of it)."""
+        """(tokens of the context's longest match, its places as a slice of `order`); (0, an empty slice) if none."""
         match, found = 0, slice(0, 0)
         low, high = shortest, min(longest, len(context))
-        while low <= high:      # what ends a longer match matches, too
+        while low <= high:      # shorter ends of a match match, too
             n = (low + high) // 2
             part = self.find(context[-n:])
             if part.start < part.stop:
@@ -57,7 +57,7 @@ class Datastore:
         return match, found
 
     def find(self, string: Sequence[int]) -> slice:
-        """Where it occurs, as a part of `order`."""
+        """Where it occurs, as a slice of `order`."""
         n, wanted = len(string), list(string)
 
         def there(place: int) -> list[int]:
@@ -69,7 +69,7 @@ class Datastore:
         return slice(first, bisect_right(self.order, wanted, lo=first, key=there))
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """One safetensors file, whole or not at all; `identity` says whose ids these are."""
+        """One safetensors file, written whole or not at all; `identity` names the tokenizer of the ids."""
         from safetensors.numpy import save_file
 
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""LogitSpec (arXiv 2507.01449): tokens that were probable at the position that produced the root are guessed after it.
+"""LogitSpec (arXiv 2507.01449): guesses after the root are the top-k at the position that produced the root.
 
-Knows tokens and the last row's top-k; knows no model.
+Knows tokens and that top-k; knows no model.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from longgraft.trees.trie import Trie
 
 
 class LastTopK(Memory):
-    """The top `width` of the newest committed position: past, so that guesses made of it cost no exactness."""
+    """The top-k at the position that produced the root: observed before it is used, so that decoding stays exact."""
 
-    name = "last row"
+    name = "last top-k"
 
     def __init__(self, width: int) -> None:
         self.width, self.wants = width, Wants(topk=width)
-        self._row: Tensor | None = None
+        self._topk: Tensor | None = None
 
     @property
     def tokens(self) -> list[int]:
         """[K], best first; none before the first observation."""
-        return [] if self._row is None else self._row[:self.width].tolist()
+        return [] if self._topk is None else self._topk[:self.width].tolist()
 
     def reset(self, capacity: int) -> None:
-        self._row = None
+        self._topk = None
 
     def observe(self, seen: Observation) -> None:
         last, row = int(seen.path[-1]), None
@@ -42,18 +42,18 @@ class LastTopK(Memory):
         if seen.ranked is None:
             row = seen.topk[last]
         elif len(seen.ranked) and int(seen.ranked[-1]) == last:
-            row = seen.topk[-1]         # else the prompt goes on, and has this token once more
-        self._row = row
+            row = seen.topk[-1]         # else the prompt goes on, and its next chunk repeats this token
+        self._topk = row
 
     def state(self) -> Tensor | None:
-        return self._row
+        return self._topk
 
     def restore(self, state: Tensor | None) -> None:
-        self._row = state
+        self._topk = state
 
 
 class Rounds(Memory):
-    """The text's size after the prompt and after each verified tree: how much the official pool knew, and when."""
+    """The text's size after the prompt and after each verified tree: what the official pool held, and when."""
 
     name = "rounds"
 
@@ -88,23 +88,23 @@ class Rounds(Memory):
         return np.minimum(length, sizes[np.maximum(first, last)] - ends)
 
 
-WIDTH = 64                          # of the last row, and nodes of the tree, root included: the official capacity
-KEPT = ((8, 4), (32, 3))            # tokens of a guess with what follows it, by its rank at most; else the guess alone
+WIDTH = 64                  # of the last top-k, and nodes of the tree, root included: the official capacity
+KEPT = ((8, 4), (32, 3))    # (highest rank, tokens of a guess with its continuation); above, the guess alone
 
 
 class LogitSpec:
-    """The continuation of the root's longest n-gram, then the last row's other tokens, each with its continuation.
+    """The continuation of the root's longest n-gram, then the last top-k's other tokens, each with its continuation.
 
     max_ngram, length: 3 and 20, the official settings.  The official tree holds a guess twice where the continuation
-    begins with it, too; here both are one node, and its slot stays empty, so that as much is accepted as there.
+    also begins with it; here both are one node, and the second slot stays empty, so that acceptance is the same.
     """
 
-    def __init__(self, history: TokenHistory, row: LastTopK, vocab_size: int, max_ngram: int = 3, length: int = 20,
+    def __init__(self, history: TokenHistory, topk: LastTopK, vocab_size: int, max_ngram: int = 3, length: int = 20,
                  clock: Clock | None = None) -> None:
-        self._history, self._row, self._rounds = history, row, Rounds()
-        self.memories = (history, row, self._rounds)
+        self._history, self._topk, self._rounds = history, topk, Rounds()
+        self.memories = (history, topk, self._rounds)
         self.max_ngram, self.length, self.clock = max_ngram, length, clock or Clock()
-        # Of each guess its place; of all other tokens, and last of what is no token, -1.
+        # Of each guess its rank; -1 for all other tokens, and last for ids that are no token.
         self._slot = np.full(vocab_size + 1, -1, dtype=np.int64)
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -124,8 +124,8 @@ class LogitSpec:
         return self._rounds.pooled(ends, ngram, self.length, len(self._history.before()))
 
     def _guesses(self, text: np.ndarray, root: int) -> Iterator[tuple[int, list[int], int]]:
-        """(the last row's next token, what followed it, tokens of that match), the most probable first."""
-        guesses, most = self._row.tokens, KEPT[-1][0] + 1       # beyond, they stand alone
+        """(a token of the last top-k, its continuation, tokens of that match), the most probable first."""
+        guesses, most = self._topk.tokens, KEPT[-1][0] + 1       # lower ranks get no continuation
         known = self._after(text, guesses[:most])
         for rank, guess in enumerate(guesses):
             if guess != root:
@@ -134,16 +134,16 @@ class LogitSpec:
                 yield guess, unbroken(text[at:at + min(kept - 1, pooled)]).tolist(), match
 
     def _after(self, text: np.ndarray, guesses: Sequence[int]) -> list[tuple[int, int, int]]:
-        """For each guess: (index of what followed the longest n-gram that ends with root and guess, how many of it are
-        pooled, the n-gram's tokens)."""
+        """For each guess: (index after the longest n-gram that ends with root and guess, pooled tokens from there, the
+        n-gram's tokens)."""
         size, m = len(text) - 1, len(guesses)
         found = np.zeros((m, 3), dtype=np.int64)
         self._slot[guesses] = np.arange(m)
         slots = self._slot[text[:size]]
         self._slot[guesses] = -1
-        guessed = np.flatnonzero(slots[:max(0, size - 1)] >= 0)     # where one stands, and something follows
+        guessed = np.flatnonzero(slots[:max(0, size - 1)] >= 0)     # occurrences of guesses that something follows
         for n in range(1, self.max_ngram + 1):
-            if n > 1:       # of these those before which the text's end stands, too
+            if n > 1:       # of these, those before which the text's end occurs
                 before = guessed - (n - 1)
                 guessed = guessed[(before >= 0) & (text[before] == text[size - (n - 2)]) & (text[before] >= 0)]
             pooled = self._pooled(guessed + 1, n)
@@ -173,9 +173,9 @@ def continuation(text: np.ndarray, max_ngram: int,
 
 
 def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
-    """[count] int64: for each key the last index of its largest `pooled`; -1 where it has none.
+    """[count] int64: for each key the last index of its largest `pooled`; -1 for a key without any.
 
-    keys, pooled: [k] int64.  The official pool's rule: a continuation gives way to one that is as long.
+    keys, pooled: [k] int64.  The official pool's rule: a later continuation replaces one of the same length.
     """
     found = np.full(count, -1, dtype=np.int64)
     order = np.argsort(pooled, kind="stable")

@@ -24,11 +24,11 @@ Row = tuple[int, ...]
 
 class Trajectories(Memory):
     """ngram: tokens of an n-gram; width: columns of the full window, 0 for none; most: n-grams kept of each first
-    token; from_prompt: whether the text gives n-grams, too
+    token; from_prompt: whether n-grams are also taken from the text
 
-    The first row, whose column 0 is the root, begins as tokens of the prompt drawn with a fixed seed.  Each step gives
-    one more row, until there are `ngram` - 1; from then on each column gives an n-gram, the first row leaves, and the
-    window moves on by one token, however many were accepted (the authors' ALWAYS_FWD_ONE).
+    The first row, whose column 0 is the root, begins as tokens of the prompt drawn with a fixed seed.  Each step adds a
+    row, until there are `ngram` - 1; from then on each column gives an n-gram, the first row is dropped, and the window
+    moves on by one token, however many were accepted (the authors' ALWAYS_FWD_ONE).
     """
 
     name = "trajectories"
@@ -43,7 +43,7 @@ class Trajectories(Memory):
         self._prompt = 0
         self._rows: tuple[Row, ...] | None = None
         self._pool: dict[int, tuple[Row, ...]] = {}
-        self._before: list[tuple[int, tuple[Row, ...]]] = []        # what an n-gram's entry had been, for `rewind`
+        self._before: list[tuple[int, tuple[Row, ...]]] = []        # an n-gram's entry before a change, for `rewind`
 
     def observe_prediction(self, tokens: Tensor) -> None:
         text = tokens.tolist()
@@ -52,13 +52,13 @@ class Trajectories(Memory):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The window below the root: the first row has a token less than the others, for the root is its column 0."""
+        """The window below the root: the first row is one token shorter than others: its column 0 is the root."""
         if self._rows is None:
             self._rows = (self._begin(),) if self.width else ()
         return self._rows
 
     def after(self, token: int) -> tuple[Row, ...]:
-        """What followed it in n-grams, the newest last."""
+        """What follows this token in n-grams, the newest last."""
         return self._pool.get(token, ())
 
     def observe(self, seen: Observation) -> None:
@@ -75,7 +75,7 @@ class Trajectories(Memory):
                 self._learn(tuple(self._text[-self.ngram:]))
 
     def _begin(self) -> Row:
-        """A token more for every row that is still missing: each step that adds one leaves a column behind."""
+        """One extra token per missing row: each step that adds a row drops a column."""
         places = torch.randint(max(1, self._prompt), (self.width + self.ngram - 3,),
                                generator=torch.Generator().manual_seed(0))
         return tuple(self._text[place] for place in places.tolist())
@@ -83,24 +83,24 @@ class Trajectories(Memory):
     def _advance(self, tree: ProposalTree, draws: list[int]) -> None:
         """draws: the target's most probable token after each node.
 
-        A cell that was not verified, for want of slots or of tokens that are left, says what it said before.
+        A cell that was not verified, for want of slots or of remaining tokens, keeps its token.
         """
         rows, root = self.rows, int(tree.tokens[0])
         nodes = cells(rows, tree.children)
-        # One row: the root's own draw is no guess.
+        # One row: the root's own draw is the next root, not a guess.
         last = (root, *rows[0]) if len(rows) == 1 else rows[-1]
-        said = tuple(token if node is None else draws[node] for token, node in zip(last, nodes, strict=True))
+        drawn = tuple(token if node is None else draws[node] for token, node in zip(last, nodes, strict=True))
         if len(rows) < self.ngram - 1:
-            self._rows = (*(row[1:] for row in rows), said[1:])
+            self._rows = (*(row[1:] for row in rows), drawn[1:])
             return
         for column, first in enumerate((root, *rows[0])):
             if nodes[column] is not None:
-                self._learn((first, *(row[column] for row in rows[1:]), said[column]))
-        below = (*rows[1:], said)
+                self._learn((first, *(row[column] for row in rows[1:]), drawn[column]))
+        below = (*rows[1:], drawn)
         self._rows = (below[0][1:], *below[1:])
 
     def _learn(self, gram: Row) -> None:
-        """The newest of its first token; the oldest leaves where there are too many."""
+        """Add the newest n-gram of its first token; drop the oldest of too many."""
         first, rest = gram[0], gram[1:]
         had = self.after(first)
         self._before.append((first, had))
@@ -128,8 +128,8 @@ class Trajectories(Memory):
 
 
 def cells(rows: tuple[Row, ...], children: Mapping[tuple[int, int], int]) -> list[int | None]:
-    """For each column of the window's last row, the root's among them: its node in a tree with these children, by the
-    way down to it; None where the tree does not have it."""
+    """For each column of the window's last row, the root's included: its node in a tree with these children, by the
+    path to it; None where the tree lacks it."""
     nodes: list[int | None] = [0]
     for token in rows[0]:
         nodes.append(_child(children, nodes[-1], token))
@@ -145,7 +145,7 @@ def _child(children: Mapping[tuple[int, int], int], node: int | None, token: int
 class Lookahead:
     """The window, then the n-grams that begin with the root, the newest first.
 
-    Where slots are few n-grams give way first, down to one; then the window's far columns, all rows of each.
+    Where slots are few n-grams are dropped first, down to one; then the window's far columns, all rows of each.
     """
 
     def __init__(self, memory: Trajectories, clock: Clock | None = None) -> None:

@@ -1,4 +1,4 @@
-"""PLD+ (arXiv 2412.01447): of all places where the root's token stands, copy from the one in the most similar context.
+"""PLD+ (arXiv 2412.01447): of all occurrences of the root's token, copy after the one with the most similar context.
 
 Knows tokens and hidden states.
 """

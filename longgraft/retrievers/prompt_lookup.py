@@ -15,7 +15,7 @@ class PromptLookup:
     """The official rule: n-grams of 3, 2, 1 tokens, the earliest match whose `length` followers all exist.
 
     max_ngram, length: 3 and 10, the official settings; a smaller budget copies less.
-    latest: of the matches take the last instead of the first
+    latest: take the last match instead of the first
     """
 
     def __init__(self, history: TokenHistory, max_ngram: int = 3, length: int = 10, clock: Clock | None = None,
@@ -32,8 +32,8 @@ class PromptLookup:
 
 
 def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = False) -> np.ndarray:
-    """history [t + 1] int64, its last token the root, negative between texts -> [length] tokens that followed, or
-    none."""
+    """history [t + 1] int64, its last token the root, negative between texts -> [length] tokens that followed, or none.
+    """
     size, gaps = len(history), np.flatnonzero(history < 0)
     own = size - 1 - gaps[-1] if len(gaps) else size
     for n in range(min(max_ngram, own), 0, -1):
@@ -44,7 +44,7 @@ def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = Fals
         same = np.ones(starts, dtype=bool)
         for offset in range(n):
             same &= history[offset:offset + starts] == history[size - n + offset]
-        for gap in gaps:        # nor is anything copied from over a text's end
+        for gap in gaps:        # copies never cross a text's end
             same[max(0, gap - n - length + 1):gap + 1] = False
         found = starts - 1 - int(same[::-1].argmax()) if latest else int(same.argmax())
         if same[found]:

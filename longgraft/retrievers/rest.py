@@ -1,5 +1,4 @@
-"""What followed the text's end in a datastore, or in a prediction, its most frequent continuations as a tree: REST
-(arXiv 2311.08252).
+"""REST (arXiv 2311.08252): the most frequent continuations of the text's end in a datastore or a prediction, as a tree.
 
 Knows datastore and history; knows no file.
 """
@@ -18,30 +17,30 @@ from longgraft.retrievers.datastore import SORTED, Datastore
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
-ENDED = -1      # no token: the datastore ends
+ENDED = -1      # not a token: behind a text's end
 
 
 @dataclass(frozen=True)
 class RestChoices:
-    """What is looked up."""
+    """Choices of a lookup."""
 
     longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    shortest: int = option(2, "And at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    hits: int = option(5000, "Occurrences that are read; of more, as many evenly spaced", low=1, high=10 ** 6,
-                       source="REST")
-    length: int = option(10, "Tokens that are read of each", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: int = option(2, "Tokens of a match at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    hits: int = option(5000, "Occurrences that are read at most, evenly spaced where there are more", low=1,
+                       high=10 ** 6, source="REST")
+    length: int = option(10, "Tokens read after each", unit="tokens", low=1, high=SORTED // 2, source="REST")
 
     def __post_init__(self) -> None:
         check(self)
         if self.shortest > self.longest:
-            raise ValueError(f"Matches of {self.shortest} tokens at least and {self.longest} at most were asked for, "
-                             "which none is. Lower shortest or raise longest.")
+            raise ValueError(f"shortest is {self.shortest} and longest is {self.longest}, so that no match fits. Lower "
+                             "shortest or raise longest.")
 
 
 class RestRetriever:
     """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences.
 
-    A prediction is a datastore of its own; of equal matches its counts.
+    A prediction is a datastore of its own; of equal matches the prediction's is used.
     """
 
     def __init__(self, history: TokenHistory, store: Datastore, lookup: RestChoices | None = None,
@@ -86,7 +85,7 @@ class RestRetriever:
         ends[ends == 0] = len(rows)         # where the next run is a deeper one's first
         counts = np.where(rows[starts, depths] == ENDED, 0, ends - starts)
         tokens, parents, scores = [ask.root], [-1], [0.0]
-        nodes = np.zeros(len(rows), dtype=np.int64)     # each row's deepest so far: depths ascend
+        nodes = np.zeros(len(rows), dtype=np.int64)     # each row's deepest node so far: depths ascend
         for n in _most_frequent(counts, ask.budget - 1).tolist():
             depth, start = int(depths[n]), int(starts[n])
             parents.append(int(nodes[start]))
@@ -98,7 +97,7 @@ class RestRetriever:
 
 
 def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
-    """Ascending indices of the `most` largest counts above 0; of those that tie, the first: parents, where indices
+    """Ascending indices of the `most` largest counts above 0; of ties the first, which keeps parents, since indices
     ascend with depth."""
     if len(counts) > most:
         least = np.partition(counts, -most)[-most]

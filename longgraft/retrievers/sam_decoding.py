@@ -1,4 +1,4 @@
-"""What followed the first occurrence of the longest match, as a chain: SAM-Decoding (arXiv 2411.10666).
+"""SAM-Decoding (arXiv 2411.10666): what followed the first occurrence of the longest match, as a chain.
 
 Knows the automaton; knows no drafter.
 """
@@ -17,7 +17,7 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ProposalTree
 
-LINK = -1       # no token: a suffix link was changed
+LINK = -1       # in the undo log, instead of a token: a suffix link was changed
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class _Mark:
 class SuffixAutomaton(Memory):
     """The textbook's, online: a state stands for all strings that end at the same places of the text.
 
-    Of a state: its transitions, its suffix link, the length of its longest string, and where that had first ended.  The
-    longest end of the text that occurred before is the suffix link of the whole text's state, so no match is carried
-    along.  From the first mark on, what a token changes in older states is written down, to be taken back.
+    A state has transitions, a suffix link, the length of its longest string, and where that first ended.  The whole
+    text's state links to the longest end of the text that occurred before, so that no match is stored.  From the first
+    mark on, changes of older states are logged for `rewind`.
     """
 
     name = "automaton"
@@ -48,11 +48,11 @@ class SuffixAutomaton(Memory):
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._end = [-1], [0], [0]
         self._last = 0
-        self._undo: list[tuple[int, int, int]] | None = None      # (state, token, where it led: -1 nowhere); LINK
+        self._undo: list[tuple[int, int, int]] | None = None      # (state, token or LINK, where it led: -1 nowhere)
 
     def observe_prediction(self, tokens: Tensor) -> None:
         self.extend(tokens.tolist())
-        # One of its kind: no string with it comes again.
+        # A unique separator: no string with it occurs again.
         self.extend([LINK - 1 - len(self.text)])
 
     def observe(self, seen: Observation) -> None:
@@ -64,10 +64,10 @@ class SuffixAutomaton(Memory):
         return found[:next((n for n, token in enumerate(found) if token < 0), len(found))]
 
     def after(self, root: int, least: int = 0) -> tuple[int, int]:
-        """(tokens of the longest earlier occurrence of what the text and `root` end with, index of the token that
-        followed where it was first); (0, length of the text) without one.
+        """(tokens of the longest earlier match of the end of text and `root`, index after its first occurrence);
+        (0, length of the text) without one.
 
-        least: where fewer than so many tokens follow, the place is that of a shorter match, if there is one
+        least: where fewer tokens follow, the index is that of a shorter match, if there is one
         """
         state = max(self._link[self._last], 0)
         while state and root not in self._next[state]:
@@ -98,7 +98,7 @@ class SuffixAutomaton(Memory):
             self._last = whole
 
     def _split(self, known: int, state: int, token: int) -> int:
-        """A state of its own for those strings of `known` that end here, too."""
+        """Split off a state for those strings of `known` that also end here."""
         follow, link = self._next, self._link
         part = self._state(follow[known].copy(), self._length[state] + 1, self._end[known], link[known])
         undo = [] if self._undo is None else self._undo

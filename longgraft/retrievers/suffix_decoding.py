@@ -1,9 +1,9 @@
-"""What most often followed the text's end, in this request and in earlier answers: SuffixDecoding (arXiv 2411.04975).
+"""SuffixDecoding (arXiv 2411.04975): what most often followed the text's end, in this request and in earlier answers.
 
-Its suffix trees with counts are searched for in the text itself: a node is the set of places where a string occurs, and
-all nodes on the way to the longest match are found by one comparison with the text and ever fewer gathers.  Counts, and
-so drafts, are those of the authors' trees, except that no draft ends at a deepest level, and that long matches are told
-apart at the newest COMPARED places only.
+The authors' suffix trees with counts are computed from the text itself: a node is the set of places where a string
+occurs, and all nodes up to the longest match are found by one comparison with the text and ever smaller gathers.
+Counts, and so drafts, are those of the authors' trees, except that no draft ends at a depth limit, and that long
+matches are distinguished at the newest COMPARED places only.
 
 Knows texts as arrays; knows no model.
 """
@@ -25,12 +25,12 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 AUTHORS = "ArcticInference's default"
-SIFTED = 4      # tokens of a match that are compared one after the other; few places are left for the others, at once
-COMPARED = 512  # places, the newest, of which longer matches are known: a text that repeats itself has thousands
+SIFTED = 4      # tokens of a match that are compared one at a time; the rest at once, at the few places left
+COMPARED = 512  # newest places at which longer matches are compared: a repetitive text has thousands
 
 
 class Text(Protocol):
-    """A memory of tokens, in order."""
+    """A memory that holds tokens in order."""
 
     def whole(self, root: int) -> np.ndarray:
         """[t + 1] int64, the root last; negative where there is no token."""
@@ -38,12 +38,12 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class Speculation:
-    """How much is drafted of what was found."""
+    """How many tokens are drafted after a match."""
 
-    depth: int = option(64, "Tokens that a match is counted to", unit="tokens", low=1, high=4096, source=AUTHORS)
+    depth: int = option(64, "Tokens of a match at most", unit="tokens", low=1, high=4096, source=AUTHORS)
     factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
     offset: float = option(0.0, "Drafted tokens beyond those", low=-64, high=64, source=AUTHORS)
-    least: float = option(0.1, "Probability that a drafted path has at least", low=0, high=1, source=AUTHORS)
+    least: float = option(0.1, "Least probability of a drafted path", low=0, high=1, source=AUTHORS)
 
     def __post_init__(self) -> None:
         check(self)
@@ -55,7 +55,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class _Draft:
-    """match: of its context; tokens, parents, probabilities: of the nodes below the root, whose own index is 0."""
+    """match: tokens of the context's match; tokens, parents, probabilities: of the nodes below the root, index 0."""
 
     match: int
     tokens: list[int]
@@ -64,7 +64,7 @@ class _Draft:
 
     @property
     def score(self) -> float:
-        """Tokens that are accepted if counts are probabilities."""
+        """Expected accepted tokens, if counts are probabilities."""
         return sum(self.probabilities)
 
 
@@ -72,7 +72,7 @@ NOTHING = _Draft(0, [], [], [])
 
 
 class SuffixDecoding:
-    """The better draft of several texts' by expected tokens, the first one's where they tie; scores are counts'."""
+    """The best of several texts' drafts by expected tokens, the first of ties; scores are log shares of counts."""
 
     def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None, clock: Clock | None = None) -> None:
         self.memories: tuple[Memory, ...] = texts       # type: ignore[assignment]
@@ -92,22 +92,22 @@ class SuffixDecoding:
 
 
 def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int) -> _Draft:
-    """The draft of `most` tokens or fewer, of all matches of the context's end in the text, whose score is highest; of
-    the longest such match."""
+    """The draft of at most `most` tokens with the highest score, over all matches of the context's end in the text; of
+    ties that of the longest match."""
     places, matches = occurrences(text, context)
     best = NOTHING
-    # Between two of these lengths the places are the same, and the longer match may draft more.
+    # Lengths between these have the same places as the next longer one, which may draft more.
     for match in np.unique(matches)[::-1].tolist():
         tokens = min(most, rule.tokens(match))
-        if best.score >= tokens:        # nor can a shorter one do better
+        if best.score >= tokens:        # no shorter match can score more
             break
         best = max(best, _draft(text, places[matches >= match], match, tokens, rule.least), key=lambda d: d.score)
     return best
 
 
 def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(where in the text what ends the context has ended, ascending, as indices of what followed; the lengths of these
-    matches).  The text's own end is among them: a node of a suffix tree counts it, too."""
+    """(indices in the text that follow a match of the context's end, ascending; tokens of each match).  The text's own
+    end is included, as a node of a suffix tree counts it."""
     places = np.flatnonzero(text == context[-1]) + 1
     matches, alive = np.ones(len(places), dtype=np.int64), np.arange(len(places))
     for n in range(1, min(SIFTED, len(context))):

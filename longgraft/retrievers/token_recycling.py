@@ -1,4 +1,4 @@
-"""Retrieval from the adjacency matrix: a static tree of ranks, filled with the tokens that the rows hold.
+"""Retrieval from the adjacency matrix: a static tree of ranks, filled with the rows' tokens.
 
 Knows rows and templates; knows no drafter.  Graft (arXiv 2605.20104, Eq. 10), Token Recycling (2408.08696).
 """
@@ -21,9 +21,9 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 
 class MatrixRetriever:
-    """shape: free slots -> the nodes to look up, best first.
+    """shape: free slots -> the template of nodes to look up, best first.
 
-    Where the rows' regions are fixed, what is found for up to 64 nodes stays on the device.
+    Where the memory's regions are fixed, trees of up to 64 nodes stay on the device.
     """
 
     def __init__(self, rows: AdjacencyMemory, shape: Callable[[int], Template] = envelope,
@@ -49,7 +49,7 @@ class MatrixRetriever:
 
     @torch.inference_mode()
     def candidates(self, root: int, slots: int) -> Tree:
-        """The live nodes of `shape(slots)`: those of unseen rows, and what hangs below them, are left out."""
+        """The nodes of `shape(slots)`, without those of unseen rows and their descendants."""
         if slots < 1:
             return ProposalTree.root_only(root)
         with self.clock.part("retrieve"):
@@ -68,7 +68,7 @@ def _pattern(template: Template, device: torch.device) -> Pattern:
 
 
 def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:
-    """Seen nodes with distinct siblings (rows of zeros repeat a token; the first of them stands for all)."""
+    """Seen nodes with distinct siblings (rows of zeros repeat a token; the first of them is kept)."""
     place, known = {0: 0}, {}
     kept, parents = [tokens[0]], [-1]
     for node in range(1, len(tokens)):

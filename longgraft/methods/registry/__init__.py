@@ -1,4 +1,4 @@
-"""Every method of this library, one expression over proposers each; no code outside asks for a method by name."""
+"""Every method of this library, each one expression over proposers; no code outside refers to a method by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PARTS = (graft_x, graft, lookup, retrieval, dynamic_trees, chains, blocks, long_
 
 METHODS: dict[str, Method] = {method.name: method for part in PARTS for method in part.METHODS}
 
-# Names of 0.1.0 that were ablations: choices of their method now.
+# Ablations that had names in 0.1.0 and are choices of their method now.
 RENAMED = {
     "eagle3-window": "eagle3+window=2048",
     "graft-root": "graft+pruning=none+retrieved=20",

@@ -22,10 +22,10 @@ TAKES = BUDGETED | {"window"}
 
 @dataclass(frozen=True)
 class DFlashChoices:
-    """What can be chosen of a drafted chain."""
+    """Choices of `dflash`."""
 
-    coupled: bool = option(False, "draw the drafted tokens with the noise of the request's own draws, instead of the "
-                                  "most probable ones")
+    coupled: bool = option(False, "draw drafted tokens with the noise of the request's own draws, not as the "
+                                  "most probable tokens")
 
     def __post_init__(self) -> None:
         check(self)
@@ -33,11 +33,11 @@ class DFlashChoices:
 
 @dataclass(frozen=True)
 class GraftedDFlashChoices(DFlashChoices):
-    """What can be chosen of a chain with a retrieved tail."""
+    """Choices of `graft-dflash`."""
 
     threshold: float = option(0.35, "probability of a drafted token below which the block is cut", low=0.0, high=1.0)
-    both: bool = option(False, "keep the whole block, and the chain from the matrix as a branch where it is unsure: "
-                               "wants a budget of 24")
+    both: bool = option(False, "keep the whole block, with the matrix's chain as a branch where it is unsure: use a "
+                               "budget of 24")
 
 
 def _load(sources: Sources) -> BlockNetwork:
@@ -64,7 +64,7 @@ def drafter(p: Parts) -> DFlashDrafter:
 
 
 def grafted(p: Parts) -> GraftedDFlashDrafter:
-    """The chain, and what the matrix knows to follow its sure part."""
+    """The chain, and the matrix's continuation of its sure part."""
     return GraftedDFlashDrafter(drafter(p), p.retriever(chain), p.choices.threshold, p.choices.both)
 
 

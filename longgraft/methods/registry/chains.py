@@ -22,7 +22,7 @@ HEADS = "Medusa (arXiv 2401.10774)"
 
 @dataclass(frozen=True)
 class SpsChoices:
-    """What may be chosen of a small model's chains."""
+    """Choices of a small model's chains."""
 
     schedule: str = option("constant", "How many tokens are drafted: all that fit, or two more after a step that "
                            "accepted all and one fewer after others", choices=("constant", "heuristic"),
@@ -34,24 +34,24 @@ class SpsChoices:
 
 @dataclass(frozen=True)
 class TypicalChoices:
-    """What may be chosen of typical acceptance."""
+    """Choices of typical acceptance."""
 
-    epsilon: float = option(0.09, "Probability that is always enough", low=0, high=1, source="Medusa")
-    alpha: float = option(0.3, "Probability that is enough, as a multiple of exp(-entropy)", low=0, high=1,
-                          source="Medusa")
+    epsilon: float = option(0.09, "Probability above which a token is always accepted", low=0, high=1, source="Medusa")
+    alpha: float = option(0.3, "Probability above which a token is accepted, as a multiple of exp(-entropy)", low=0,
+                          high=1, source="Medusa")
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def small_model(p: Parts) -> DraftModelCache:
-    """The committed tokens as the small model knows them, one for all methods of a session."""
+    """The small model's cache, one for all methods of a session."""
     model = p.the(SMALL)
     return p.one(("small-model", id(model)), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))
 
 
 def chain(p: Parts, coupled: bool) -> Proposer:
-    """A small model's."""
+    """A small model's chain."""
     length = p.one(("draft-length",), DraftLength) if p.choices.schedule == "heuristic" else None
     return DraftModelChain(small_model(p), length, coupled, p.clock)
 
@@ -61,7 +61,7 @@ def medusa(p: Parts) -> Proposer:
     return Medusa(p.one(("last-hidden",), LastHidden), p.the(MEDUSA), p.target.logits, p.clock)
 
 
-def loosely(p: Parts) -> Callable[[Verifier], Verifier]:
+def typical_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
     """Typical acceptance where a request samples."""
     return lambda verifier: replace(verifier, rule=typical(verifier.rule, p.choices.epsilon, p.choices.alpha))
 
@@ -69,10 +69,10 @@ def loosely(p: Parts) -> Callable[[Verifier], Verifier]:
 METHODS: tuple[Method, ...] = (
     Method("sps", "a chain that a smaller model draws, accepted with min(1, p / q)", SPS, lambda p: chain(p, False),
            (SMALL,), "distribution", budget=6, choices=SpsChoices()),
-    Method("sps-gumbel", "the same, drawn by the noise of the target's own draws", "arXiv 2408.07978",
+    Method("sps-gumbel", "the same, drawn with the noise of the target's own draws", "arXiv 2408.07978",
            lambda p: chain(p, True), (SMALL,), budget=6, choices=SpsChoices()),
     Method("medusa", "heads that guess several tokens ahead, combined in the authors' tree", HEADS, medusa, (MEDUSA,),
            budget=64),
     Method("medusa-typical", "the same with typical acceptance where a request samples: lossy", HEADS, medusa,
-           (MEDUSA,), "lossy", budget=64, choices=TypicalChoices(), verifies=loosely),
+           (MEDUSA,), "lossy", budget=64, choices=TypicalChoices(), verifies=typical_verifier),
 )

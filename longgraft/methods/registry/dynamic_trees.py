@@ -19,7 +19,7 @@ LONGEST = 40        # tokens of SVIP's chain
 
 @dataclass(frozen=True)
 class DDDChoices:
-    """What `ddd` can be given."""
+    """Choices of `ddd`."""
 
     threshold: float = option(-1.5, "Log-probability that the beam must hold after 5 and after 7 expansions",
                               low=-100, high=0, source="docs/choices.md, dynamic trees")
@@ -30,9 +30,9 @@ class DDDChoices:
 
 @dataclass(frozen=True)
 class SvipChoices:
-    """What `svip` can be given."""
+    """Choices of `svip`."""
 
-    threshold: float = option(0.3, "Square root of the entropy behind which drafting stops", unit="nats^1/2", low=0,
+    threshold: float = option(0.3, "Square root of the entropy above which drafting stops", unit="nats^1/2", low=0,
                               high=10, source="SVIP, tuned over 0.2 to 0.5")
     chain: bool = option(False, f"One chain of up to {LONGEST} tokens, as published, instead of a tree")
 
@@ -42,7 +42,7 @@ class SvipChoices:
 
 @dataclass(frozen=True)
 class EchoChoices:
-    """What `echo` can be given."""
+    """Choices of `echo`."""
 
     depths: tuple[int, ...] = option((1, 3, 5), "Expansions after which there is a gate", low=0, high=63,
                                      source="docs/choices.md, dynamic trees")
@@ -57,10 +57,10 @@ class EchoChoices:
 
 @dataclass(frozen=True)
 class TalonChoices:
-    """What `talon` can be given."""
+    """Choices of `talon`."""
 
-    share: float = option(SHARE, "Of the layer's most probable path that a path must have; 0.01 for Qwen3", low=1e-9,
-                          high=1, source="TALON, mu")
+    share: float = option(SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3",
+                          low=1e-9, high=1, source="TALON, mu")
     deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
 
     def __post_init__(self) -> None:
@@ -69,9 +69,9 @@ class TalonChoices:
 
 @dataclass(frozen=True)
 class MtpChoices:
-    """What `mtp` can be given."""
+    """Choices of `mtp`."""
 
-    tau: float = option(0.14, "Probability of the chain up to which it ends", low=0, high=1, source="Graft, Table 11")
+    tau: float = option(0.14, "The chain ends at or below this probability", low=0, high=1, source="Graft, Table 11")
     length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
     answers: int = option(16, "Earlier answers to the prompt that are kept", low=1, high=1024,
                           source="groups of 8 to 16 roll-outs")
@@ -81,12 +81,12 @@ class MtpChoices:
 
 
 def mtp(parts: Parts) -> RankedProposer:
-    """A chain, and what is remembered at its root, beside it and behind it, in one ranking."""
+    """A drafted chain, and remembered tokens at its root, beside it and behind it, in one ranking."""
     chosen = parts.choices
     policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
     chain = Eagle3Drafter(parts.drafter_cache(), policy, chosen.length, 1, parts.clock)
-    said = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
-    return RankedProposer(said, chain, odds=parts.calibration.odds, clock=parts.clock, pool=1)
+    answers = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
+    return RankedProposer(answers, chain, odds=parts.calibration.odds, clock=parts.clock, pool=1)
 
 
 def svip(parts: Parts) -> Eagle3Drafter:
@@ -110,7 +110,7 @@ METHODS: tuple[Method, ...] = (
     Method("talon", "layers as wide as their probable paths, until the budget is spent", "TALON (arXiv 2601.07353)",
            lambda p: TalonDrafter(p.drafter_cache(), p.choices.share, p.choices.deepest, p.shape.top_k, p.clock),
            (HEAD,), takes=BUDGETED | {"top_k", "window"}, choices=TalonChoices()),
-    Method("mtp", "a drafted chain while it is probable; in the slots that it leaves what this and earlier answers to "
-           "the same prompt said", "Draft Less, Retrieve More (arXiv 2605.20104), future work", mtp, (HEAD,),
+    Method("mtp", "a drafted chain while it is probable; its free slots repeat this and earlier answers to the same "
+           "prompt", "Draft Less, Retrieve More (arXiv 2605.20104), future work", mtp, (HEAD,),
            takes=BUDGETED | {"window"}, choices=MtpChoices()),
 )

@@ -25,9 +25,10 @@ class GraftChoices:
 
     pruning: str = option("gates", "Stop drafting where the gates are closed, or never: then a fixed share of "
                           "the slots is retrieved", choices=("gates", "none"))
-    retrieval: str = option("root", "Freed slots: retrieved tokens at the root, or behind the four best leaves (tail); "
-                            "more drafted candidates; or empty (none)", choices=("root", "tail", "drafted", "none"))
-    retrieved: int | None = option(None, "Of 60 slots, those that are retrieved where drafting never stops",
+    retrieval: str = option("root", "What fills freed slots: retrieved tokens at the root, or behind the four best "
+                            "leaves (tail); more drafted candidates; nothing (none)",
+                            choices=("root", "tail", "drafted", "none"))
+    retrieved: int | None = option(None, "Retrieved slots of 60, where drafting never stops",
                                    unit="slots", low=1, high=58, none="what was calibrated", source="Figure 2 has 20")
 
     def __post_init__(self) -> None:
@@ -38,7 +39,7 @@ class GraftChoices:
 
 
 def graft(p: Parts) -> Proposer:
-    """A pruned draft, and what takes the place of what was pruned."""
+    """A pruned draft, its freed slots filled as chosen."""
     c: GraftChoices = p.choices
     if c.pruning == "none":
         drafter: Proposer = p.drafter(Split(p.calibration.split if c.retrieved is None else 60 - c.retrieved))
@@ -51,7 +52,7 @@ def graft(p: Parts) -> Proposer:
 
 METHODS: tuple[Method, ...] = (
     Method("ar", "plain decoding, one token a step", "-", lambda p: PlainDecoding(), budget=1, takes=frozenset()),
-    Method("retrieval", "graft's matrix alone, seeded by the prompt; what graft is without a head", GRAFT,
+    Method("retrieval", "graft's matrix alone, seeded by the prompt; graft without a head", GRAFT,
            lambda p: p.retriever(), takes=LOOKS_UP),
     Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT, graft, (HEAD,),

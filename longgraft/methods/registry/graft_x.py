@@ -19,22 +19,22 @@ from longgraft.methods.parts import Parts
 
 PAPER = "docs/choices.md, one ranking"
 BEAMS = (10, 6, 3)      # widths of a controller's draft
-WIDER = 1.25            # what a wider one may cost of the narrowest
-NEAR = 1024             # prefix at which they are compared
-WIDE, WIDELY = 32, 1.5  # nodes that must cost no more than this many plain passes, for the matrix to have a say: its
-                        # top-k of every row, also the prompt's, is a price that narrow trees do not earn back
+WIDER = 1.25            # most that a wider draft may cost, as a multiple of the narrowest
+NEAR = 1024             # prefix at which costs are compared
+WIDE, WIDELY = 32, 1.5  # the matrix is used if a pass of so many nodes costs at most so many plain passes: narrow trees
+                        # do not earn back its top-k of every row, the prompt's included
 
 
 @dataclass(frozen=True)
 class GraftXChoices:
-    """What is ranked."""
+    """Choices of `graft-x`."""
 
     text: bool = option(True, "Rank what followed the longest match in the text")
     matrix: bool = option(True, "Rank the matrix's rows beside drafted nodes")
     pruning: str = option("mass", "Stop drafting where the beam holds too little probability, or never (none: needs a "
                           "--budget)", choices=("mass", "none"))
-    probing: bool = option(True, "Look again at a drafter that was expected to lose")
-    source: str = option("", "Method whose nodes are ranked instead of the drafter's, where they carry probabilities",
+    probing: bool = option(True, "Probe a drafter that is expected to lose now and then")
+    source: str = option("", "Method whose nodes are ranked instead of the drafter's, if they have probabilities",
                          none="the drafter")
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class GraftXChoices:
 
 @dataclass(frozen=True)
 class TextChoices:
-    """What can be chosen without a drafter."""
+    """Choices of `graft-x-text`."""
 
     probing: bool = like(GraftXChoices, "probing")
 
@@ -57,7 +57,7 @@ class TextChoices:
 
 
 def ranked(p: Parts) -> RankedProposer:
-    """As many nodes as the budget has."""
+    """A ranking that fills the budget."""
     c: GraftXChoices = p.choices
     drafter = p.source or p.drafter(BeamMassPolicy() if c.pruning == "mass" else Dense())
     pool = {"pool": 1} if p.source else {}
@@ -65,12 +65,12 @@ def ranked(p: Parts) -> RankedProposer:
 
 
 def text_ranked(p: Parts) -> RankedProposer:
-    """The same of the text alone."""
+    """The same with the text alone."""
     return RankedProposer(p.text(), None, None, p.calibration.odds, p.clock)
 
 
 def controlled(p: Parts) -> Controller:
-    """As many nodes, and levels of a draft, as pay."""
+    """A ranking with as many nodes and draft levels as pay."""
     c: GraftXChoices = p.choices
     if c.pruning == "none":
         raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. Give it a "
@@ -91,7 +91,7 @@ def controlled(p: Parts) -> Controller:
 
 
 def text_controlled(p: Parts) -> Controller:
-    """The same of the text alone."""
+    """The same with the text alone."""
     costs, text = _needed_costs(p), p.text()
     estimates = p.one(("estimates", "text", p.choices.probing),
                       lambda: AcceptanceEstimates(text, costs, p.calibration.odds))

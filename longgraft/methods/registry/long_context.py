@@ -1,4 +1,4 @@
-"""Methods that draft from a part of a long context, or from the target's own keys and values.  Constructors only."""
+"""Methods that draft from a part of a long context, or from the target's own cache.  Constructors only."""
 
 from __future__ import annotations
 
@@ -29,61 +29,61 @@ TRIFORCE = "TriForce (arXiv 2404.11912)"
 TOKENSWIFT = "TokenSwift (arXiv 2502.18890)"
 LONG = "LongSpec (arXiv 2502.17421)"
 BEAM = "the official code's tree_shape"
-SINKS = 16      # both codes'
+SINKS = 16      # as TriForce's and TokenSwift's codes
 
 
 @dataclass(frozen=True)
 class MagicDecChoices:
-    """What can be chosen of it."""
+    """Choices of `magicdec`."""
 
-    rows: int = option(512, "Kept of each head's keys", unit="rows", low=40, high=1_000_000,
+    rows: int = option(512, "Rows kept of each head's cache", unit="rows", low=40, high=1_000_000,
                        source="the paper has 257 to 4,097")
     drafts: int = option(4, "Drafted tokens a step", unit="tokens", low=1, high=64, source="the paper has 3 to 7")
-    keep: str = option("attended", "What is kept: what the prompt's end attends to, or sinks and the newest",
+    keep: str = option("attended", "Kept rows: those that the prompt's end attends to, or sinks and the newest",
                        choices=("attended", "recent"), source="SnapKV, StreamingLLM")
 
     def __post_init__(self) -> None:
         check(self)
 
     def select(self) -> Selector:
-        """Which rows."""
+        """Which rows are kept."""
         return Attended(self.rows) if self.keep == "attended" else Recent(self.rows)
 
 
 @dataclass(frozen=True)
 class SpecPVChoices:
-    """What can be chosen of it and of its lossless cousin."""
+    """Choices of `specpv` and `specpv-exact`."""
 
-    sinks: int = option(2, "First blocks of 16 rows that stay", unit="blocks", low=0, high=4096, source="its code")
+    sinks: int = option(2, "First blocks of 16 rows, always kept", unit="blocks", low=0, high=4096, source="its code")
     retrieved: int = option(64, "Blocks that are chosen by the newest queries", unit="blocks", low=1, high=65536,
                             source="its code has 256, for contexts of 60,000 tokens")
-    local: int = option(8, "Newest blocks that stay", unit="blocks", low=1, high=4096, source="its code")
-    waiting: int = option(20, "Tokens that were verified in part only, before a full pass", unit="tokens", low=1,
-                          high=4096, source="its code has 20")
-    score: str = option("corners", "Of a block: the larger product with its corners, or Quest's bound",
+    local: int = option(8, "Newest blocks, always kept", unit="blocks", low=1, high=4096, source="its code")
+    waiting: int = option(20, "Tokens verified on the part before a full pass", unit="tokens", low=1, high=4096,
+                          source="its code has 20")
+    score: str = option("corners", "Score of a block: the larger product with its corners, or Quest's bound",
                         choices=("corners", "bound"), source="its code; arXiv 2406.10774")
 
     def __post_init__(self) -> None:
         check(self)
 
     def select(self) -> Quest:
-        """Which rows."""
+        """Which rows are kept."""
         return Quest(self.sinks, self.retrieved, self.local, corners=self.score == "corners")
 
 
 @dataclass(frozen=True)
 class TriForceChoices:
-    """What can be chosen of it."""
+    """Choices of `triforce`."""
 
-    rows: int = option(1024, "Of the target's cache, kept in chunks of 8", unit="rows", low=16, high=1_000_000,
+    rows: int = option(1024, "Rows kept of the target's cache, in chunks of 8", unit="rows", low=16, high=1_000_000,
                        source="its code has 4,096, for contexts of 120,000 tokens")
-    newest: float = option(0.5, "Of them, the newest whatever their keys", low=0.0, high=0.5,
+    newest: float = option(0.5, "Share of the rows that is the newest, whatever their keys", low=0.0, high=0.5,
                            source="its code has 0; docs/methods.md")
-    every: int | None = option(None, "Chunks are chosen anew after so many tokens", unit="tokens", low=1,
+    every: int | None = option(None, "Tokens after which chunks are chosen anew", unit="tokens", low=1,
                                high=1_000_000, none="never", source="its code")
-    length: int = option(6, "Tokens said on the part, before a full pass", unit="tokens", low=1, high=64,
+    length: int = option(6, "Tokens decoded on the part before a full pass", unit="tokens", low=1, high=64,
                          source="its code")
-    drafts: int = option(1, "Tokens of the small model at a time", unit="tokens", low=1, high=64, source="its code")
+    drafts: int = option(1, "Tokens of one draft of the small model", unit="tokens", low=1, high=64, source="its code")
     window: int = option(256, "Tokens that the small model sees, 16 of them the first", unit="tokens", low=32,
                          high=65536, source="its code")
 
@@ -93,12 +93,12 @@ class TriForceChoices:
 
 @dataclass(frozen=True)
 class TokenSwiftChoices:
-    """What can be chosen of TokenSwift."""
+    """Choices of `tokenswift`."""
 
-    rows: int = option(1024, "Of the target's cache, kept of each head's keys", unit="rows", low=32, high=1_000_000,
+    rows: int = option(1024, "Rows kept of each head's cache", unit="rows", low=32, high=1_000_000,
                        source="its code has 4,096, for answers of 100,000 tokens")
     newest: float = like(TriForceChoices, "newest")
-    every: int | None = option(256, "Rows are chosen anew after so many tokens", unit="tokens", low=1, high=1_000_000,
+    every: int | None = option(256, "Tokens after which rows are chosen anew", unit="tokens", low=1, high=1_000_000,
                                none="never", source="its code: when generated rows have taken the place of chosen ones")
     branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
     ngrams: int = option(20, "4-grams at most", low=0, high=256, source="its code")
@@ -108,7 +108,7 @@ class TokenSwiftChoices:
 
 
 def partial(p: Parts, select: Selector, every: int | None = None) -> PartialKVCache:
-    """One of these rows for all methods of a session."""
+    """One partial cache per selector, for all methods of a session."""
     return p.one(("partial", select, every), lambda: PartialKVCache(p.target, select, every, p.clock))
 
 
@@ -134,14 +134,14 @@ def triforce(p: Parts) -> Cascade:
 
 
 def tokenswift(p: Parts) -> TokenSwift:
-    """The keys nearest to the newest query."""
+    """Rows with the keys nearest to the newest query."""
     chosen = p.choices
     select = Nearest(chosen.rows, SINKS, int(chosen.newest * chosen.rows))
     memories = partial(p, select, chosen.every), p.one(("frequent",), FrequentNgrams)
     return TokenSwift(p.target, p.the(MEDUSA), memories, (chosen.branches, chosen.ngrams), p.clock)
 
 
-def partly(p: Parts) -> Callable[[Verifier], Verifier]:
+def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
     """SpecPV's verification, with a partial cache of its own for each request."""
     def made(verifier: Verifier) -> Verifier:
         return PartialVerifier(verifier, PartialKVCache(p.target, p.choices.select(), 1, p.clock), p.choices.waiting)
@@ -188,7 +188,8 @@ METHODS: tuple[Method, ...] = (
     Method("specpv-exact", "EAGLE-3 trees verified on a part of the cache, what comes of them in full", SPECPV,
            specpv_exact, (HEAD,), takes=DRAFTS, choices=SpecPVChoices(waiting=6)),
     Method("specpv", "EAGLE-3 trees verified on a part of the cache, and in full only now and then", SPECPV,
-           lambda p: p.drafter(Dense()), (HEAD,), "lossy", takes=DRAFTS, choices=SpecPVChoices(), verifies=partly),
+           lambda p: p.drafter(Dense()), (HEAD,), "lossy", takes=DRAFTS, choices=SpecPVChoices(),
+           verifies=partial_verifier),
     Method("longspec", "a beam drafted from 512 tokens and the target's last keys and values", LONG, _longspec,
            (LONGSPEC,), budget=1 + sum(SHAPE), choices=LongSpecChoices()),
 )

@@ -1,4 +1,4 @@
-"""What followed the same tokens before, copied.  Names and constructors only."""
+"""Methods that copy what followed the same tokens before.  Names and constructors only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from longgraft.retrievers.prompt_lookup import PromptLookup
 from longgraft.target_model.model import Target
 
 LOOKUP = "Prompt lookup decoding (Saxena, 2023)"
-RERANKED = "PLD+ (arXiv 2412.01447)"
-ADAPTIVE = "AdaPLD (arXiv 2606.05742)"
+PLD_PLUS = "PLD+ (arXiv 2412.01447)"
+ADAPLD = "AdaPLD (arXiv 2606.05742)"
 LOGITSPEC = "LogitSpec (arXiv 2507.01449)"
 LOOKAHEAD = "Lookahead decoding (arXiv 2402.02057)"
 
-USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # of the depth, the layer whose states tell contexts apart: Vicuna-7B, Qwen3-8B
+USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # depth of the layer whose states are compared: Vicuna-7B, Qwen3-8B
 
 
 @dataclass(frozen=True)
 class PldChoices:
-    """What can be chosen of prompt lookup."""
+    """Choices of `pld`."""
 
     latest: bool = option(False, "Copy what followed the latest match, not the earliest", source="the authors' code")
 
@@ -37,10 +37,10 @@ class PldChoices:
 
 @dataclass(frozen=True)
 class PldPlusChoices:
-    """What can be chosen of PLD+."""
+    """Choices of `pld+`."""
 
     length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
-    layer: int | None = option(None, "Whose hidden states tell contexts apart", low=0, none="29/36 of the depth for "
+    layer: int | None = option(None, "Layer whose hidden states are compared", low=0, none="29/36 of the depth for "
                                "Qwen3, 9/32 for others", source="AdaPLD's tables")
 
     def __post_init__(self) -> None:
@@ -49,14 +49,14 @@ class PldPlusChoices:
 
 @dataclass(frozen=True)
 class AdaPldChoices:
-    """What can be chosen of AdaPLD."""
+    """Choices of `adapld`."""
 
     length: int = option(30, "Tokens copied at most", low=1, source="AdaPLD")
-    branches: int = option(4, "Most probable tokens of the anchor beside the copy", low=0, high=64,
+    branches: int = option(4, "Branches: most probable tokens at the anchor", low=0, high=64,
                            source="2 to 8 in AdaPLD")
-    successors: bool = option(True, "Each branch followed by one token more", source="AdaPLD")
-    likeness: float | None = option(0.55, "Least cosine of embeddings for a like token to be an anchor", low=-1, high=1,
-                                    none="the token alone", source="docs/methods.md")
+    successors: bool = option(True, "Follow each branch by one more token", source="AdaPLD")
+    likeness: float | None = option(0.55, "Least cosine of embeddings for another token to be an anchor", low=-1,
+                                    high=1, none="the token alone", source="docs/methods.md")
     layer: int | None = like(PldPlusChoices, "layer")
 
     def __post_init__(self) -> None:
@@ -65,19 +65,19 @@ class AdaPldChoices:
 
 @dataclass(frozen=True)
 class LookaheadChoices:
-    """What can be chosen of lookahead; a full tree has (ngram - 1) (columns + guesses) nodes."""
+    """Choices of `lookahead`; a full tree has (ngram - 1) (columns + guesses) nodes."""
 
-    ngram: int = option(5, "Tokens of an n-gram, the one that it is found by included", low=2, source="the authors' 7B")
-    columns: int = option(7, "Of the window; 0: n-grams alone", low=0, source="the authors' 7B")
+    ngram: int = option(5, "Tokens of an n-gram, its first one included", low=2, source="the authors' 7B")
+    columns: int = option(7, "Columns of the window; 0: n-grams alone", low=0, source="the authors' 7B")
     guesses: int = option(7, "N-grams kept and verified of each first token", low=1, source="the authors' 7B")
-    from_prompt: bool = option(False, "N-grams also of the prompt and the answer", source="POOL_FROM_PROMPT")
+    from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer", source="POOL_FROM_PROMPT")
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def anchors(p: Parts, never: frozenset[int] = frozenset()) -> Anchors:
-    """Of the chosen layer, or the usual one; ValueError where the target has no such layer."""
+    """Anchors by the chosen layer, or the usual one; ValueError where the target has no such layer."""
     depth, layer = p.target.config.num_hidden_layers, p.choices.layer
     if layer is None:
         layer = round(depth * (OF_QWEN3 if p.target.config.model_type.startswith("qwen3") else USUAL))
@@ -87,17 +87,17 @@ def anchors(p: Parts, never: frozenset[int] = frozenset()) -> Anchors:
 
 
 def states(p: Parts, layer: int | None) -> HiddenStates:
-    """All that are seen of a layer; None: of the final norm."""
+    """A layer's inputs at all positions; None: the final norm's outputs."""
     return p.one(("states", layer), lambda: HiddenStates(layer))
 
 
-def reranked(p: Parts) -> PldPlus:
-    """Of the root's token alone."""
+def pld_plus(p: Parts) -> PldPlus:
+    """Anchors are the root's own token alone."""
     return PldPlus(anchors(p), p.choices.length, p.clock)
 
 
-def adaptive(p: Parts) -> AdaPld:
-    """As its choices have it."""
+def adapld(p: Parts) -> AdaPld:
+    """With likeness and branches as chosen."""
     target, chosen = p.target, p.choices
     likeness = Likeness(target.model.get_input_embeddings().weight, chosen.likeness) \
         if chosen.likeness is not None else None
@@ -106,7 +106,7 @@ def adaptive(p: Parts) -> AdaPld:
 
 
 def special(target: Target) -> frozenset[int]:
-    """Ids that begin, end or fill, as the configurations have them."""
+    """Begin, end and padding ids of the configurations."""
     ids: set[int] = set()
     for config in (target.config, getattr(target.model, "generation_config", None)):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -116,9 +116,9 @@ def special(target: Target) -> frozenset[int]:
 
 
 def logitspec(p: Parts) -> LogitSpec:
-    """Over the history and the last row."""
-    row = p.one(("last row", WIDTH), lambda: LastTopK(WIDTH))
-    return LogitSpec(p.history(), row, p.target.vocab_size, clock=p.clock)
+    """Over the history and the last top-k."""
+    topk = p.one(("last top-k", WIDTH), lambda: LastTopK(WIDTH))
+    return LogitSpec(p.history(), topk, p.target.vocab_size, clock=p.clock)
 
 
 def lookahead(p: Parts) -> Lookahead:
@@ -132,12 +132,12 @@ METHODS: tuple[Method, ...] = (
     Method("pld", "copies what followed the same n-gram before", LOOKUP,
            lambda p: PromptLookup(p.history(), clock=p.clock, latest=p.choices.latest), budget=11,
            choices=PldChoices()),
-    Method("pld+", "copies from where the same token stood in the most similar context", RERANKED, reranked,
+    Method("pld+", "copies from where the same token stood in the most similar context", PLD_PLUS, pld_plus,
            budget=11, choices=PldPlusChoices()),
-    Method("adapld", "the same at greater length, from like tokens too, with what was probable beside it", ADAPTIVE,
-           adaptive, budget=39, choices=AdaPldChoices()),
+    Method("adapld", "the same at greater length, also after similar tokens, with probable tokens as branches", ADAPLD,
+           adapld, budget=39, choices=AdaPldChoices()),
     Method("logitspec", "copies what followed the same n-gram, and guesses what was probable one token ago", LOGITSPEC,
            logitspec, budget=WIDTH),
-    Method("lookahead", "n-grams that guesses of the text ahead left, and more of these", LOOKAHEAD, lookahead,
-           budget=56, choices=LookaheadChoices()),
+    Method("lookahead", "n-grams from earlier guesses of the text ahead, and new guesses in the same pass", LOOKAHEAD,
+           lookahead, budget=56, choices=LookaheadChoices()),
 )

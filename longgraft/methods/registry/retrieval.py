@@ -1,4 +1,4 @@
-"""What was seen before, by matrices, automata, counts and datastores; alone, or before a draft.  Constructors only."""
+"""Retrieval by matrices, automata, counts and datastores; alone, or instead of a draft.  Constructors only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUFFIX = "SuffixDecoding (arXiv 2411.04975)"
 
 @dataclass(frozen=True)
 class SamdChoices:
-    """What an automaton's chain may be."""
+    """Choices of `samd`."""
 
     growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
 
@@ -39,7 +39,7 @@ class SamdChoices:
 
 @dataclass(frozen=True)
 class SamdRouteChoices:
-    """When an automaton's chain is verified, and how long it is."""
+    """Choices of `samd-recycling` and `samd-eagle3`."""
 
     threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree", unit="tokens",
                             low=1, high=4096, source="the authors' code")
@@ -51,7 +51,7 @@ class SamdRouteChoices:
 
 @dataclass(frozen=True)
 class SuffixChoices:
-    """What is drafted by counts, and what earlier answers may bring."""
+    """Choices of `suffix`."""
 
     depth: int = like(Speculation, "depth")
     factor: float = like(Speculation, "factor")
@@ -66,14 +66,14 @@ class SuffixChoices:
 
 @dataclass(frozen=True)
 class SuffixRouteChoices:
-    """The same, and when it is verified instead of a drafted tree."""
+    """Choices of `suffix-eagle3`."""
 
     depth: int = like(Speculation, "depth")
     factor: float = like(Speculation, "factor")
     offset: float = like(Speculation, "offset")
     least: float = like(Speculation, "least")
     outputs: int = like(SuffixChoices, "outputs")
-    threshold: float | None = option(None, "Expected tokens from which nothing else is drafted", low=0, high=4096,
+    threshold: float | None = option(None, "Expected tokens from which no tree is drafted", low=0, high=4096,
                                      none="as many as the drafter has levels")
 
     def __post_init__(self) -> None:
