@@ -132,7 +132,7 @@ def spoil(name, value):
     (lambda t: t.pop("norm.weight"), "missing norm.weight"),
     (lambda t: t.update(extra=torch.zeros(2)), "unknown extra"),
     (lambda t: t.update({"norm.weight": torch.zeros(31)}), r"norm.weight is float32 \(31,\); float32 \(32,\)"),
-    (lambda t: t.update({"model.norm.weight": t["norm.weight"].clone()}), "there twice"),
+    (lambda t: t.update({"model.norm.weight": t["norm.weight"].clone()}), "exist twice"),
     (lambda t: t.update(d2t=torch.arange(24) * 9), "ascending target ids below 64"),
     (lambda t: t.update(d2t=torch.arange(24) - 5), "ascending target ids below 64"),
     (lambda t: t.update(d2t=torch.full((24,), 2 ** 63 - 1)), "ascending target ids below 64"),
@@ -194,7 +194,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     ({"rms_norm_eps": 0}, "rms_norm_eps is 0; a finite number above 0"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
     ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; a list"),
-    ({"architectures": [5]}, r"architectures\[0\] is 5; a word"),
+    ({"architectures": [5]}, r"architectures\[0\] is 5; a string"),
     ({"transformer_layer_config": [1]}, r"transformer_layer_config is \[1\]; an object"),
     ({"eagle_config": "x"}, "eagle_config is 'x'; an object"),
     ({"eagle_aux_hidden_state_layer_ids": 3}, "eagle_aux_hidden_state_layer_ids is 3; a list"),
@@ -272,7 +272,7 @@ def doubled(folder):
     (replaced(b""), "pytorch_model.bin cannot be read"), (replaced(b"<html>"), "pytorch_model.bin cannot be read"),
     (replaced(b"version https://git-lfs.github.com/spec/v1\noid sha256:00"), "a Git LFS pointer"),
     (replaced({"path": Path("x")}), "pytorch_model.bin cannot be read: .*Weights only load failed.*Download it again"),
-    (replaced([1]), "something else than named tensors"), (replaced({"a": {"b": 1}}), "something else than named"),
+    (replaced([1]), "does not hold named tensors"), (replaced({"a": {"b": 1}}), "does not hold named"),
     (replaced({1: torch.ones(2)}), "quantised, sparse or unnamed.: 1"),
     (replaced({"fc.weight": torch.eye(3).to_sparse()}), "quantised, sparse or unnamed.: fc.weight"),
     (replaced({"fc.weight": torch.ones(3, device="meta")}), "quantised, sparse or unnamed.: fc.weight"),
@@ -389,8 +389,8 @@ def test_an_export_never_overwrites(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o755)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    for out, said in [("head", "is there already"), ("target", "is there already"), ("file", "is there already"),
-                      ("file/in", "cannot be made")]:
+    for out, said in [("head", "exists already"), ("target", "exists already"), ("file", "exists already"),
+                      ("file/in", "cannot be created")]:
         for layout in ("eagle3", "speculators"):
             with pytest.raises(ValueError, match=said):
                 export(tmp_path / "head", tmp_path / out, str(tmp_path / "target"), layout)
