@@ -1,1 +1,1 @@
-"""Chunked prefill: a long prompt becomes observations, and never more than one chunk is held."""
+"""Chunked prefill, and prefixes kept in memory and in files."""

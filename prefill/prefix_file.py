@@ -1,6 +1,6 @@
-"""A prefix in a file: the rows that a session made of a text, for sessions of the same models.
+"""A prefix in a file: the rows that a session computed for a text, for sessions of the same models.
 
-Knows files, cells and what they must belong to; knows no model, no tokenizer and no method.
+Knows files, cells and identities; knows no model, no tokenizer and no method.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from longgraft.config.file_errors import reason
 from longgraft.prefill.prefixes import FINAL, HIDDEN, RANKED, RANKS, Cell, report_names
 from longgraft.protocol.observation import Wants
 
-KIND, VERSION = "longgraft prefix", "1"     # of the file
+KIND, VERSION = "longgraft prefix", "1"     # the file's metadata key and format
 IDS = "ids"
-OPTIONS = {"dtype": "dtype", "drafter window": "draft_window"}      # what a session can be loaded with instead
+OPTIONS = {"dtype": "dtype", "drafter window": "draft_window"}      # identity label -> the option of load that sets it
 
 
 @dataclass(frozen=True)
 class Needed:
-    """What a session asks of a prefix.
+    """What a session needs of a prefix file.
 
-    identity: what rows depend on beside the tokens, by name; caches: by whose they are; wants: reports; cell: tokens;
-    vocab: ids are below; model, method: for messages
+    identity: label -> value that rows depend on besides the tokens; caches: names of their owners; wants: reports;
+    cell: tokens per cell; vocab: bound of the ids; model, method: names for messages
     """
 
     identity: Mapping[str, str]
@@ -45,19 +45,19 @@ class Needed:
 
     @property
     def tensors(self) -> Collection[str]:
-        """Of reports, as a file names them."""
+        """Names of the reports' tensors in a file."""
         return [f"/{name}" for name in report_names(self.wants)]
 
 
 def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
-    """One safetensors file, whole or not at all; its bytes.  rows: on the host; made: what the session that read it
-    would need."""
+    """Write one safetensors file, complete or not at all; returns its bytes.  rows: on the host; made: what the session
+    that read them needs."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {IDS: torch.tensor(ids)}
-    for whose, found in (*rows.caches.items(), ("", rows.reports)):
-        tensors |= {f"{whose}/{name}": one for name, one in found.items()}
+    for owner, found in (*rows.caches.items(), ("", rows.reports)):
+        tensors |= {f"{owner}/{name}": one for name, one in found.items()}
     about = {KIND: VERSION, "longgraft": importlib.metadata.version("longgraft"), "model": made.model,
              "method": made.method, "identity": json.dumps(dict(made.identity)), "cell": str(made.cell),
              "digest": _digest(tensors)}
@@ -75,18 +75,18 @@ def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
 
 @torch.inference_mode()
 def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], Cell]:
-    """(token ids, rows of all of them that are needed), mapped where the device is the CPU.  ValueError where the file
-    is damaged, or belongs to something else."""
+    """(token ids, their needed rows), memory-mapped on the CPU.  ValueError if the file is damaged or does not fit the
+    session."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             about = dict(file.metadata() or {})
             if about.get(KIND) != VERSION:
-                found = f"has format {about[KIND]}" if KIND in about else "is a file of something else"
-                raise _unfit(path, f"{found}, and a prefix of format {VERSION} is needed")
+                found = f"has format {about[KIND]}" if KIND in about else "is not a prefix file"
+                raise _unfit(path, f"{found}; a prefix of format {VERSION} is needed")
             _check(path, about, needed, file)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}     # noqa: SIM118 - it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}     # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise _unfit(path, f"cannot be read: {reason(error)}") from error
     ids = tensors.pop(IDS, torch.empty(0))
@@ -96,7 +96,7 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
         raise _unfit(path, f"holds ids from {int(ids.min())} to {int(ids.max())}, and the vocabulary has "
                            f"{needed.vocab:,}")
     if (ranks := f"/{RANKS}") in tensors:
-        tensors[ranks] = tensors[ranks][:, :needed.wants.topk]      # the best come first
+        tensors[ranks] = tensors[ranks][:, :needed.wants.topk]      # best first
     wanted = {name: rows if name == f"/{RANKED}" else rows.to(device) for name, rows in tensors.items()
               if name in needed.tensors or name.split("/")[0] in needed.caches}
     finite = [rows.isfinite().all() for rows in wanted.values() if rows.is_floating_point()]
@@ -106,13 +106,13 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
 
 
 def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> None:
-    """Before a row is read: ValueError names the first thing that does not fit."""
+    """ValueError names the first thing in a file that does not fit; reads no rows."""
     names = set(file.keys())
     had, identity = {name.split("/")[0] for name in names}, json.loads(about["identity"])
     of = f"(model {about['model']}, method {about['method']})"
     if not isinstance(identity, dict):
         raise _unfit(path, "was changed after it was made")
-    lacks = [f"rows of the {whose}" for whose in needed.caches if whose not in had]
+    lacks = [f"rows of the {owner}" for owner in needed.caches if owner not in had]
     for label, value in needed.identity.items():
         if (found := identity.get(label)) != value and not lacks:
             other = f", or load with {OPTIONS[label]}={found}" if label in OPTIONS and found != "none" else ""
@@ -127,7 +127,7 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
 
 
 def _words(tensor: str) -> str:
-    """A report's name for people."""
+    """A report's name in messages."""
     name = tensor[1:]
     if name.startswith(HIDDEN):
         return f"hidden states of layer {name.removeprefix(HIDDEN)}"
@@ -135,16 +135,16 @@ def _words(tensor: str) -> str:
 
 
 def _cell(tensors: Mapping[str, Tensor]) -> Cell:
-    """By a file's names."""
+    """The cell of a file's tensors, named "owner/rows" in caches and "/report" in reports."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, rows in tensors.items():
-        whose, what = name.split("/")
-        found.setdefault(whose, {})[what] = rows
-    return Cell({whose: rows for whose, rows in found.items() if whose}, found.get("", {}))
+        owner, kind = name.split("/")
+        found.setdefault(owner, {})[kind] = rows
+    return Cell({owner: rows for owner, rows in found.items() if owner}, found.get("", {}))
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and, by their CRC-32, of all rows."""
+    """Fingerprint of names, dtypes, shapes and the CRC-32 of all values."""
     def described(name: str, rows: Tensor) -> tuple[str, str, tuple[int, ...], int]:
         return name, str(rows.dtype), tuple(rows.shape), zlib.crc32(rows.contiguous().view(torch.uint8).numpy().data)
 

@@ -1,7 +1,8 @@
-"""What prompts began with, kept from one request to the next: a prompt is read from where it begins to differ.
+"""Prefix cache across requests: a prompt is read from where it differs from earlier ones.
 
-A prefix is rows: of the target's cache, of the memories' caches, and of what was reported of each token.  Rows of so
-many tokens are a cell, known by its tokens and all before them.  Knows caches, reports and memories; knows no method.
+A prefix is rows of the target's cache, of the memories' caches, and of the reports on each token.  They are kept in
+cells of a fixed number of tokens, keyed by the hash of all tokens up to the cell's end.  Knows caches, reports and
+memories; knows no method.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.trees.tree import ROOT, ProposalTree
 
-CELL = 128          # tokens: so many more than had to be are read at most, and one
+CELL = 128          # tokens of a cell: at most this many and one known tokens are read again
 TARGET = "target"
 RANKS, RANKED, FINAL, HIDDEN = "ranks", "ranked", "final", "hidden."     # names of reports, [n, ...] each
 
@@ -30,20 +31,20 @@ Rows = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Cell:
-    """caches: by whose they are, what `KVCache.copied` says; reports: by name, a row for each token."""
+    """caches: owner's name -> rows from `KVCache.copied`; reports: name -> one row per token."""
 
     caches: Mapping[str, Rows]
     reports: Rows
 
     @property
     def tokens(self) -> int:
-        """As many as a cell's, or fewer at a prefix's end."""
+        """Number of tokens; a pinned prefix may end in fewer than a whole cell's."""
         return next(iter(self.caches[TARGET].values())).shape[2]
 
     def part(self, start: int, end: int) -> Cell:
-        """Of these tokens, views."""
-        return Cell({whose: {name: rows[:, :, start:end] for name, rows in cache.items()}
-                     for whose, cache in self.caches.items()},
+        """Views of the tokens [start, end)."""
+        return Cell({owner: {name: rows[:, :, start:end] for name, rows in cache.items()}
+                     for owner, cache in self.caches.items()},
                     {name: rows[start:end] for name, rows in self.reports.items()})
 
     @property
@@ -53,24 +54,24 @@ class Cell:
 
 
 class Prefixes:
-    """Cells of all prompts that were read of late, up to `most` bytes; a tree, whose paths are the prompts.
+    """Least recently used cache of prompts' cells, up to `most` bytes; a tree whose paths are the prompts.
 
-    Whoever is used becomes newer than all that it leads to, so the oldest is a leaf, and leaves first.  What is pinned
-    is not counted and never leaves; its last cell may be short.
+    Ancestors are fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and never
+    evicted; the last cell of a pinned prefix may be short.
     """
 
     def __init__(self, most: int, cell: int = CELL) -> None:
         self.most, self.cell = most, cell
         self.bytes = 0
-        self._cells: OrderedDict[bytes, Cell] = OrderedDict()       # the oldest first
+        self._cells: OrderedDict[bytes, Cell] = OrderedDict()       # least recently used first
         self._pinned: dict[bytes, Cell] = {}
-        self._ends: dict[bytes, list[tuple[list[int], Cell]]] = {}     # short cells by the key before: tokens, rows
+        self._ends: dict[bytes, list[tuple[list[int], Cell]]] = {}     # key before -> its short cells (tokens, rows)
 
     def __len__(self) -> int:
         return len(self._cells)
 
     def keys(self, ids: Sequence[int]) -> list[bytes]:
-        """Of the whole cells of a prompt: two are the same where all tokens up to their ends are."""
+        """Keys of a prompt's whole cells; equal keys mean that all tokens up to the cells' ends are equal."""
         key, found = b"", []
         for cell in np.array(ids[:len(ids) // self.cell * self.cell], np.int64).reshape(-1, self.cell):
             key = hashlib.sha256(key + cell.tobytes()).digest()
@@ -78,7 +79,7 @@ class Prefixes:
         return found
 
     def known(self, keys: Sequence[bytes], ids: Sequence[int], most: int) -> list[Cell]:
-        """The cells of the longest known beginning of at most so many tokens.  keys: of the prompt's whole cells."""
+        """The cells of the prompt's longest known prefix of at most `most` tokens.  keys: of its whole cells."""
         found: list[Cell] = []
         for key in keys[:most // self.cell]:
             if (cell := self._cells.get(key) or self._pinned.get(key)) is None:
@@ -90,8 +91,8 @@ class Prefixes:
         return [*found, max(ends, key=lambda cell: cell.tokens)] if ends else found
 
     def lacks(self, keys: Sequence[bytes]) -> bool:
-        """Whether the cell of the last of these keys, those of one prompt from its beginning, is to be kept: it is not
-        known, all before it is, and anything is kept at all."""
+        """Whether the cell of the last of these keys, a prompt's from its beginning, should be stored: it is unknown,
+        the cell before it is known, and the cache may hold anything at all."""
         *before, last = keys
         return self.most > 0 and not self._has(last) and all(map(self._has, before[-1:]))
 
@@ -99,7 +100,7 @@ class Prefixes:
         return key in self._cells or key in self._pinned
 
     def pin(self, ids: Sequence[int], rows: Cell) -> None:
-        """Know these, of all tokens of a prefix, for good."""
+        """Keep the rows of all tokens of a prefix permanently."""
         keys, whole = self.keys(ids), len(ids) // self.cell * self.cell
         for key, start in zip(keys, range(0, whole, self.cell), strict=True):
             if (cell := self._cells.pop(key, None)) is not None:
@@ -112,13 +113,13 @@ class Prefixes:
                 ends.append((last, rows.part(whole, len(ids))))
 
     def use(self, keys: Sequence[bytes]) -> None:
-        """These, the cells of one prompt from its beginning, were used now."""
+        """Mark these cells, a prompt's from its beginning, as just used: the first becomes the most recent."""
         for key in reversed(keys):
             if key in self._cells:
                 self._cells.move_to_end(key)
 
     def put(self, keys: Sequence[bytes], cell: Cell) -> None:
-        """The cell of the last of these keys, which is lacking; where there is no room for it, it leaves at once."""
+        """Store the cell of the last of these keys, and evict until the bytes fit, if need be the new cell itself."""
         self.bytes += cell.bytes
         self._cells[keys[-1]] = cell
         self.use(keys)
@@ -126,16 +127,16 @@ class Prefixes:
             self.bytes -= self._cells.popitem(last=False)[1].bytes
 
     def clear(self) -> None:
-        """Forget all that is not pinned."""
+        """Drop all cells that are not pinned."""
         self._cells.clear()
         self.bytes = 0
 
 
 @dataclass
 class PrefixReader:
-    """One prompt's: what is known of its beginning, and what is to be known of it.
+    """Recalls the known prefix of one prompt, and stores its new cells.
 
-    cache: the target's; memories: of the method, in order; they are empty
+    cache: the target's; memories: the method's, in order; all are empty at first
     """
 
     prefixes: Prefixes
@@ -148,22 +149,22 @@ class PrefixReader:
         self.keys = self.prefixes.keys(self.ids)
         self._caches = caches(self.cache, self.memories)
         self._wants = reported(self.memories)
-        self._reports: Rows = {}        # of the tokens behind the last whole cell
+        self._reports: Rows = {}        # of the tokens after the last whole cell
 
     @torch.inference_mode()
     def recall(self) -> int:
-        """Caches and memories learn what is known; of how many tokens."""
+        """Restore caches and memories from the known prefix; returns its number of tokens."""
         cell, last = self.prefixes.cell, len(self.ids) - max((one.tail for one in self.memories), default=1)
-        # A row may have been made of the token behind it: the last one's is not known to be this prompt's.
+        # A row may depend on the next token, which is unknown for the last row: that row is dropped.
         known = self.prefixes.known(self.keys, self.ids, max(0, last + 1))
         until = sum(one.tokens for one in known) - 1
         if until < 1:
             return 0
-        for whose, cache in self._caches.items():
-            cache.extend([one.caches[whose] for one in known])
+        for owner, cache in self._caches.items():
+            cache.extend([one.caches[owner] for one in known])
             cache.crop(until)
         reports = joined([one.reports for one in known])
-        # What is read next makes the cell whole that this token is in.
+        # The tokens read next complete the cell that the prefix ends in.
         self._reports = {name: rows[until // cell * cell:until] for name, rows in reports.items()}
         seen = self._seen({name: rows[:until] for name, rows in reports.items()}, until)
         for memory in self.memories:
@@ -173,12 +174,12 @@ class PrefixReader:
 
     @property
     def cell(self) -> int | None:
-        """Tokens of a cell, within which reports must not depend on what follows; None where no cell is kept."""
+        """Tokens of a cell, whose reports must not depend on later tokens; None if no cells are kept."""
         return self.prefixes.cell if self.prefixes.most else None
 
     @torch.inference_mode()
     def keep(self, seen: Observation) -> None:
-        """The prompt's next chunk was read, and observed."""
+        """Store the cells that the prompt's next chunk, just observed, completes."""
         if not self.prefixes.most:
             return
         self._reports = joined([self._reports, rows_of(seen, self._wants)])
@@ -189,10 +190,10 @@ class PrefixReader:
                 self.prefixes.put(self.keys[:number + 1], self._cell(number * cell, (number + 1) * cell, taken))
 
     def _cell(self, start: int, end: int, reports: Rows) -> Cell:
-        return Cell({whose: cache.copied(start, end) for whose, cache in self._caches.items()}, reports)
+        return Cell({owner: cache.copied(start, end) for owner, cache in self._caches.items()}, reports)
 
     def _seen(self, reports: Rows, until: int) -> Observation:
-        """The prompt up to there, as if it were read in one pass."""
+        """The observation of the prompt's first `until` tokens, as if they were read in one pass."""
         ranked = reports[RANKED].nonzero().flatten() if RANKED in reports else None
         return Observation(
             ProposalTree.chain(torch.tensor(self.ids[:until]), origin=ROOT), torch.arange(until), self.ids[until],
@@ -202,31 +203,31 @@ class PrefixReader:
 
 
 def caches(target: KVCache, memories: Iterable[Memory]) -> dict[str, KVCache]:
-    """Those with a row for each token, by whose they are."""
+    """Owner's name -> cache with one row per token: the target's, and those of memories that have one."""
     found = {TARGET: target}
     for memory in memories:
         if memory.aligned is not None:
-            name, others = memory.name, 1
+            name, number = memory.name, 1
             while name in found:
-                others += 1
-                name = f"{memory.name} {others}"
+                number += 1
+                name = f"{memory.name} {number}"
             found[name] = memory.aligned
     return found
 
 
 def reported(memories: Iterable[Memory]) -> Wants:
-    """What must be reported again of what is known: a memory whose cache is kept needs nothing."""
+    """The reports that a recalled prefix must contain: none for memories whose own cache is kept."""
     return Wants.union(memory.wants for memory in memories if memory.aligned is None)
 
 
 def report_names(wants: Wants) -> list[str]:
-    """Of what `rows_of` says."""
+    """The names of the reports in `rows_of`."""
     hidden = (f"{HIDDEN}{layer}" for layer in wants.layers)
     return [*hidden, *[FINAL] * wants.final, *[RANKS, RANKED] * bool(wants.topk)]
 
 
 def rows_of(seen: Observation, wants: Wants) -> Rows:
-    """Of a chunk's reports those that are wanted, a row for each token; of tokens without ranks zeros."""
+    """The wanted reports of a chunk, one row per token; ranks are zeros for tokens that were not ranked."""
     rows = {f"{HIDDEN}{layer}": seen.hidden[layer].clone() for layer in wants.layers}
     if wants.final and seen.final is not None:
         rows[FINAL] = seen.final.clone()
@@ -239,16 +240,16 @@ def rows_of(seen: Observation, wants: Wants) -> Rows:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two begin with alike."""
+    """Length of the common prefix."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """One after the other."""
+    """Rows of the parts, concatenated by name."""
     parts = [part for part in parts if part]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
 def _split(rows: Rows, n: int) -> tuple[Rows, Rows]:
-    """Copies of the first n of each, and the rest."""
+    """(copies of the first n rows, views of the rest)."""
     return ({name: one[:n].clone() for name, one in rows.items()}, {name: one[n:] for name, one in rows.items()})

@@ -100,13 +100,13 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
 
 @pytest.mark.parametrize("changes, said", [
     ({"vocab_size": 97}, "vocab_size 97"), ({"num_target_layers": 5}, "num_target_layers 5"),
-    ({"num_hidden_layers": 3}, "num_hidden_layers 3"), ({"block_size": 1}, "nothing to guess"),
+    ({"num_hidden_layers": 3}, "num_hidden_layers 3"), ({"block_size": 1}, "nothing to predict"),
     ({"layer_types": ["sliding_attention"]}, "sliding_attention"), ({"hidden_act": "gelu"}, "gelu"),
     ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2]}}, "mask_token_id is 96"),
-    ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [0, 3]}}, "not to be had"),
+    ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [0, 3]}}, "not available"),
     ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [1]}}, "joins 2 features"),
     ({"dflash_config": {"target_layer_ids": [0, 2]}}, "mask_token_id is missing"),
-    ({"architectures": ["LlamaForCausalLM"], "dflash_config": None}, "no DFlash drafter"),
+    ({"architectures": ["LlamaForCausalLM"], "dflash_config": None}, "not a DFlash drafter"),
     ({"speculators_model_type": "dflash"}, "speculators"),
 ])
 def test_files_of_something_else_are_refused(tmp_path, changes, said):

@@ -189,7 +189,7 @@ def test_an_official_drafter_is_loaded_without_what_its_code_never_reads(tmp_pat
 @pytest.mark.parametrize("change, says", [
     (lambda t: t.pop("mlp.up_proj.weight"), "do not fit a LongSpec drafter: missing mlp.up_proj.weight"),
     (lambda t: t.update(extra=torch.ones(2)), "unknown extra"),
-    (lambda t: t.pop("self_attn.q_proj.weight"), "this is no LongSpec drafter"),
+    (lambda t: t.pop("self_attn.q_proj.weight"), "this is not a LongSpec drafter"),
     (lambda t: t.update({"self_attn.q_proj.weight": torch.ones(64, 40)}), "It belongs to another target"),
     (lambda t: t["norm.weight"].fill_(float("nan")), "NaN or infinite weights in norm.weight"),
 ])

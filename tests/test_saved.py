@@ -239,7 +239,7 @@ def test_damaged_and_foreign_files_are_refused(file, tmp_path):
     refused(tmp_path / "nowhere", "cannot be read", "No such file")
     refused(tmp_path, "cannot be read")
     save_file({"rows": torch.zeros(3)}, path, {"version": "1"})
-    refused(path, "is a file of something else")
+    refused(path, "is not a prefix file")
     refused(changed(file, path, **{prefix_file.KIND: "2"}), "has format 2")
     refused(changed(file, path, cell="32"), "has cells of 32 tokens", "16 are needed")
     refused(changed(file, path, identity=None), "'identity' is missing")

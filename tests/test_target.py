@@ -204,7 +204,7 @@ def test_a_model_that_is_called_elsewhere_while_it_decodes_says_so():
 @pytest.mark.parametrize("name, reason", [
     ("MambaConfig", "recurrent"), ("Qwen3NextConfig", "recurrent"), ("T5Config", "encoder-decoder"),
     ("GptOssConfig", "sinks"), ("GraniteSWAConfig", "sinks"), ("DeepseekV3Config", "sizes"),
-    ("DeepseekV32Config", "selection .*indexed_attention"), ("DogeConfig", "masks follow from its values"),
+    ("DeepseekV32Config", "selection .*indexed_attention"), ("DogeConfig", "masks depend on its values"),
     ("DiffLlamaConfig", "attend twice"), ("ModernBertDecoderConfig", "head is more than one product"),
     ("BertGenerationConfig", "sees what follows"), ("RobertaConfig", "counts positions")])
 def test_models_that_cannot_work_are_refused_by_name_and_reason(name, reason):

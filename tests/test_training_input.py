@@ -32,7 +32,7 @@ COMMON = [
     ({"total_tokens": INFINITE}, "total_tokens is inf"), ({"total_tokens": float("nan")}, "total_tokens is nan"),
     ({"total_tokens": 10 ** 400}, "total_tokens is 1000"), ({"total_tokens": 0}, "total_tokens is 0"),
     ({"total_tokens": True}, "total_tokens is True"), ({"total_tokens": None}, "total_tokens is missing"),
-    ({"total_tokens": 1.5}, "total_tokens is 1.5"), ({"total_tokens": 2}, "no training"),
+    ({"total_tokens": 1.5}, "total_tokens is 1.5"), ({"total_tokens": 2}, "needs two steps"),
     ({"tokens_per_step": 0}, "tokens_per_step is 0"), ({"tokens_per_step": [8]}, r"tokens_per_step is \[8\]"),
     ({"micro_tokens": 0}, "micro_tokens is 0"), ({"budget_minutes": 0}, "budget_minutes is 0"),
     ({"budget_minutes": INFINITE}, "budget_minutes is inf"), ({"prose_share": 1.5}, "prose_share is 1.5"),
@@ -45,14 +45,14 @@ COMMON = [
     ({"stages": [{"length": 64, "skip": 2}]}, "skip is 2"),
     ({"stages": [{"length": 64, "grouped": 1}]}, "grouped is 1; true or false"),
     ({"max_positions": 32}, "max_positions is 32. Raise"), ({"max_positions": -1}, "max_positions is -1"),
-    ({"schedule": "linear"}, "schedule is 'linear'; a word out of wsd, cosine"), ({"schedule": 1}, "schedule is 1"),
+    ({"schedule": "linear"}, "schedule is 'linear'; a string out of wsd, cosine"), ({"schedule": 1}, "schedule is 1"),
     ({"warmup": -0.1}, "warmup is -0.1"), ({"warmup": 5}, "warmup is 5"), ({"decay": "x"}, "decay is 'x'"),
     ({"muon_lr": 0}, "muon_lr is 0; a finite"), ({"muon_lr": INFINITE}, "muon_lr is inf"),
     ({"muon_lr": "fast"}, "muon_lr is 'fast'"), ({"muon_decay": -1}, "muon_decay is -1"),
     ({"grad_clip": 0}, "grad_clip is 0"), ({"grad_clip": 10 ** 400}, "grad_clip is 1000"),
     ({"seed": -1}, "seed is -1"), ({"seed": 2 ** 64}, "seed is 18446744073709551616"),
     ({"threads": 0}, "threads is 0"),
-    ({"device": 0}, "device is 0; a word"), ({"bf16": "no"}, "bf16 is 'no'; true or false"),
+    ({"device": 0}, "device is 0; a string"), ({"bf16": "no"}, "bf16 is 'no'; true or false"),
     ({"log_steps": 0}, "log_steps is 0"), ({"valid_steps": 0}, "valid_steps is 0"),
     ({"valid_rows": -1}, "valid_rows is -1"), ({"valid_length": 0}, "valid_length is 0"),
     ({"checkpoint_minutes": -1}, "checkpoint_minutes is -1")]
@@ -143,7 +143,7 @@ def fifo(path):
     ("a.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "cannot be read beyond line 0"),
     ("a.json", b"5", "holds a int; a list of rows"), ("a.json", b'{"text": "x"}', "holds a dict; a list of rows"),
     ("a.json", b"[5]", "a.json, item 1 is a int"), ("a.json", b"[" * 10 ** 5, "nested too deeply"),
-    ("a.json", b"\xff", "no UTF-8 text"), ("a.bin", b"\xff\xfe", "no UTF-8 text"),
+    ("a.json", b"\xff", "not UTF-8 text"), ("a.bin", b"\xff\xfe", "not UTF-8 text"),
     ("a.txt", fifo, "neither a file nor a folder"), ("a.txt", None, "neither a file nor a folder")])
 def test_a_file_that_cannot_be_read_is_named(name, content, said, tmp_path):
     path = tmp_path / name
@@ -214,7 +214,7 @@ def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("")
     for out, said in [("file", "cannot be a run's folder"), ("file/in", "cannot be a run's folder"),
-                      ("full", "holds something else than a training run, thesis.txt for one")]:
+                      ("full", "holds files of something else than a training run, such as thesis.txt")]:
         with pytest.raises(ValueError, match=said):
             train_drafter(DRAFTER, tmp_path / "no model", [], [], tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "full", tmp_path / "full" / "thesis.txt"]
@@ -261,12 +261,12 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     words = " ".join(f"{a}{b}{a}" for a in "abcdefghijklm" for b in "nopqrstuvwxyz")
     text.write_text(json.dumps({"text": words}))
     train_tokenizer([words], 400).save_pretrained(target)
-    with pytest.raises(ValueError, match=r"says token \d+ of the training files, and the model has 300"):
+    with pytest.raises(ValueError, match=r"gives token \d+ in the training files, and the model has 300"):
         train_drafter(DRAFTER, target, [text], [], tmp_path / "out")
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"heads": 3}, "3 attention heads of 8 with 2"), ({"head_dim": 7}, "heads of 7"),
+    ({"heads": 3}, "heads is 3, kv_heads 2 and head_dim 8"), ({"head_dim": 7}, "head_dim 7"),
     ({"intermediate": None}, r"intermediate, which the recipe does not set, of toy's config is \[48, 64\]"),
     ({"kv_heads": None, "heads": None}, "heads, which the recipe does not set, of toy's config is missing")])
 def test_a_head_s_shape_must_work_out(change, said):
@@ -280,7 +280,7 @@ def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):
     (tmp_path / "there.gz").write_bytes(b"kept")
     (tmp_path / "rows.jsonl").write_text("5\n")
     new = ["--out", tmp_path / "new.gz"]
-    for more, said in [(["--out", tmp_path / "there.gz"], "exists already"), (new, "a.whl is no wheel and no source"),
+    for more, said in [(["--out", tmp_path / "there.gz"], "exists already"), (new, "a.whl is neither a wheel nor a"),
                        ([*new, "--evaluation", tmp_path / "rows.jsonl"], "line 1 is 5; an object")]:
         with pytest.raises(SystemExit) as ended:
             collect_packages([str(tmp_path / "a.whl"), *map(str, more)])

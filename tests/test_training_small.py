@@ -22,7 +22,7 @@ from longgraft.yarn_drafters.training.target import (
     begin_as,
     build_model,
     next_token_logits,
-    said_by,
+    teacher_logits,
     train_target,
 )
 
@@ -64,7 +64,7 @@ def test_a_small_model_comes_to_say_what_its_teacher_says(loud, cycle, tmp_path)
     run = TargetTrainer(SMALL, Words(), cycle, tmp_path, teacher=teacher)
     rows = torch.arange(1, 17).repeat(3)[None, :33]
     positions = torch.arange(32)[None]
-    said = said_by(teacher, rows, positions)
+    said = teacher_logits(teacher, rows, positions)
     expected = teacher.model(rows[:, :-1]).logits[0]
     torch.testing.assert_close(said, expected, atol=1e-4, rtol=1e-4)
     for _ in range(40):
@@ -111,7 +111,7 @@ def test_a_small_model_is_trained_with_its_teachers_tokenizer(teacher, tmp_path)
 def test_a_tokenizer_that_does_not_fit_is_refused(teacher, tmp_path):
     target, text = teacher
     small = dataclasses.replace(SMALL, vocab_size=257, total_tokens=256)
-    with pytest.raises(ValueError, match=r"says ids up to \d+, and vocab_size is 257"):
+    with pytest.raises(ValueError, match=r"has ids up to \d+, and vocab_size is 257"):
         train_target(small, [text], [], tmp_path / "narrow", tokenizer=str(target))
     with pytest.raises(ValueError, match="a vocabulary of 300, and vocab_size is 400"):
         train_target(dataclasses.replace(small, vocab_size=400), [text], [], tmp_path / "wide", teacher=str(target))
@@ -125,7 +125,7 @@ def test_each_head_comes_to_say_what_the_target_says_further_on(cycle, tmp_path)
     target = toy_target("qwen3")
     run = MedusaTrainer(MEDUSA, target, build_heads(MEDUSA, target), cycle, tmp_path)
     rows, positions = torch.arange(1, 17).repeat(3)[None, :33], torch.arange(32)[None]
-    said = said_by(target, rows, positions)
+    said = teacher_logits(target, rows, positions)
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0]
     before = run.heads.logits(hidden, target.logits)
     torch.testing.assert_close(before[:, 0], said, atol=1e-4, rtol=1e-4)     # fresh ones say the next token again
@@ -141,7 +141,7 @@ def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
     asked = rows.clone()
     asked[:, :20] = ~asked[:, :20]
     whole = [run.objective(one, positions)[1]["losses"] for one in (rows, asked)]
-    said = said_by(target, rows, positions).softmax(-1)
+    said = teacher_logits(target, rows, positions).softmax(-1)
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0].detach()
     laws = run.heads.logits(hidden, target.logits).log_softmax(-1)
     for head in (0, 2):
@@ -159,7 +159,7 @@ def test_training_leaves_heads_that_the_loader_takes(teacher, tmp_path, tied):
     assert (heads.config.heads, heads.config.tied) == (3, tied)
     figures = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
     assert len(figures["code_agreements"]) == 3
-    with pytest.raises(ValueError, match="leave nothing to guess for 40 heads"):
+    with pytest.raises(ValueError, match="leave nothing to predict for 40 heads"):
         dataclasses.replace(recipe, heads=40)
 
 

@@ -1,6 +1,6 @@
-"""Drafter files: read strictly, written in the official EAGLE-3 layout.
+"""EAGLE-3 checkpoints: read strictly, written in the official or in speculators' layout.
 
-Knows tensors; what a layout means is `layouts`' affair, how files are read that of `files`.
+Knows tensors; `layouts` interprets configurations, `files` reads the files.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ NO_OVERRIDES = HeadOverrides()
 
 def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = NO_OVERRIDES,
               dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu") -> Eagle3Network:
-    """The network of a folder or hub id.  ValueError says what was found, what was needed and what to do.
+    """The network of a folder or hub id; ValueError if its files are incomplete, damaged or contradictory.
 
-    Its embedding is missing (None) where the file ships none; the caller shares the target's.  dtype: None keeps the
-    file's.
+    Its embedding is None if the file has none; then the caller shares the target's.  dtype: None keeps the file's.
     """
     folder = folder_of(path)
     config, found = read_config(folder), read_tensors(folder)
     tensors = {plain_name(name): tensor for name, tensor in found.items()}
     if len(tensors) < len(found):
-        raise ValueError(f"Drafter {path}: some tensors are there twice, with and without a prefix such as model. "
+        raise ValueError(f"Drafter {path}: some tensors exist twice, with and without a prefix such as model. "
                          "Keep one of each.")
     try:
         shape = head_config(config, {name: tensor.shape for name, tensor in tensors.items()}, target, overrides)
@@ -61,7 +60,7 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
 
 
 def official_config(network: Eagle3Network) -> dict[str, Any]:
-    """config.json of the official EAGLE-3 layout; ValueError where that layout cannot say what this head is."""
+    """config.json of the official EAGLE-3 layout; ValueError if that layout cannot describe this head."""
     c = network.config
     if c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
@@ -99,10 +98,10 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str, architectures: Sequence[str] = (),
                      positions: int = 0) -> None:
-    """The layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
+    """Write the layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
 
-    verifier, architectures: the target's hub id and model class, which a server loads beside the head; positions: the
-    target's: a server's rotary tables have the larger of both, and overflow where only the head's are written.
+    verifier, architectures: the target's hub id and model class, which a server loads with the head; positions: the
+    target's.  The larger of its and the head's is written, since a server's rotary tables would otherwise overflow.
     """
     c = network.config
     if c.attention_bias or c.fc_bias:
@@ -170,7 +169,7 @@ def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
 
 
 def strictly(network: nn.Module, tensors: dict[str, Tensor], kind: str = "an EAGLE-3 head") -> None:
-    """ValueError unless names, shapes and kinds are exactly the network's."""
+    """ValueError unless names, shapes and kinds of numbers are exactly the network's."""
     wanted = network.state_dict()
     missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
     if missing or unknown:
@@ -185,7 +184,7 @@ def strictly(network: nn.Module, tensors: dict[str, Tensor], kind: str = "an EAG
 
 
 def finite(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> None:
-    """ValueError that names the tensors with values that no arithmetic survives, in the file or in our precision."""
+    """ValueError names the tensors that hold NaN or infinity, in the file or after conversion to our dtype."""
     broken = [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]
     if not broken:
         return

@@ -1,7 +1,7 @@
-"""Where a head's config.json says one thing and its tensors another, or something that this network would not do.
+"""Refuses heads whose config.json contradicts their tensors, or asks for what this network does not compute.
 
-Knows the fields that public configs get right.  head_dim, tie_word_embeddings, rope_theta and vocab_size are not among
-them: published heads load with wrong ones.
+Checks the fields that public configs get right.  head_dim, tie_word_embeddings, rope_theta and vocab_size are not
+checked: published heads have wrong ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNEVEN = "Correct config.json, or download the head again."
 
 
 def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], made: HeadConfig) -> None:
-    """ValueError where a size that the config states is not the tensors'.  inner: the fields of the layers."""
+    """ValueError if a size in the config is not that of the tensors.  inner: the fields of the layers."""
     sizes = {"draft_vocab_size": (config, made.draft_vocab_size, "lm_head has rows"),
              "hidden_size": (inner, made.hidden_size, "fc has outputs"),
              "intermediate_size": (inner, made.intermediate_size, "gate_proj has rows"),
@@ -37,7 +37,7 @@ def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], m
 
 
 def refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Mapping[str, Sequence[int]]) -> None:
-    """ValueError for what a config says and this network would silently not do."""
+    """ValueError for settings of a config that this network would silently ignore."""
     nested = checked(config.get("eagle_config"), dict | None, "eagle_config") or {}
     for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
         if (config.get(flag) or nested.get(flag)) and tensor not in named:
@@ -51,7 +51,7 @@ def refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Ma
 
 
 def attention_heads(inner: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple[int, int, int]:
-    """(heads, their size, key-value heads) of the projections' rows; only the config tells the first."""
+    """(heads, head size, key-value heads) from the projections' rows; only the config has the first."""
     heads = checked(inner.get("num_attention_heads"), Count, "num_attention_heads of config.json")
     size, rest = divmod(q_rows, heads)
     if rest or size % 2:
@@ -65,7 +65,7 @@ def attention_heads(inner: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple
 
 
 def refuse_other_sizes(config: Mapping[str, Any], found: Mapping[str, int]) -> None:
-    """ValueError where a size that the config states is not the tensors' or the target's."""
+    """ValueError if a size in the config is not that of the tensors or the target."""
     for key, size in found.items():
         stated = checked(config.get(key), Count | None, key)
         if stated not in (None, size):

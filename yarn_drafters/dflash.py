@@ -1,4 +1,4 @@
-"""The DFlash drafter network: a block of masks behind the newest token becomes a block of guesses in one forward.
+"""The DFlash drafter network: one forward predicts all tokens of a block of masks after the newest token.
 
 Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v of the block.
 Source: DFlash (arXiv 2602.06036), whose layers are Qwen3's.
@@ -19,15 +19,15 @@ from torch.nn.functional import linear
 from longgraft.yarn_drafters.network import Attend, PlainLayer, Product, RMSNorm, through
 from longgraft.yarn_drafters.rope import Rope
 
-BLOCK = 16      # tokens of a block, the newest committed one included: DFlash's released setting
+BLOCK = 16      # tokens of a block, the newest committed token included: DFlash's released setting
 
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """A block drafter's shape; embedding, output layer and with them H and V are the target's.
+    """A block drafter's shape; embedding and output layer, and so H and V, are the target's.
 
     feature_layers: indices into transformers' hidden_states: k is the input of layer k
-    mask_token:     the token that stands where a guess is wanted
+    mask_token:     the id at the positions to predict
     """
 
     hidden_size: int
@@ -48,8 +48,8 @@ class BlockConfig:
 
 
 class BlockNetwork(nn.Module):
-    """Slot 0 of a block is the newest committed token, the others are masks; slot i guesses the token at its own
-    position.  Of the tokens before it a layer sees the target's features alone, as keys and values of its own.
+    """Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its own
+    position.  Of the tokens before the block a layer sees only the target's features, projected to keys and values.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -61,15 +61,15 @@ class BlockNetwork(nn.Module):
         self.norm = RMSNorm(h, config.rms_eps)
 
     def share(self, embedding: nn.Embedding, head: nn.Linear) -> None:
-        """Use the target's, [V, H] each; they stay the target's parameters and are not in our state dict."""
+        """Use the target's embedding and output layer, [V, H] each; they are not in our state dict."""
         object.__setattr__(self, "_shared", (embedding, head))
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features [B, n, A * H] -> what every layer's keys and values are made of, [B, n, H]."""
+        """Target features [B, n, A * H] -> [B, n, H], from which every layer projects keys and values."""
         return self.hidden_norm(self.fc(features))
 
     def injected(self, fused: Tensor, positions: Tensor, product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] that stand at positions [B, n]."""
+        """Each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B, n]."""
         cos_sin, layers = self._angles(positions), cast("Iterable[PlainLayer]", self.layers)
         for layer in layers:
             yield layer.self_attn.keys_values(fused, cos_sin, product)
@@ -88,7 +88,7 @@ class BlockNetwork(nn.Module):
         return through(head, states, product)
 
     def blocks(self, anchors: Tensor) -> Tensor:
-        """[...] -> [..., block]: each token and the masks behind it."""
+        """[...] -> [..., block]: each token, followed by masks."""
         masks = torch.full((*anchors.shape, self.config.block - 1), self.config.mask_token, device=anchors.device)
         return torch.cat([anchors[..., None], masks], dim=-1)
 
@@ -98,7 +98,7 @@ class BlockNetwork(nn.Module):
 
 
 def usual_layers(target_layers: int, count: int) -> tuple[int, ...]:
-    """DFlash's: outputs of `count` layers from 1 to n - 3, evenly; as inputs of the layers after them."""
+    """DFlash's choice: outputs of `count` layers spaced evenly from 1 to n - 3, as inputs of the layers after them."""
     if count == 1:
         return (target_layers // 2 + 1,)
     return tuple(1 + round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))

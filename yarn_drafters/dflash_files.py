@@ -1,4 +1,4 @@
-"""DFlash drafters' files in the layout of z-lab/DFlash: read strictly, and written.
+"""DFlash checkpoints in the layout of z-lab/DFlash: read strictly, and written.
 
 Knows config.json, names and shapes; knows no decoding.  Sizes come from tensors; the rotary base is the config's.
 """
@@ -29,9 +29,9 @@ WEIGHTS = ("fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.
 
 def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None = torch.float32,
                 device: torch.device | str = "cpu") -> BlockNetwork:
-    """The network of a folder or hub id.  ValueError says what was found, what was needed and what to do.
+    """The network of a folder or hub id; ValueError if its files are incomplete, damaged or contradictory.
 
-    Embedding and output layer are the target's, which the caller shares.  dtype: None keeps the file's.
+    The caller shares the target's embedding and output layer.  dtype: None keeps the file's.
     """
     folder = folder_of(path)
     config, tensors = read_config(folder), read_tensors(folder)
@@ -49,7 +49,7 @@ def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None
 
 
 def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape) -> BlockConfig:
-    """What the files say; ValueError where they contradict each other, or are of another kind or target."""
+    """The drafter's shape; ValueError if the files contradict each other, or are of another kind or target."""
     _refuse_others(config, tensors)
     nested = checked(config.get("dflash_config"), dict | None, "dflash_config") or {}
     hidden, wide = tensors["fc.weight"].shape
@@ -66,14 +66,14 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
     inputs = usual_layers(target.layers, wide // hidden) if outputs is None else tuple(i + 1 for i in outputs)
     if len(inputs) != wide // hidden or len(set(inputs)) < len(inputs) or max(inputs) >= target.layers:
         raise ValueError(f"fc joins {wide // hidden} features, and config.json has target_layer_ids {outputs} of a "
-                         f"target of {target.layers} layers, whose last one's output is not to be had. {UNEVEN}")
+                         f"target of {target.layers} layers, whose last one's output is not available. {UNEVEN}")
     mask = checked(nested.get("mask_token_id"), int, "dflash_config.mask_token_id")
     if not 0 <= mask < target.vocab:
         raise ValueError(f"mask_token_id is {mask:,} and the target has {target.vocab:,} tokens: this drafter belongs "
                          "to another target.")
     block = checked(nested.get("block_size", config.get("block_size", BLOCK)), Count, "block_size")
     if block < 2:
-        raise ValueError(f"block_size is {block}: there is nothing to guess. {UNEVEN}")
+        raise ValueError(f"block_size is {block}, which leaves nothing to predict; 2 or more is needed. {UNEVEN}")
     return BlockConfig(
         hidden, gate, heads, kv_heads, head_dim, layers, target.vocab, inputs, mask, block=block,
         max_positions=checked(config.get("max_position_embeddings", 32768), Count, "max_position_embeddings"),
@@ -81,7 +81,7 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
 
 
 def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
-    """config.json of z-lab's layout; ValueError where that layout cannot say what this drafter is."""
+    """config.json of z-lab's layout; ValueError if that layout cannot describe this drafter."""
     c = network.config
     if c.rope.kind != "default":
         raise ValueError(f"A drafter with {c.rope.kind} rotary embedding has no DFlash form. Train it with the plain "
@@ -99,7 +99,7 @@ def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
 
 
 def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) -> None:
-    """config.json and model.safetensors, in the weights' own dtype."""
+    """Write config.json and model.safetensors in the weights' own dtype."""
     from safetensors.torch import save_file
 
     folder, config = Path(folder), dflash_config(network, target)
@@ -110,12 +110,12 @@ def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) 
 
 
 def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """ValueError for drafters of another kind, and for what this network would silently not do."""
+    """ValueError for drafters of another kind, and for settings that this network would silently ignore."""
     architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
     if "speculators_model_type" in config:
         raise ValueError("This is a drafter in speculators' layout; one in z-lab's is needed.")
     if "DFlash" not in architectures and not config.get("dflash_config"):
-        raise ValueError(f"This is no DFlash drafter ({architectures or 'no architectures'} in config.json).")
+        raise ValueError(f"This is not a DFlash drafter ({architectures or 'no architectures'} in config.json).")
     for name in WEIGHTS:
         if name not in tensors or tensors[name].ndim != 2 or not tensors[name].numel():
             found = tuple(tensors[name].shape) if name in tensors else "missing"
@@ -123,8 +123,8 @@ def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
                              "again.")
     kinds = set(checked(config.get("layer_types") or ["full_attention"], Words, "layer_types"))
     if kinds != {"full_attention"}:
-        raise ValueError(f"The drafter's layers are of other kinds than full_attention ({', '.join(sorted(kinds))}), "
-                         "which are not supported. Use another drafter.")
+        raise ValueError(f"The drafter's layers are {', '.join(sorted(kinds))}; only full_attention is supported. "
+                         "Use another drafter.")
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"The drafter's hidden_act is {config['hidden_act']!r}; only 'silu' is supported. Use another "
                          "drafter.")

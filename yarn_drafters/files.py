@@ -1,4 +1,4 @@
-"""A drafter's folder: where it is, its config.json and its tensors, read without running anything.
+"""A drafter's folder, its config.json and its tensors, read without running code of theirs.
 
 Knows files; knows no layout.  Every ValueError names the file.
 """
@@ -20,7 +20,7 @@ KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int3
 
 
 def folder_of(path: str | Path) -> Path:
-    """The folder itself, or that of a hub id, downloaded."""
+    """The folder itself, or the downloaded folder of a hub id."""
     refuse_gguf(path, f"Drafter {path}")
     if str(path) and Path(path).is_dir():
         return Path(path)
@@ -31,7 +31,7 @@ def folder_of(path: str | Path) -> Path:
 
     try:
         return Path(snapshot_download(str(path), allow_patterns=list(FILES)))
-    except Exception as error:      # the hub's client raises from several libraries; all mean the same to a user
+    except Exception as error:      # the hub's client raises errors of several libraries, all with this meaning
         raise ValueError(f"Drafter {path} is neither a folder nor a hub id that this machine can reach "
                          f"({type(error).__name__}). Download it and give the folder.") from error
 
@@ -52,7 +52,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
-    """All tensors of the folder, on the CPU: of its safetensors files, else of the file `other`."""
+    """All tensors of the folder's safetensors files, or of the file `other` if there are none; on the CPU."""
     files = sorted(folder.glob("*.safetensors")) or [folder / other]
     if not files[0].exists():
         raise ValueError(f"Drafter {folder} has neither *.safetensors nor {other}. Give the folder with the weights.")
@@ -73,13 +73,13 @@ def _read(file: Path) -> dict[str, Tensor]:
             tensors = load_file(file)
         else:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:      # cut and foreign files raise half a dozen types
+    except Exception as error:      # truncated and foreign files raise half a dozen types
         with open(file, "rb") as raw:
             pointer = raw.read(40).startswith(b"version https://git-lfs")
         found = "a Git LFS pointer, without the weights" if pointer else reason(error)
         raise ValueError(f"{file} cannot be read: {found}. Download it again.") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ValueError(f"{file} holds something else than named tensors; a plain state dict is needed.")
+        raise ValueError(f"{file} does not hold named tensors; a plain state dict is needed.")
     if odd := sorted(str(name) for name, tensor in tensors.items() if not isinstance(name, str) or not _plain(tensor)):
         raise ValueError(f"{file} holds tensors of a kind that no drafter has (quantised, sparse or unnamed): "
                          f"{', '.join(odd[:6])}. Give the head in float32, bfloat16 or float16.")

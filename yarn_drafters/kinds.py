@@ -1,6 +1,6 @@
-"""Values from files against declared kinds such as `Count | None` or `tuple[Stage, ...]`.
+"""Checks values from files against declared types such as `Count | None` or `tuple[Stage, ...]`.
 
-Knows types and ranges; knows no file's meaning.  A bool is no number, and no number is infinite.
+Knows types and ranges; knows no file's meaning.  Bools and infinities are not accepted as numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high; above: low itself is left out."""
+    """Numbers from low to high; above: low itself is excluded."""
 
     low: float
     high: float = math.inf
@@ -33,7 +33,7 @@ class Range:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of these words."""
+    """One of these strings."""
 
     known: tuple[str, ...]
 
@@ -44,22 +44,22 @@ class OneOf:
         return f"out of {', '.join(self.known)}"
 
 
-Count = Annotated[int, Range(1, 2 ** 31)]           # sizes, lengths, numbers of things
+Count = Annotated[int, Range(1, 2 ** 31)]           # sizes, lengths, counts
 Share = Annotated[float, Range(0, 1)]
 Positive = Annotated[float, Range(0, above=True)]
 
-_NOUNS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", dict: "an object"}
+_NOUNS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string", dict: "an object"}
 
 
 def check_fields(made: Any) -> None:
-    """Check a dataclass's values against its fields' kinds, in its `__post_init__`."""
+    """Check a dataclass's values against its fields' types, in its `__post_init__`."""
     for name, kind in get_type_hints(type(made), include_extras=True).items():
         object.__setattr__(made, name, checked(getattr(made, name), kind, name))
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
-    """The value as `kind`: lists become tuples, objects dataclasses.  ValueError says what was found and is needed."""
-    if get_origin(kind) in (Union, UnionType):      # X | None is the only union there is
+    """The value as type `kind`: lists become tuples, objects dataclasses.  ValueError if it does not fit."""
+    if get_origin(kind) in (Union, UnionType):      # X | None is the only union used
         if value is None:
             return None
         kind = next(option for option in get_args(kind) if option is not NoneType)
@@ -86,7 +86,7 @@ def _listed(value: Any, kinds: tuple[Any, ...], name: str) -> tuple[Any, ...]:
 
 
 def _plain(value: Any, kind: type) -> Any:
-    """The value as int, float, bool, str or dict; None where it is none."""
+    """The value as int, float, bool, str or dict; None if it is of another type."""
     if kind in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(value, float) and not (math.isfinite(value) and (kind is float or value.is_integer())):
             return None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KnownHead:
-    """target and head: hub ids; trained_length: tokens up to which the head was trained or extended, 2,048 where its
-    makers state none.  note: what its config does not tell."""
+    """target and head: hub ids; trained_length: tokens that the head was trained or extended to, 2,048 if its authors
+    give none; note: what its config leaves out."""
 
     target: str
     head: str
@@ -42,7 +42,7 @@ KNOWN_HEADS = (
 
 
 def find_head(target: str) -> KnownHead | None:
-    """The longest-trained head of this hub id or of a folder named like it; the first of equals; None if unknown."""
+    """The head of the largest trained_length for this hub id or a folder of its name, the first of equals; or None."""
     name = target.rstrip("/").lower()
     fits = [head for head in KNOWN_HEADS
             if head.target.lower() == name or head.target.lower().split("/")[1] == name.split("/")[-1]]

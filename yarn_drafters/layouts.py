@@ -1,7 +1,7 @@
-"""Which public EAGLE-3 layout a checkpoint has, and what its config means in it.
+"""Which public EAGLE-3 layout a checkpoint has, and what its config means in that layout.
 
-Knows config.json and tensor names and shapes; reads no file.  Every rule was read off its producer's training or
-serving code: they use the same names with different meanings, and wrong guesses only show as low acceptance.
+Knows config.json and tensor names and shapes; reads no file.  Every rule comes from its producer's training or serving
+code: producers give the same names different meanings, and a wrong reading only shows as low acceptance.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TargetShape:
 
     @classmethod
     def of(cls, config: Any) -> TargetShape:
-        """Of a transformers configuration."""
+        """That of a transformers configuration."""
         text = config.get_text_config(decoder=True)
         try:
             return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
@@ -53,7 +53,7 @@ def plain_name(name: str) -> str:
 
 
 def our_name(name: str, layout: str) -> str:
-    """The name in `Eagle3Network`.  speculators counts the first layer as layers.0, we as midlayer."""
+    """The name in `Eagle3Network`: speculators' first layer is layers.0, ours is midlayer."""
     if layout != "speculators":
         return name
     if name.startswith("layers.0."):
@@ -62,7 +62,7 @@ def our_name(name: str, layout: str) -> str:
 
 
 def speculators_name(name: str) -> str:
-    """`our_name`, turned round."""
+    """The inverse of `our_name`."""
     name = re.sub(r"^layers\.(\d+)\.", lambda m: f"layers.{int(m[1]) + 1}.", name)
     return re.sub(r"^midlayer\.", "layers.0.", name)
 
@@ -88,7 +88,7 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
             return "specpv"
         if "Eagle3LlamaForCausalLM" in architectures:
             return "angelslim"
-        # Mainline SpecForge alone trains with llama3 or mscale, and since before either it honours rope_theta.
+        # Only mainline SpecForge trains with llama3 or mscale, and it read rope_theta before it had either.
         if "eagle_config" in config or given["rope_type"] == "llama3" or "mscale" in given:
             return "specforge"
         return "eagle3"
@@ -122,8 +122,8 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         rope=rope_of(inner, layout),
         layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
         rms_eps=checked(inner.get("rms_norm_eps", 1e-5), Positive, "rms_norm_eps"),
-        # Only speculators' files mean these: elsewhere the same words stand for something else.  Where the
-        # first is missing, vLLM takes true in a speculators config and false in a raw one.
+        # Only in speculators' files do these names have this meaning.  Without the first, vLLM takes true in a
+        # speculators config and false in a raw one.
         norm_before_residual=speculators and _flag(config, "norm_before_residual", "speculators_model_type" in config),
         norm_output="speculators_model_type" in config and _flag(config, "norm_output", False),
         norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
@@ -135,7 +135,7 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
 
 
 def _refuse_shapes(named: Shapes, target: TargetShape) -> None:
-    """ValueError where the tensors that tell the sizes are missing, or of no EAGLE-3 head over this target."""
+    """ValueError if the tensors that determine the sizes are missing, or are not those of a head for this target."""
     for name in ("fc.weight", "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight",
                  "midlayer.mlp.gate_proj.weight", "lm_head.weight"):
         if name not in named:
@@ -163,7 +163,7 @@ def _flag(config: Mapping[str, Any], name: str, usual: bool) -> bool:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Of a head that was trained with a window over its own cache: with full attention it would collapse."""
+    """The window over its own cache that a head was trained with; with full attention such a head would collapse."""
     kinds = set(checked(config.get("layer_types") or ["sliding_attention"], Words, "layer_types"))
     if not config.get("sliding_window") or not config.get("use_sliding_window", True) or kinds == {"full_attention"}:
         return None
@@ -178,7 +178,7 @@ def _feature_layers(config: Mapping[str, Any], count: int, target: TargetShape,
     """Indices into transformers' hidden_states: layer inputs."""
     n = target.layers
     nested = _object(config, "eagle_config")
-    # AngelSlim and SpecForge count layer outputs; vLLM, speculators and ours layer inputs.
+    # AngelSlim and SpecForge count layer outputs; vLLM, speculators and we count layer inputs.
     outputs = _ids(config, "aux_hidden_states_layer_ids") or _ids(nested, "eagle_aux_hidden_state_layer_ids")
     inputs = _ids(config, "eagle_aux_hidden_state_layer_ids") or tuple(i + 1 for i in outputs)
     layers = overrides.feature_layers or inputs or (2, n // 2, n - 3)

@@ -1,7 +1,8 @@
-"""The LongSpec drafter network (arXiv 2502.17421): a window of its own past, and the target's last keys and values.
+"""The LongSpec drafter network (arXiv 2502.17421): self-attention over a window, cross-attention to the target's last
+layer's keys and values.
 
-Knows tensors; owns no cache and no mask: the caller passes how rows attend.  Embedding, rotary angles and output layer
-are the target's own, so that nothing of the target is learnt twice.
+Knows tensors; owns no cache and no mask: the caller passes both attentions.  Embedding, rotary angles and output layer
+are the target's, so that nothing of the target is learnt twice.
 
 Letters: B batch, n tokens, H hidden.
 """
@@ -20,10 +21,10 @@ from longgraft.yarn_drafters.network import MLP, Attention, Product, RMSNorm, th
 from longgraft.yarn_drafters.rope import rotate
 
 Own = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q [B, nh, n, d], k, v [B, nkv, n, d] of the new rows) -> [B, nh, n, d], over these and the window before them"""
+"""Self-attention: (q [B, nh, n, d], k, v [B, nkv, n, d] of the new rows) -> [B, nh, n, d], over these and the window"""
 
 Theirs = Callable[[Tensor], Tensor]
-"""q [B, nh, n, d] -> [B, nh, n, d], over the target's keys and values of committed tokens"""
+"""Cross-attention: q [B, nh, n, d] -> [B, nh, n, d], over the target's keys and values of committed tokens"""
 
 Angles = tuple[Tensor, Tensor]
 
@@ -32,8 +33,8 @@ Angles = tuple[Tensor, Tensor]
 class LongSpecConfig:
     """A drafter's shape.
 
-    window:     tokens before its own that a token's self-attention sees (flash-attn's window_size of the official code)
-    qk_norm:    RMSNorm of queries and keys, as Qwen3's layers have it
+    window:     how many tokens before its own a token's self-attention sees (flash-attn's window_size, official code)
+    qk_norm:    RMSNorm of queries and keys, as in Qwen3
     final_norm: RMSNorm before the target's output layer; official drafters have none
     """
 
@@ -50,7 +51,7 @@ class LongSpecConfig:
 
 
 class CrossAttention(nn.Module):
-    """Queries of the drafter's; keys and values are the target's."""
+    """Cross-attention: the drafter's queries, the target's keys and values."""
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class CrossAttention(nn.Module):
 
 
 class LongSpecNetwork(nn.Module):
-    """Token t stands at position t and predicts token t + 1."""
+    """Token t is at position t and predicts token t + 1."""
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
@@ -80,15 +81,15 @@ class LongSpecNetwork(nn.Module):
         self.norm = RMSNorm(h, eps) if config.final_norm else nn.Identity()
 
     def forward(self, embedded: Tensor, angles: Angles, own: Own, theirs: Theirs, product: Product = linear) -> Tensor:
-        """embedded [B, n, H] -> [B, n, H], what the target's output layer reads."""
+        """embedded [B, n, H] -> [B, n, H], the input of the target's output layer."""
         x = self.input_layernorm(embedded)
         hidden = embedded + self.self_attn(x, angles, 0, lambda _, q, k, v: own(q, k, v), product)
         hidden = hidden + self.cross_attn(self.post_self_attention_layernorm(hidden), angles, theirs, product)
         return self.norm(hidden + self.mlp(self.post_cross_attention_layernorm(hidden), product))
 
     def rows(self, embedded: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, nkv, n, d] of tokens: of a single layer these follow from the tokens alone, so that of
-        what is committed nothing else is ever computed."""
+        """Keys and values [B, nkv, n, d] of tokens.  In a single layer they depend on the tokens alone, so that nothing
+        else is computed for committed tokens."""
         x, layer = self.input_layernorm(embedded), self.self_attn
         shape = (*x.shape[:2], -1, self.config.head_dim)
         return (rotate(layer.k_norm(layer.k_proj(x).view(shape)).transpose(1, 2), *angles),
@@ -97,7 +98,7 @@ class LongSpecNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Lent:
-    """What a drafter uses of its target; ValueError where its rotary embedding is none that turns whole heads."""
+    """The parts of the target that a drafter uses; ValueError unless its rotary embedding rotates whole heads."""
 
     target: Target
 
@@ -117,13 +118,13 @@ class Lent:
             raise ValueError(f"{self.target.name} has no rotary embedding that all of its layers share, which a "
                              "LongSpec drafter needs. Use another method.") from error
         if cos.shape[-1] != size:
-            raise ValueError(f"{self.target.name} turns {cos.shape[-1]} of its heads' {size} numbers; a LongSpec "
-                             "drafter needs all turned. Use another method.")
+            raise ValueError(f"{self.target.name} rotates {cos.shape[-1]} of its heads' {size} dimensions; a LongSpec "
+                             "drafter needs all rotated. Use another method.")
         return cos[:, None].float(), sin[:, None].float()
 
 
 def head_dim(target: Target) -> int:
-    """Of the target's attention."""
+    """Head size of the target's attention."""
     c = target.config
     return getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
 

@@ -1,10 +1,10 @@
-"""LongSpec drafters' files, read strictly: those of this library, and those of the paper's authors (sail/longspec-*).
+"""LongSpec checkpoints, read strictly: those of this library, and those of the paper's authors (sail/longspec-*).
 
 Knows files, names and sizes; knows no decoding.
 
-Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not tell, and the
-official names of tensors.  Official: config.json is the target's, the cross-attention carries key and value
-projections that nothing reads (they are left out here), and there is no norm before the output layer.
+Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not determine; official
+tensor names.  Official: config.json is the target's, the cross-attention has unused key and value projections (ignored
+here), and there is no norm before the output layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KIND = "longspec"
 def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
     """The network of a folder or hub id, in the target's precision and on its device.
 
-    ValueError says what was found, what was needed and what to do.
+    ValueError if its files are incomplete, damaged or contradictory.
     """
     folder = folder_of(path)
     config, found = read_config(folder), read_tensors(folder)
@@ -51,7 +51,7 @@ def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
 
 
 def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
-    """config.json and model.safetensors, in the weights' own dtype."""
+    """Write config.json and model.safetensors in the weights' own dtype."""
     from safetensors.torch import save_file
 
     folder, c = Path(folder), network.config
@@ -65,11 +65,11 @@ def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
 
 
 def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> LongSpecConfig:
-    """Sizes of the tensors, flags by which of them are there; ValueError where they do not fit the target."""
+    """Sizes and flags from the tensors; ValueError if they do not fit the target."""
     wanted = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
     if missing := [name for name in wanted if name not in tensors or tensors[name].ndim != 2]:
-        raise ValueError(f"{missing[0]} is missing, so this is no LongSpec drafter. Give a folder made by `longgraft "
-                         "train longspec`, or an official one.")
+        raise ValueError(f"{missing[0]} is missing, so this is not a LongSpec drafter. Give a folder made by "
+                         "`longgraft train longspec`, or an official one.")
     (queries, hidden), keys, inner = tensors[wanted[0]].shape, len(tensors[wanted[1]]), len(tensors[wanted[2]])
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"its config.json says hidden_act {act!r}; silu is needed. It is of another kind.")
@@ -77,9 +77,9 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -
     heads, theirs = queries // size, kv_heads(target)
     if hidden != target.config.hidden_size or queries % size or keys % size or not keys or heads % theirs \
             or heads % (keys // size):
-        raise ValueError(f"it is {hidden} wide, with queries of {queries} and keys of {keys} numbers; the target is "
-                         f"{target.config.hidden_size} wide and has {theirs} key-value heads of {size}. It belongs to "
-                         "another target.")
+        raise ValueError(f"its hidden size is {hidden}, with queries of {queries} and keys of {keys} dimensions; the "
+                         f"target's is {target.config.hidden_size}, with {theirs} key-value heads of {size}. It "
+                         "belongs to another target.")
     sizes = {"hidden_size": hidden, "head_dim": size}
     if config.get("model_type") == KIND:
         sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys // size, "intermediate_size": inner}

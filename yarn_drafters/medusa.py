@@ -1,4 +1,4 @@
-"""Medusa's heads (arXiv 2401.10774): each guesses one token further from the target's last hidden state alone.
+"""Medusa's heads (arXiv 2401.10774): each predicts one token further ahead from the target's last hidden state alone.
 
 Knows tensors and files of FasterDecoding's layout; knows no tree and no decoding.
 
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.kinds import Count, check_fields
 
-FOLDER = "medusa"               # of heads that are written here
+FOLDER = "medusa"               # subfolder that trained heads are written to
 WEIGHTS = "medusa_lm_head.pt"
-PREFIX = "medusa_head."         # in front of the heads' tensors where they were merged into the target's
-TIED = "tie_output"             # of config.json: the heads read out through the target's own output embedding
+PREFIX = "medusa_head."         # of the heads' tensors in files that also hold the target's
+TIED = "tie_output"             # field of config.json: the heads share the target's output embedding
 NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """blocks: residual blocks of each head; tied: whether the target's output embedding is the heads' too."""
+    """blocks: residual blocks per head; tied: whether the heads share the target's output embedding."""
 
     hidden_size: Count
     vocab_size: Count
@@ -43,7 +43,7 @@ class MedusaConfig:
 
 
 class Block(nn.Module):
-    """x + SiLU(Wx + b); as it is made, x."""
+    """x + SiLU(Wx + b), initialised to the identity."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Head i guesses the token i + 2 places behind the one whose hidden state it reads."""
+    """Head i reads the hidden state of token t and predicts token t + 2 + i."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -66,16 +66,16 @@ class MedusaHeads(nn.Module):
         def last() -> list[nn.Module]:
             return [] if config.tied else [nn.Linear(size, config.vocab_size, bias=False)]
 
-        # Typed by what is done with them: the blocks are a slice, what reads out is the last.
+        # Typed Any: a head is sliced for its blocks, and its last module is the output layer.
         self.heads: Any = nn.ModuleList(nn.Sequential(*(Block(size) for _ in range(config.blocks)), *last())
                                         for _ in range(config.heads))
 
     def states(self, hidden: Tensor) -> list[Tensor]:
-        """hidden [.., H], the target's after its final norm -> per head what is read out [.., H]."""
+        """hidden [.., H], the target's after its final norm -> per head the input [.., H] of its output layer."""
         return [head[:self.config.blocks](hidden) for head in self.heads]
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """hidden [n, H] -> [n, K, V].  read_out: the target's own, from states [.., H] to logits [.., V]."""
+        """hidden [n, H] -> [n, K, V].  read_out: the target's output layer, states [.., H] -> logits [.., V]."""
         states = self.states(hidden)
         if self.config.tied:
             return read_out(torch.stack(states, 1))
@@ -86,7 +86,7 @@ def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = 
                 device: torch.device | str = "cpu") -> MedusaHeads:
     """The heads of a folder or hub id for a target of these sizes.
 
-    ValueError unless every tensor is one of a head's, in the target's shapes, and none is missing.
+    ValueError if a tensor is missing, unknown or of another shape.
     """
     folder = folder_of(path)
     config, found = read_config(folder), read_tensors(folder, WEIGHTS)
@@ -108,7 +108,7 @@ def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = 
 
 
 def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
-    """config.json and model.safetensors with FasterDecoding's names, in the weights' own dtype."""
+    """Write config.json and model.safetensors with FasterDecoding's names, in the weights' own dtype."""
     from safetensors.torch import save_file
 
     config, folder = heads.config, Path(folder)
@@ -122,7 +122,7 @@ def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
 
 
 def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int) -> MedusaConfig:
-    """Heads and blocks as the names count them: published configurations name other numbers than their files hold."""
+    """Counts heads and blocks by tensor names: published configurations give other numbers than their files hold."""
     parts = [match.groups() for name in tensors if (match := NAME.fullmatch(name))]
     if not parts:
         raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder with "

@@ -1,4 +1,4 @@
-"""The EAGLE-3 drafter network (arXiv 2503.01840), with the options that public checkpoints use.
+"""The EAGLE-3 drafter network (arXiv 2503.01840) with the options of public checkpoints.
 
 Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v.
 
@@ -21,7 +21,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B, nh, n, d], k [B, nkv, n, d], v [B, nkv, n, d]) -> [B, nh, n, d]"""
 
 Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
-"""(x [.., in], weight [out, in], bias [out] or None) -> [.., out]: F.linear, or what equals it"""
+"""(x [.., in], weight [out, in], bias [out] or None) -> [.., out]: F.linear or an equivalent"""
 
 
 class Sizes(Protocol):
@@ -47,7 +47,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """A drafter's shape and the meaning of its weights.  Sizes come from tensors, flags from the layout."""
+    """A drafter's shape and options.  Sizes come from tensors, flags from the layout."""
 
     hidden_size: int
     target_hidden_size: int
@@ -63,7 +63,7 @@ class HeadConfig:
     layers: int = 1
     rms_eps: float = 1e-5
     norm_before_residual: bool = False  # the residual is the normed feature (speculators)
-    norm_output: bool = False           # the state fed back is the normed one (speculators)
+    norm_output: bool = False           # the next level is fed the normed state (speculators)
     norm_before_fc: bool = False        # one RMSNorm over the concatenated features (vLLM, speculators)
     fc_norm: bool = False               # one RMSNorm per feature (EAGLE-3.1)
     qk_norm: bool = False               # Qwen3-style layers (speculators)
@@ -92,7 +92,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections and rotation; where keys come from is the caller's affair."""
+    """Projections and rotary embedding; the caller's `attend` provides the attention."""
 
     def __init__(self, config: Sizes, width: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SiLU-gated."""
+    """SiLU-gated MLP."""
 
     def __init__(self, config: Sizes) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class FirstLayer(nn.Module):
 
 
 class PlainLayer(nn.Module):
-    """A further decoder layer, H wide, of heads with more than one; with qk_norm, Qwen3's."""
+    """A decoder layer after the first, H wide; with qk_norm, that of Qwen3."""
 
     def __init__(self, config: Sizes, index: int) -> None:
         super().__init__()
@@ -172,9 +172,9 @@ class PlainLayer(nn.Module):
 
 
 class Eagle3Network(nn.Module):
-    """Slot t takes the feature of position t and the token t + 1, stands at position t, predicts token t + 2.
+    """Slot t takes the feature of position t and token t + 1, is at position t, and predicts token t + 2.
 
-    embed_tokens is None until `share_embedding` gives it the target's, for heads that ship none.
+    embed_tokens is None for heads without an embedding, which use the target's from `share_embedding`.
     d2t: [D] int64 offsets (target id = draft id + d2t[draft id]); t2d: [V] bool.
     """
 
@@ -198,7 +198,7 @@ class Eagle3Network(nn.Module):
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
 
     def share_embedding(self, embedding: nn.Embedding) -> None:
-        """Use the target's embedding, [V, H]; it stays the target's parameter and is not in our state dict."""
+        """Use the target's embedding, [V, H]; it is not in our state dict."""
         object.__setattr__(self, "_shared", embedding)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Eagle3Network(nn.Module):
         return embedding(tokens).to(self.fc.weight.dtype)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Target features [B, n, A * Ht] -> [B, n, H].  Never applied to the network's own states."""
+        """Target features [B, n, A * Ht] -> [B, n, H]; not for the network's own states."""
         if self.fc_norm:
             parts = features.chunk(len(self.fc_norm), dim=-1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
@@ -217,7 +217,7 @@ class Eagle3Network(nn.Module):
                 product: Product = linear) -> Tensor:
         """hidden [B, n, H] (fused features or own states), tokens and positions [B, n] -> states [B, n, H].
 
-        The returned states are what the next drafted level is fed, and what `logits` reads.
+        The returned states are the input of the next drafted level and of `logits`.
         """
         cos, sin = self.config.rope.cos_sin(positions, self.config.head_dim)
         cos_sin = cos[:, None], sin[:, None]

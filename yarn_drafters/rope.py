@@ -1,7 +1,7 @@
 """Rotary frequencies of drafters: default, linear, Llama 3 and YaRN (arXiv 2309.00071).
 
-Knows numbers only.  Angles are computed in float32 from integer positions at every use: no table exists, so none
-can be cast to half precision or rebuilt from cast buffers, which silently breaks peers beyond 2,048 tokens.
+Knows numbers only.  Angles are computed in float32 from integer positions at every use.  There is no table that could
+be cast to half precision or rebuilt from cast buffers, which silently breaks other libraries beyond 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from longgraft.yarn_drafters.kinds import Count, OneOf, Positive, Range, check_f
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions become angles.  original: training length.  ValueError for numbers that make no angles."""
+    """How positions become angles.  original: length in training.  ValueError for values out of range."""
 
-    base: Annotated[float, Range(1, above=True)] = 10000.0  # EAGLE's training code uses it, whatever the config says
+    base: Annotated[float, Range(1, above=True)] = 10000.0  # EAGLE's training code always uses it
     kind: Annotated[str, OneOf(("default", "linear", "llama3", "yarn"))] = "default"
     factor: Annotated[float, Range(1, 2 ** 20)] = 1.0
     original: Count = 2048
@@ -37,9 +37,9 @@ class Rope:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor:g} and high_freq_factor "
                              f"{self.high_freq_factor:g}; the latter must be more.")
 
-    @lru_cache(maxsize=16)      # noqa: B019 - a value, and few of them
+    @lru_cache(maxsize=16)      # noqa: B019 - frozen values, and few of them
     def inverse_frequencies(self, dim: int) -> Tensor:
-        """[dim / 2] float32, on the host; not to be written to."""
+        """[dim / 2] float32, on the host; cached, so do not write to it."""
         powers = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         plain = 1.0 / (self.base ** powers)
         if self.kind == "default":
@@ -50,13 +50,13 @@ class Rope:
             return self._llama3(plain)
         return self._yarn(dim)
 
-    @lru_cache(maxsize=16)      # noqa: B019 - as above; sent once, not at every use
+    @lru_cache(maxsize=16)      # noqa: B019 - as above; copied to the device once
     def _frequencies_on(self, device: torch.device, dim: int) -> Tensor:
         return self.inverse_frequencies(dim).to(device)
 
     @property
     def magnitude(self) -> float:
-        """What cos and sin are multiplied by; attention logits grow by its square."""
+        """Factor of cos and sin; attention logits grow by its square."""
         if self.kind != "yarn":
             return 1.0
         return self.attention_factor or 0.1 * math.log(self.factor) + 1.0
@@ -68,7 +68,7 @@ class Rope:
         return angles.cos() * self.magnitude, angles.sin() * self.magnitude
 
     def _yarn(self, dim: int) -> Tensor:
-        """NTK-by-parts, YaRN 3.2: fast frequencies kept, slow ones divided, a ramp between."""
+        """NTK-by-parts, YaRN 3.2: fast frequencies stay, slow ones are divided by `factor`, with a ramp between."""
         def dimension(rotations: float) -> float:
             return dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
@@ -86,6 +86,6 @@ class Rope:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, heads, n, D] turned by cos, sin [B, 1, n, D]; the product is taken in float32."""
+    """x [B, heads, n, D] rotated by cos, sin [B, 1, n, D], in float32."""
     first, second = x.float().chunk(2, dim=-1)
     return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

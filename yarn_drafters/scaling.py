@@ -1,4 +1,4 @@
-"""What a head's config.json says of its rotary embedding, which means something else in every layout.
+"""The rotary embedding of a head's config.json, whose fields mean different things in different layouts.
 
 Knows rope_theta, rope_scaling and rope_parameters; knows no tensor and no file.
 """
@@ -17,16 +17,16 @@ NEEDED = {"default": (), "linear": ("factor",), "yarn": ("factor", "original_max
 
 
 def scaling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_scaling, or rope_parameters of transformers v5, with a rope_type in any case."""
+    """rope_scaling, or rope_parameters of transformers v5, always with a rope_type."""
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = checked(config.get(name), dict | None, name) or {}
     return given | {"rope_type": checked(given.get("rope_type") or given.get("type") or "default", str, "rope_type")}
 
 
 def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
-    """The base by layout: EAGLE, AngelSlim and SpecPV were trained at 10000 whatever the config says;
-    SpecForge since 2025-10-30 and speculators at the config's, 10000 where it has none.  SpecForge heads
-    of an earlier date look the same and need HeadOverrides(rope_base=10000.0)."""
+    """The rotary embedding; its base depends on the layout.  EAGLE, AngelSlim and SpecPV always trained at 10000.
+    SpecForge since 2025-10-30 and speculators trained at the config's base, 10000 without one.  Earlier SpecForge
+    heads look the same and need HeadOverrides(rope_base=10000.0)."""
     given = scaling(config)
     kind = given["rope_type"]
     if kind not in NEEDED:
@@ -34,18 +34,18 @@ def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
     if missing := [key for key in NEEDED[kind] if given.get(key) is None]:
         raise ValueError(f"The head's {kind} rope has no {', '.join(missing)}. Add what it was trained with to "
                          "rope_scaling in config.json.")
-    said: dict[str, Any] = {key: checked(given[key], Positive, key) for key in NEEDED[kind]}
-    if "original_max_position_embeddings" in said:
-        said["original"] = checked(said.pop("original_max_position_embeddings"), Count,
+    found: dict[str, Any] = {key: checked(given[key], Positive, key) for key in NEEDED[kind]}
+    if "original_max_position_embeddings" in found:
+        found["original"] = checked(found.pop("original_max_position_embeddings"), Count,
                                    "original_max_position_embeddings")
     if kind == "yarn":
         for key in ("beta_fast", "beta_slow"):
-            said[key] = checked(given.get(key) or getattr(Rope, key), Positive, key)
-        said["attention_factor"] = _attention_factor(given)
+            found[key] = checked(given.get(key) or getattr(Rope, key), Positive, key)
+        found["attention_factor"] = _attention_factor(given)
     base = 10000.0
     if layout not in ("eagle3", "angelslim", "specpv"):
         base = checked(config.get("rope_theta") or given.get("rope_theta") or base, Positive, "rope_theta")
-    return Rope(base, kind, **said)
+    return Rope(base, kind, **found)
 
 
 def _attention_factor(given: Mapping[str, Any]) -> float | None:
@@ -58,5 +58,5 @@ def _attention_factor(given: Mapping[str, Any]) -> float | None:
                      for key in ("mscale", "mscale_all_dim"))
     if not (one > 0 and all_dims > 0):
         raise ValueError(f"mscale {given['mscale']} and mscale_all_dim {given['mscale_all_dim']} scale the head's "
-                         "attention by less than nothing. Write what it was trained with.")
+                         "attention by a factor that is not positive. Write what it was trained with.")
     return one / all_dims

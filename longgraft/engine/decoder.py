@@ -1,4 +1,4 @@
-"""The loop after the prompt: propose, verify, observe.  Knows verifier, proposer and text; knows no method."""
+"""The decoding loop: propose, verify, observe.  Knows verifier, proposer and text; knows no method."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FinishReason = Literal["stop", "length", "eos", "cancelled"]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step brought.
+    """The result of one step.
 
-    read:    prompt tokens that were read; 0 of a decoding step
-    reused:  of these, how many an earlier prompt had brought
+    read:    prompt tokens read; 0 in a decoding step
+    reused:  how many of these were recalled from an earlier prompt
     tokens:  new tokens; origins: who proposed each (bits of `ProposalTree.origin`; ROOT: the target alone)
-    text:    new text that is certain: bytes that are no character yet and the beginning of a stop string are held back
-    tree, path: what a decoding step verified, and the nodes that it kept, the root first; None and () of a prompt's
+    text:    new text that is final: incomplete characters and the beginning of a stop string are held back
+    tree, path: of a decoding step, the verified tree and its accepted nodes, the root first; of a prefill step None, ()
     """
 
     read: int = 0
@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Goal:
-    """When an answer ends: after `limit` tokens, with an end token, or before a stop string."""
+    """When an answer ends: after `limit` tokens, with an end token (`eos`), or before a stop string."""
 
     limit: int
     eos: frozenset[int] = frozenset()
@@ -45,10 +45,10 @@ class Goal:
 
 
 class Decoder:
-    """The loop after the prompt: propose, verify, observe.  Counts what it emits.
+    """The decoding loop: propose, verify, observe.  Counts what it emits.
 
-    goal.stop is looked for in the text, where there is one; a tree is cut to the depth that can still be emitted, so
-    that no position beyond the last is ever used.
+    Stop strings are searched in the text, if there is a detokenizer.  A tree is cut to the depth that can still be
+    emitted, so that no position beyond the limit is ever used.
     """
 
     def __init__(self, verifier: Verifier, proposer: Proposer, budget: int, goal: Goal,
@@ -60,14 +60,14 @@ class Decoder:
         self._root = -1
 
     def begin(self, root: int) -> Step:
-        """The token that the prefill drew, which is the first new one."""
+        """Start with the first new token, which the prefill drew."""
         self._root = root
         _, text = self._cut([root])
         self.tally.first()
         return Step(tokens=(root,), origins=(ROOT,), text=text)
 
     def step(self) -> Step:
-        """One verification pass."""
+        """Propose and verify one tree."""
         left = self.goal.limit - self.tally.new_tokens
         ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses)
         tree = self.proposer.propose(ask).shallower(left - 1)
@@ -82,7 +82,7 @@ class Decoder:
         return Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text, tree=seen.tree, path=tuple(path))
 
     def observe(self, seen: Observation) -> None:
-        """Show it to every memory."""
+        """Pass an observation to every memory."""
         for memory in self.proposer.memories:
             memory.observe(seen)
 
@@ -97,13 +97,13 @@ class Decoder:
             return new, ""
         pieces = []
         for n, token in enumerate(new, 1):
-            if token not in self.goal.eos:      # some tokenizers would spell it
+            if token not in self.goal.eos:      # some tokenizers would decode it to text
                 pieces.append(self.text.push([token]))
             if self.text.stopped:
                 new, self.finish_reason = new[:n], "stop"
                 break
         if self.finish_reason is not None:
             pieces.append(self.text.finish())
-            if self.text.stopped:       # a stop string that only the last, held back bytes complete
+            if self.text.stopped:       # a stop string that only the held-back last bytes complete
                 self.finish_reason = "stop"
         return new, "".join(pieces)

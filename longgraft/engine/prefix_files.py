@@ -1,4 +1,4 @@
-"""Prefixes on disk: a text that is read once is known to every session of the same models.
+"""Prefixes on disk: a text is read once and recalled by every session of the same models.
 
 Knows engines and prefixes; knows no method and no command.
 """
@@ -26,7 +26,7 @@ HOST = torch.device("cpu")
 
 @dataclass
 class SavingReader(PrefixReader):
-    """All of one prompt, of which nothing is known: for the host, so that a device holds nothing beside the caches."""
+    """Collects all rows of one prompt on the host, so that the device holds nothing but the caches; recalls nothing."""
 
     reports: list[Rows] = field(default_factory=list)
 
@@ -40,26 +40,26 @@ class SavingReader(PrefixReader):
 
     @torch.inference_mode()
     def rows(self) -> Cell:
-        """Of all that was read."""
+        """The rows of all tokens read so far, as one cell."""
         held = caches(self.cache, self.memories).items()
-        return Cell({whose: cache.copied(0, self.cache.length, HOST) for whose, cache in held}, joined(self.reports))
+        return Cell({owner: cache.copied(0, self.cache.length, HOST) for owner, cache in held}, joined(self.reports))
 
 
 def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
-    """What an engine's prefixes hold, and what they belong to."""
+    """What an engine's prefixes must hold, and the identity of what their rows depend on."""
     target, memories = engine.target, engine.proposer.memories
     identity = {**target.identity, "tokenizer": vocabulary(tokenizer)}
     held = caches(engine.cache, memories)
-    makers = [memory for memory in memories if memory.aligned is not None]
-    for whose, memory in zip([name for name in held if name != TARGET], makers, strict=True):
-        identity |= {f"{whose} {label}": value for label, value in memory.identity.items()}
+    owners = [memory for memory in memories if memory.aligned is not None]
+    for name, memory in zip([name for name in held if name != TARGET], owners, strict=True):
+        identity |= {f"{name} {label}": value for label, value in memory.identity.items()}
     return Needed(identity, list(held), reported(memories), engine.cell, target.vocab_size, target.name, method)
 
 
 def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lambda read: None) -> Cell:
-    """Rows of all these tokens, on the host.  tell: is given tokens as they are read."""
+    """Read these tokens; returns their rows on the host.  tell: called with the number of tokens of each step."""
     whole = partial(SavingReader, Prefixes(0, engine.cell))
-    with engine.open(ids, Sampling(), Goal(2), reads=whole) as request:     # with one it would end as it begins
+    with engine.open(ids, Sampling(), Goal(2), reads=whole) as request:     # a limit of 1 would finish in the prefill
         for step in request:
             tell(step.read)
             if step.tokens:
@@ -69,7 +69,7 @@ def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lam
 
 
 def pin(engine: Engine, path: Path, wanted: Needed) -> int:
-    """Know what a file holds for as long as the engine lives; its tokens.  ValueError where it is not this engine's."""
+    """Pin a file's prefix for the engine's lifetime; returns its number of tokens.  ValueError if it does not fit."""
     ids, rows = load(path, wanted, engine.target.device)
     if engine.prefixes is None:
         engine.prefixes = Prefixes(0, engine.cell)

@@ -1,4 +1,4 @@
-"""One prompt being answered, step by step: a step is a prefill chunk or a decoding step.
+"""One prompt and its answer, step by step: a step is a prefill chunk or a decoding step.
 
 Knows verifier, proposer and text; knows no method, no model family and no sampling law.
 """
@@ -19,19 +19,20 @@ from longgraft.runtime.clock import Clock
 
 
 class Request:
-    """One prompt being answered.  Iterate it, or call `step` until it returns None.
+    """One prompt and its answer.  Iterate it, or call `step` until it returns None.
 
-    finish_reason: None while it runs; then stop, length, eos or cancelled.  It gives everything back when it ends, when
-    it is closed, and as a context manager.  One thread at a time; `cancel` may come from any.
+    finish_reason: None while it runs; then stop, length, eos or cancelled.  It releases model and memories when it
+    ends, when it is closed, and at the end of a `with` block.  One thread at a time; `cancel` may be called from any.
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
                  peak_memory: Callable[[], int], reader: PrefixReader | None = None) -> None:
-        """reader: of what is known of the prompt; None: nothing is, nor will be."""
+        """chunk: tokens per prefill step; None: by memory.  give_back: called once when the request ends.  reader:
+        recalls and stores prefixes of the prompt; None: neither."""
         self._decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
         self._give_back, self._peak_memory = give_back, peak_memory
         self._clock: Clock = decoder.verifier.clock
-        self._prefill: Iterator[Step] | None = self._reading()
+        self._prefill: Iterator[Step] | None = self._prefill_steps()
         self._reused = 0
         self._seconds: dict[str, float] = {}
         self._forwards: dict[str, int] = {}
@@ -40,7 +41,7 @@ class Request:
         self._finish: FinishReason | None = None
         self._cancelled = self._superseded = False
         self._stepping = threading.Lock()
-        self._stepper = threading.current_thread()      # who steps it, or opened it
+        self._stepper = threading.current_thread()      # the thread that steps it, or opened it
 
     @property
     def prompt_tokens(self) -> int:
@@ -52,7 +53,7 @@ class Request:
 
     @property
     def stats(self) -> Stats:
-        """What it cost so far."""
+        """Costs and acceptance so far."""
         return self._decoder.tally.stats(
             prompt_tokens=len(self._ids), reused_tokens=self._reused, prefill_seconds=self._prefill_seconds,
             decode_seconds=sum(self._seconds.values()), seconds_by_part=dict(self._seconds),
@@ -64,7 +65,7 @@ class Request:
             raise RuntimeError("Another request was started on this session; it serves one at a time. Finish this one "
                                "before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
-            raise RuntimeError("This request is in the middle of a step in another thread; one at a time can step it.")
+            raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
         self._stepper = threading.current_thread()
         try:
             if self._cancelled and self._finish is None:
@@ -75,26 +76,26 @@ class Request:
 
     def _advance(self) -> Step:
         try:
-            step = self._read() if self._prefill is not None else self._decode()
-        except BaseException:       # also Ctrl-C: the model and the memory are given back
+            step = self._prefill_step() if self._prefill is not None else self._decode()
+        except BaseException:       # also Ctrl-C: model and memories are released
             self._end("cancelled")
             raise
         if self._decoder.finish_reason is not None:
             self._end(self._decoder.finish_reason)
         return step
 
-    def _read(self) -> Step:
+    def _prefill_step(self) -> Step:
         assert self._prefill is not None
-        with self._clock.part("host"):      # what no part claims: a memory's own time, too
+        with self._clock.part("host"):      # time outside all other parts, such as a memory's own
             step = next(self._prefill)
         if step.tokens:
             self._prefill = None
         self._prefill_seconds += sum(self._clock.lap().values())
-        self._clock.counted()       # a prompt's are no guesses
+        self._clock.counted()       # forwards on the prompt are not drafts
         return step
 
-    def _reading(self) -> Iterator[Step]:
-        """What is recalled of the prompt, then chunk by chunk; the last one brings the first token."""
+    def _prefill_steps(self) -> Iterator[Step]:
+        """Recalls a known prefix, then reads chunk by chunk; the last chunk gives the first token."""
         decoder, reader = self._decoder, self.reader
         if reader is not None and (known := reader.recall()):
             self._reused = known
@@ -115,17 +116,17 @@ class Request:
             step = self._decoder.step()
         for part, seconds in self._clock.lap().items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
-        for whose, times in self._clock.counted().items():
-            self._forwards[whose] = self._forwards.get(whose, 0) + times
+        for kind, times in self._clock.counted().items():
+            self._forwards[kind] = self._forwards.get(kind, 0) + times
         return step
 
     def cancel(self) -> None:
-        """End it before its next step."""
+        """End the answer before its next step."""
         self._cancelled = True
 
     def close(self) -> None:
-        """Give everything back; an answer that had not ended is cancelled.  Waits for a step in another thread; in the
-        middle of one's own (a signal's handler), it is cancelled, and closed by its next step."""
+        """Release model and memories; an unfinished answer is cancelled.  Waits for a step in another thread.  Within a
+        step of this thread (in a signal handler) it only cancels, and the next step closes."""
         if self._stepping.locked() and self._stepper is threading.current_thread():
             return self.cancel()
         with self._stepping:
@@ -133,8 +134,7 @@ class Request:
                 self._end("cancelled")
 
     def supersede(self) -> None:
-        """Close it because another takes its place: whoever steps it is told so.  RuntimeError where that would take it
-        from another thread."""
+        """Close it for a new request; a later `step` raises.  RuntimeError while another, living thread steps it."""
         if self._finish is not None:
             return
         if self._stepper is not threading.current_thread() and self._stepper.is_alive():

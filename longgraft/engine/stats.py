@@ -1,4 +1,4 @@
-"""What a generation cost and what its proposals were worth.  Knows trees and seconds; knows no model."""
+"""Costs of a generation and acceptance of its proposals.  Knows trees and seconds; knows no model."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 from longgraft.trees.tree import DRAFT, RETRIEVED, UNPRUNED, ProposalTree
 
-MATCH_ENDS = (1, 2, 4, 8, 16)                               # tokens of a match, by the last of each bin
-MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")
+MATCH_ENDS = (1, 2, 4, 8, 16)                               # upper ends of the bins of match lengths, in tokens
+MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")           # their names
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Of one request, so far.
+    """Statistics of one request so far.
 
-    reused_tokens: of the prompt, that were not read: an earlier one began with them
-    prompt_tokens, new_tokens: counts; the prefill, which yields the first new token, is no step
-    accepted_per_step:  proposed tokens that were emitted, per verification step, without the bonus token
-    accepted_by_origin: those by who proposed them: draft, retrieved or both
-    stages:             drafted trees by where drafting was cut: d0, d1, ... (expansions), or none
-    kinds:              steps by what was spent on them: plain (nothing proposed), memory (nothing drafted), draft
-    forwards:           of decoding, beside the verifications: draft, a drafting network's, and own, the target's own
-    by_probability:     proposed nodes by the estimated probability of their path, in tenths by the lower edge, "0.9":
+    prompt_tokens, new_tokens: counts; the prefill yields the first new token and is not a step
+    reused_tokens:      prompt tokens that were recalled from an earlier prompt instead of read
+    accepted_per_step:  proposed tokens emitted per verification step, without the bonus token
+    accepted_by_origin: these tokens by who proposed them: draft, retrieved or both
+    stages:             drafted trees by where drafting was pruned: d0, d1, ... (expansions), or none
+    kinds:              steps by what was proposed: plain (nothing), memory (nothing drafted), draft
+    forwards:           decoding forwards other than verifications: draft (a drafting network), own (the target)
+    by_probability:     proposed nodes by their path's estimated probability, in tenths named by the lower edge, "0.9":
                         (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out
-    by_match:           retrieved nodes by the tokens of the match that foretold them: as by_probability
+    by_match:           retrieved nodes by the match length that retrieved them, in tokens: as by_probability
     seconds_by_part:    of decoding; prefill_seconds and decode_seconds are wall-clock seconds
-    peak_memory_bytes:  the device's, during the request
+    peak_memory_bytes:  of the device, during the request
     """
 
     prompt_tokens: int = 0
@@ -50,7 +50,7 @@ class Stats:
 
     @property
     def steps(self) -> int:
-        """Verification passes."""
+        """Number of verification passes."""
         return len(self.accepted_per_step)
 
     @property
@@ -60,16 +60,16 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """mat + 1: with the bonus, but for one that an end inside the last step cut off; 1 for plain decoding."""
+        """mat + 1, less a last bonus token that an end inside the last step cuts off; 1 for plain decoding."""
         return (self.new_tokens - 1) / self.steps if self.steps else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Tokens after the first, over decoding time alone."""
+        """Tokens after the first, over decoding seconds alone."""
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Plain values for JSON."""
         return {
             "prompt_tokens": self.prompt_tokens, "reused_tokens": self.reused_tokens, "new_tokens": self.new_tokens,
             "steps": self.steps,
@@ -83,7 +83,7 @@ class Stats:
 
 
 class Tally:
-    """Counts a request's steps as they come."""
+    """Counts of a request's steps."""
 
     def __init__(self) -> None:
         self.new_tokens = 0
@@ -94,14 +94,13 @@ class Tally:
         self._by_probability, self._by_match = Bins(), Bins()
 
     def first(self) -> None:
-        """The token that the prefill yields."""
+        """Count the token that the prefill yields."""
         self.new_tokens += 1
 
     def count(self, tree: ProposalTree, path: Sequence[int], emitted: int) -> None:
-        """Credit one step: its path below the root, as far as it was among the `emitted` new tokens.
+        """Count one step: the tokens of its path below the root, as far as they are among the `emitted` new tokens.
 
-        What was emitted ends with the bonus token, unless an end token or a stop string cut it inside the path: then
-        the cut token ended the answer, and no bonus followed.
+        The last emitted token is the bonus token, unless an end token or a stop string cut the path.
         """
         accepted = path[1:1 + emitted]
         self.new_tokens += emitted
@@ -112,10 +111,10 @@ class Tally:
             self._stages["none" if tree.stage == UNPRUNED else f"d{tree.stage}"] += 1
         drafted = tree.stage is not None or any(bits & DRAFT for bits in origins)
         self._kinds["plain" if len(tree) == 1 else "draft" if drafted else "memory"] += 1
-        self._judge(tree, set(accepted))
+        self._bin_estimates(tree, set(accepted))
 
-    def _judge(self, tree: ProposalTree, accepted: Set[int]) -> None:
-        """Estimates beside what came of them."""
+    def _bin_estimates(self, tree: ProposalTree, accepted: Set[int]) -> None:
+        """Bin the nodes' estimated probabilities with their acceptance."""
         match = [0] * len(tree) if tree.match is None else tree.match.tolist()
         for node, score in enumerate(tree.scores.tolist()):
             if node and score == score:
@@ -125,27 +124,27 @@ class Tally:
                     self._by_match.add(MATCHES[bisect_left(MATCH_ENDS, match[node])], probability, right)
 
     def stats(self, **figures: Any) -> Stats:
-        """What was counted; figures: the fields of `Stats` that are no counts."""
+        """`Stats` of these counts; figures: its other fields."""
         return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
                      accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
                      by_probability=self._by_probability.rows(), by_match=self._by_match.rows(), **figures)
 
 
 class Bins:
-    """(nodes, sum of their estimates, accepted nodes) by a name."""
+    """Bin name -> (nodes, sum of their estimates, accepted nodes)."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
 
     def add(self, name: str, estimate: float, accepted: bool) -> None:
-        """One more node."""
+        """Count one node."""
         sums = self._sums.setdefault(name, [0, 0.0, 0])
         sums[0] += 1
         sums[1] += estimate
         sums[2] += accepted
 
     def rows(self) -> dict[str, tuple[int, float, int]]:
-        """By name, in their order."""
+        """The bins, ascending."""
         return {name: (int(n), estimates, int(accepted))
                 for name, (n, estimates, accepted) in sorted(self._sums.items(), key=lambda one: _leading(one[0]))}
 

@@ -99,9 +99,9 @@ class Engaged:
 
     def __init__(self, model: nn.Module, kernels: CpuKernels) -> None:
         self.kernels = kernels
-        self._placed = ModuleOverride(model, self._way)
+        self._override = ModuleOverride(model, self._replacement)
 
-    def _way(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    def _replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """A replacement for the module's forward, which reads its parameters at each call; None: no replacement."""
         own: Any = module._parameters
         ordinary = type(module).forward
@@ -114,7 +114,7 @@ class Engaged:
 
     def __call__(self) -> AbstractContextManager[None]:
         """Active until the block ends, in this thread only; one block at a time."""
-        return self._placed()
+        return self._override()
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""Norms, gated products and rotations of an unmodified transformers model, one launch each for the time of a pass.
+"""Norms, gated products and rotary embeddings of an unmodified transformers model, one launch each during a pass.
 
-Knows modules and their forms; knows no kernel.  What has another form, or is given what does not fit, computes as it
-always does; nothing is left on the model, and nothing is ever placed in the library.
+Knows modules and their forms; knows no kernel.  Modules of other forms, and inputs that do not fit, are computed by the
+model's own code.  Nothing stays on the model after a pass, and the library is never patched.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from longgraft.target_model.module_forms import (
     turned,
 )
 
-ROTARY = "apply_rotary_pos_emb"     # the function of each modelling file
+ROTARY = "apply_rotary_pos_emb"     # its name in each modelling file
 
 
 class Kernels(Protocol):
-    """What `longgraft.kernels.fused_triton` computes, and says how."""
+    """The functions of `longgraft.kernels.fused_triton`, which documents them."""
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor: ...
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor: ...
@@ -44,27 +44,27 @@ class Kernels(Protocol):
 
 
 class FusedModules:
-    """A model's norms, gated products and rotations, which `kernels` compute where a pass of ours asks for it.
+    """A model's norms, gated products and rotary embeddings, computed by `kernels` in a `with` block of this object.
 
-    counts: how many modules of each kind.
+    counts: number of replaced modules of each kind.
     """
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
         self.kernels, self.counts = kernels, Counter[str]()
         self._device = next(model.parameters()).device
         self._rotations: dict[Any, FunctionType | None] = {}
-        self._placed = ModuleOverride(model, self._way)
+        self._override = ModuleOverride(model, self._replacement)
 
     def __call__(self) -> AbstractContextManager[None]:
-        """Until the block ends; one at a time, and only in this thread."""
-        return self._placed()
+        """Active until the block ends, in this thread only; one block at a time."""
+        return self._override()
 
-    def _way(self, module: nn.Module) -> Forward | None:
-        """What equals the module's own forward, from the parameters that it has when called; None: its own."""
+    def _replacement(self, module: nn.Module) -> Forward | None:
+        """A replacement for the module's forward, which reads its parameters at each call; None: no replacement."""
         for kind, find in (("norms", self._norm), ("gated", self._gated), ("rotations", self._rotation)):
-            if (way := find(module)) is not None:
+            if (forward := find(module)) is not None:
                 self.counts[kind] += 1
-                return way if kind == "rotations" else _of_one(way, module)
+                return forward if kind == "rotations" else _one_argument(forward, module)
         return None
 
     def _norm(self, module: nn.Module) -> Forward | None:
@@ -72,21 +72,21 @@ class FusedModules:
             return None
         (form, epsilon), own, ordinary = found, module._parameters, type(module).forward
 
-        def way(x: Tensor) -> Tensor:
+        def forward(x: Tensor) -> Tensor:
             weight: Any = own["weight"]
-            # Gemma 3 norms its heads transposed: their rows are dense, too, in another order.
+            # Gemma 3 norms transposed heads: each row is still contiguous.
             dense = x.is_contiguous() or (x.ndim == 4 and x.transpose(1, 2).is_contiguous())
             if not (dense and self._fits(x, weight) and x.dtype == weight.dtype):
                 return ordinary(module, x)
             return self.kernels.norm(x, weight, epsilon, form)
-        return way
+        return forward
 
     def _gated(self, module: nn.Module) -> Forward | None:
         if (activation := gate_of(module)) is None:
             return None
         parts: Any = module._modules
 
-        def way(x: Tensor) -> Tensor:
+        def forward(x: Tensor) -> Tensor:
             if "gate_up_proj" in parts:
                 gate, up = parts["gate_up_proj"](x).chunk(2, dim=-1)
             else:
@@ -94,17 +94,17 @@ class FusedModules:
             if self._fits(gate, up) and gate.dtype == up.dtype:
                 return parts["down_proj"](self.kernels.gated(gate, up, activation))
             return parts["down_proj"](ACTIVATIONS[activation](gate) * up)
-        return way
+        return forward
 
     def _rotation(self, module: nn.Module) -> Forward | None:
-        """The module's forward, but for the name of the rotation in it: the library's functions stay what they are."""
+        """A copy of the module's forward that calls our rotation; the library's own function is unchanged."""
         ordinary = type(module).forward
         if ordinary not in self._rotations:
-            self._rotations[ordinary] = self._rotating(ordinary, dtype_of(module))
-        with_ours = self._rotations[ordinary]
-        return None if with_ours is None else partial(with_ours, module)
+            self._rotations[ordinary] = self._with_our_rotation(ordinary, dtype_of(module))
+        ours = self._rotations[ordinary]
+        return None if ours is None else partial(ours, module)
 
-    def _rotating(self, ordinary: Any, dtype: torch.dtype) -> FunctionType | None:
+    def _with_our_rotation(self, ordinary: Any, dtype: torch.dtype) -> FunctionType | None:
         if not (isinstance(ordinary, FunctionType) and ROTARY in ordinary.__code__.co_names):
             return None
         library: Any = ordinary.__globals__.get(ROTARY)
@@ -129,15 +129,15 @@ class FusedModules:
                                                    for t in tensors)
 
 
-def _of_one(way: Callable[[Tensor], Tensor], module: nn.Module) -> Forward:
-    """`way` of the one argument with which it was shown; with others, the module's own."""
+def _one_argument(forward: Callable[[Tensor], Tensor], module: nn.Module) -> Forward:
+    """`forward` for calls with one argument, as it was probed; the module's own for all others."""
     ordinary = type(module).forward
-    return lambda *args, **named: (way(*args) if len(args) == 1 and not named else ordinary(module, *args, **named))
+    return lambda *args, **named: (forward(*args) if len(args) == 1 and not named else ordinary(module, *args, **named))
 
 
 @cache
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
-    """Triton's, compiled and compared with torch on this device once, or why there are none."""
+    """The Triton kernels, compiled and compared with torch once per device and dtype, or why there are none."""
     if device.type != "cuda":
         return NotBuilt(f"they are for CUDA, and the model is on {device.type}")
     try:
@@ -151,12 +151,12 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
     except (TritonError, RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return NotBuilt(f"triton could not compile them ({reason})")
-    return NotBuilt(f"{', '.join(wrong)} computed something else than torch") if wrong else fused_triton
+    return NotBuilt(f"{', '.join(wrong)} differed from torch") if wrong else fused_triton
 
 
 @torch.no_grad()
 def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """The names of those that say something else than torch on this device, by more than rounding."""
+    """The names of the kernels whose results differ from torch's on this device by more than rounding."""
     x, gate, up = numbers(3, 3, 2100, dtype=dtype, seed=0).to(device)
     weight, (cos, sin) = 1 + up[0], numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)
     q, k = numbers(1, 3, 6, 24, dtype=dtype, seed=2).to(device).transpose(1, 2).split([4, 2], dim=1)
@@ -164,18 +164,19 @@ def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> li
     pairs = {f"{form} norm": (kernels.norm(x, weight, 1e-6, form), norm(x, weight, 1e-6))
              for form, norm in NORMS.items()}
     pairs |= {name: (kernels.gated(gate, up, name), act(gate) * up) for name, act in ACTIVATIONS.items()}
-    for name, said, given in zip(("rotated q", "rotated k"), kernels.rotary(q, k, cos, sin), (q, k), strict=True):
-        pairs[name] = said, turned(given, cos, sin)
+    for name, found, x in zip(("rotated q", "rotated k"), kernels.rotary(q, k, cos, sin), (q, k), strict=True):
+        pairs[name] = found, turned(x, cos, sin)
     keys, values = (each.clone() for each in buffers)
     kernels.write(keys, values, k, -k, rows)
     pairs["written rows"] = torch.cat([keys, values]), torch.cat(
         [each.index_copy(2, rows, new) for each, new in zip(buffers, (k, -k), strict=True)])
-    near = max(4 * torch.finfo(dtype).eps, 4e-6)
-    return [name for name, (said, expected) in pairs.items() if not torch.allclose(said, expected, near, near)]
+    tolerance = max(4 * torch.finfo(dtype).eps, 4e-6)
+    return [name for name, (found, expected) in pairs.items()
+            if not torch.allclose(found, expected, tolerance, tolerance)]
 
 
 def fused(model: nn.Module) -> FusedModules | NotBuilt:
-    """For this model where it is, or why not."""
+    """The fused modules of this model on its device, or why there are none."""
     parameter = next(model.parameters())
     kernels = kernels_for(parameter.device, parameter.dtype)
     return kernels if isinstance(kernels, NotBuilt) else FusedModules(model, kernels)

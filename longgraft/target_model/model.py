@@ -1,7 +1,7 @@
-"""An unmodified transformers causal LM that runs on a tree or a prompt chunk and reports.
+"""An unmodified transformers causal LM, run on a tree or a prompt chunk, and what it reports.
 
-Knows transformers' attention interface and hooks; knows no method.  Nothing is left on the model: attention,
-hooks and cache belong to one `run`, and are taken back when it ends, also by an exception.
+Knows transformers' attention interface and hooks; knows no method.  Nothing stays on the model: attention and hooks are
+installed for one `run` and removed when it ends, also by an exception.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from longgraft.target_model.supported import refuse
 from longgraft.target_model.weights import sample
 from longgraft.trees.tree import ProposalTree
 
-TOPK_ROWS = 256     # rows of prompt logits that exist at once
-# Of a configuration what no row depends on: where it lies, who wrote it, how it is run, and what ids mean to others.
+TOPK_ROWS = 256     # rows of a prompt's logits that exist at once
+# Fields of a configuration that no cache row depends on: paths, provenance, how the model is run, meanings of ids.
 UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
                     r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A tree or a prompt chunk to run on, written behind the committed rows of its cache.
+    """A tree or a prompt chunk to run on; its rows are written after the committed rows of its cache.
 
-    logits: whose are returned: "all" nodes', the "last" one's or "none".
-    ranked: [r] int64 on the host, the nodes whose top-k is reported, where any is wanted; None: all.
+    logits: return those of "all" nodes, of the "last" one or of "none".
+    ranked: [r] int64 on the host, the nodes whose top-k is reported if wanted; None: all.
     """
 
     tree: ProposalTree
@@ -53,10 +53,11 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Of one segment of n nodes: logits [m, V] (m = n, 1 or 0); where wanted topk [r, K] int32 of the r
-    ranked ones, hidden (layer -> [n, H]), final [n, H] and queries (layer -> [Hq, w, D]) of all nodes, or of the last
-    ones where not all logits are returned.  Made in inference mode: to be read, and copied before they are written
-    to."""
+    """Outputs for one segment of n nodes, made in inference mode: copy them before writing.
+
+    logits: [m, V], m = n, 1 or 0.  If wanted: topk [r, K] int32 of the r ranked nodes; hidden, layer -> [n, H]; final
+    [n, H]; queries, layer -> [Hq, w, D], of all nodes, or of the last ones where not all logits are returned.
+    """
 
     logits: Tensor
     topk: Tensor | None
@@ -67,8 +68,8 @@ class Report:
 
 @dataclass
 class Target:
-    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved at once; kernels: compiled
-    ones, for passes of few rows on a CPU; fused: what passes of fixed shape compute in fewer launches."""
+    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved on construction; kernels:
+    compiled, for passes of few rows on a CPU; fused: modules that passes of fixed shape compute in one launch each."""
 
     model: Any
     name: str = "target"
@@ -80,8 +81,8 @@ class Target:
     def __post_init__(self) -> None:
         refuse(self.model.config, self.name, type(self.model))
         if self.model.training:
-            raise ValueError(f"{self.name} is in training mode, where dropout makes it say something else each "
-                             "time. Call model.eval() first.")
+            raise ValueError(f"{self.name} is in training mode, where dropout makes its outputs random. "
+                             "Call model.eval() first.")
         if any(p.is_meta for p in self.model.parameters()):
             raise ValueError(f"{self.name} is on the meta device, so it has no weights. Load it onto a real one.")
         if len(devices := {p.device for p in self.model.parameters()}) > 1:
@@ -107,12 +108,12 @@ class Target:
 
     @property
     def fused_kernels(self) -> Kernels | None:
-        """What passes of fixed shape, also a drafter's, compute small functions by; None: the model's own."""
+        """The fused kernels of passes of fixed shape, also of a drafter's; None: the modules' own code."""
         return None if self.fused is None else self.fused.kernels
 
     @property
     def head(self) -> nn.Linear:
-        """The output embedding, [V, H]."""
+        """The output embedding; weight [V, H]."""
         return self.model.get_output_embeddings()
 
     @property
@@ -134,48 +135,48 @@ class Target:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What rows of its cache depend on, beside the tokens."""
+        """What the rows of its cache depend on besides the tokens."""
         config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
         return {"dtype": str(self.dtype)[6:], "rope": json.dumps(config.pop("rope_parameters", None), sort_keys=True),
                 "configuration": digest(json.dumps(config, sort_keys=True, default=str)),
                 "weights": digest(sample(self.model))}
 
     def cache(self, capacity: int) -> KVCache:
-        """An empty cache of this model's layers."""
+        """An empty cache for this model's layers."""
         c = self.config
         shared = getattr(c, "num_kv_shared_layers", None) or 0      # Gemma 3n: the last layers write no rows
         kinds = list(getattr(c, "layer_types", None) or [""] * c.num_hidden_layers)
         return KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared)
 
     def cache_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         c = self.config
         size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         return 2 * c.num_hidden_layers * heads * size * self.dtype.itemsize
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
-        """One report per segment; today each is a pass of its own, so that a single one costs one pass."""
+        """One report per segment; each segment is one forward."""
         return [self._pass(segment, wants) for segment in segments]
 
     @torch.inference_mode()
     def _pass(self, segment: Segment, wants: Wants) -> Report:
-        """A chain needs no mask, whatever is returned of it.
+        """One forward.  Where not all logits are returned, top-k is taken block by block, so that [n, V] never exists.
 
-        Where not all logits are, top-k is taken block by block, so that no [n, V] exists; it reads the output
-        embedding's product directly, which orders tokens as the logits do (soft-caps and scales are monotone).
+        It is the top-k of the output embedding's product, in the same order as the logits': soft-caps and scales are
+        monotone.
         """
         tree, cache = segment.tree, segment.cache
         n = len(tree)
         depths = torch.arange(n) if tree.is_chain else tree.depths
         few = self._few if n <= MOST else None
-        # Another backend than what the kernels fall back to was asked for by name.
+        # The compiled kernels fall back to split; any other backend was requested by name.
         backend = few.kernels.attention if few and self.attention == "split" else self._backend
         last_queries = n if wants.queries and segment.logits == "all" else wants.queries
         run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend,
                   last_queries)
         record = sent(torch.stack([tree.tokens, cache.position + depths]), self.device)
-        # For transformers 0 is all.  Indices, made on the device: for a number some models leave rows out (Gemma 4).
+        # For transformers 0 means all.  Indices on the device: given a number, some models omit rows (Gemma 4).
         first = {"last": n - 1, "none": n}
         kept = 0 if segment.logits == "all" else torch.arange(first[segment.logits], n, device=self.device)
         by_block = wants.topk > 0 and segment.logits != "all"
@@ -200,13 +201,13 @@ class Target:
                       last["hidden"] if wants.final else None, run.queries)
 
     def check(self, run: Run) -> None:
-        """ValueError where a layer went round our attention."""
+        """ValueError if a layer did not use our attention."""
         if run.calls != self.config.num_hidden_layers:
             raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
                              "attention interface, so its tree mask would be ignored. This model cannot be used.")
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final hidden states [.., Ht] -> the model's logits [.., V], soft-capped or scaled as its family does."""
+        """Final hidden states [.., H] -> the model's logits [.., V], soft-capped or scaled as in its family."""
         logits, c = self.head(hidden), self.config
         if cap := getattr(c, "final_logit_softcapping", None):      # Gemma
             logits = cap * torch.tanh(logits / cap)
@@ -218,7 +219,7 @@ class Target:
 
     @contextmanager
     def engaged(self, run: Run) -> Iterator[None]:
-        """Our attention in place of the model's, until the block ends; one pass at a time on one model."""
+        """Our attention replaces the model's until the block ends; one pass at a time per model."""
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, mask)
         with lock_of(self.model):
@@ -235,7 +236,7 @@ class Target:
 
     @contextmanager
     def inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
-        """Hidden states [B, n, H] that enter these layers: transformers' hidden_states[index]."""
+        """The inputs [B, n, H] of these layers: transformers' hidden_states[index]."""
         taken: dict[int, Tensor] = {}
         handles = []
 

@@ -1,5 +1,5 @@
-"""The target's pass over a fixed number of rows, whose numbers are all on the device: what is launched is the same for
-every prefix and every tree, so that it can be recorded once and replayed.
+"""The target's pass over a fixed number of rows, with all inputs on the device: the launches are the same for every
+prefix and every tree, so that they are recorded once and replayed.
 
 Knows target, cache, padded trees and what a draw is; knows no rule by name and no method.
 """
@@ -23,20 +23,20 @@ from longgraft.target_model.model import Report, Target, best
 from longgraft.trees.padded import FIELDS, PaddedTree, Tree
 from longgraft.trees.tree import ProposalTree
 
-NUMBERS = 2     # behind the tree's record: rows of the prefix, and position of the root
+NUMBERS = 2     # after the tree's record: prefix rows and the root's position
 
 
 def why_not_fixed(attention: str) -> str:
-    """Why passes cannot be of fixed shape where this attention was asked for; "" where nothing speaks against it."""
+    """Why passes with this attention cannot have a fixed shape; "" if they can."""
     if attention not in ("auto", "triton"):
         return f"attention {attention} reads the length on the host"
     return available()["triton"]
 
 
 class StaticPass:
-    """`rows` nodes on one cache: `load` a tree, `forward`, `settle`.
+    """A pass of `rows` rows on one cache: `load` a tree, `forward`, `settle`.
 
-    Logits and top-k are those of all rows; dead rows see the prefix and themselves, and are never walked to.
+    Logits and top-k are of all rows; dead rows see the prefix and themselves, and are never accepted.
     """
 
     def __init__(self, target: Target, cache: KVCache, rows: int, wants: Wants, regions: Regions) -> None:
@@ -44,10 +44,10 @@ class StaticPass:
         device = target.device
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
         self.keys, self.draws = torch.zeros(2, rows, dtype=torch.int64, device=device)
-        self.places = torch.arange(rows, device=device)
+        self.index = torch.arange(rows, device=device)
 
     def load(self, tree: Tree) -> None:
-        """One copy of all that the pass needs to know; of a tree that is on the device already, its numbers alone."""
+        """Copy the pass's inputs to the device at once; a tree that is there already only needs the two `NUMBERS`."""
         numbers = torch.tensor([self.cache.length, self.cache.position])
         if isinstance(tree, ProposalTree):
             record = torch.cat([PaddedTree.pack(tree, self.rows).flatten(), numbers])
@@ -57,7 +57,7 @@ class StaticPass:
             self.inputs[-NUMBERS:] = sent(numbers, self.inputs.device)
 
     def forward(self) -> tuple[Report, Tensor]:
-        """(report of all rows, absolute positions [n] int64 of the tokens that follow them)."""
+        """(report of all rows, absolute position [n] int64 of the token after each row)."""
         return self.regions((self, "forward"), self._forward)
 
     def _forward(self) -> tuple[Report, Tensor]:
@@ -71,7 +71,7 @@ class StaticPass:
             if target.fused is not None:
                 stack.enter_context(target.fused())
             write = index_copy if target.fused_kernels is None else target.fused_kernels.write
-            stack.enter_context(self.cache.at(length + self.places, write))
+            stack.enter_context(self.cache.at(length + self.index, write))
             hidden = stack.enter_context(target.inputs_of(self.wants.layers))
             last = stack.enter_context(target.last_hidden()) if self.wants.final else {}
             out = target.model(input_ids=tree.tokens[None], position_ids=positions[None], attention_mask=None,
@@ -83,22 +83,22 @@ class StaticPass:
         return Report(logits, topk, hidden, last.get("hidden")), positions + 1
 
     def settle(self, report: Report, positions: Tensor, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
-        """Draw one token per node, walk, and commit the path's rows of the cache, whose length is the host's to raise.
+        """Draw one token per node, walk, and move the path's rows in the cache; the caller raises the cache's length.
 
-        (the walk, the report's hidden and final rows in the path's order, what the host needs [m] int64: the tree's
-        record, the path, its length and the token that follows)
+        Returns (the walk, the report with hidden and final rows in path order, [m] int64 for `unpack`: the tree's
+        record, the path, its length and the next token).
         """
         self.keys.copy_(rule.keys(positions))
         self.regions.latest((self, "draw"), rule.law,
                             lambda: self.draws.copy_(rule.choose(report.logits, self.keys)))
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
-        self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.places, moved))
+        self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.index, moved))
         return walked, kept, record
 
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         tree = self._tree()
         path, length, following = tree.walk(self.draws)
-        nodes = torch.where(path < 0, self.places, path)        # what is not kept stays where it is
+        nodes = torch.where(path < 0, self.index, path)         # rows after the path stay in place
         moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
         kept = Report(report.logits, report.topk, {layer: rows[nodes] for layer, rows in report.hidden.items()},
                       None if report.final is None else report.final[nodes])
@@ -106,8 +106,8 @@ class StaticPass:
         return Walked(tree, path, length, report.topk), kept, record, moved
 
     def unpack(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
-        """(the tree that was loaded, the rows of its nodes, its path, the next token), all of them on the host: the
-        step's one wait."""
+        """On the host, by the step's one device sync: (the loaded tree, the rows of its nodes, its path, the next
+        token)."""
         fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
         fields, path = fields.view(FIELDS, self.rows), path[:int(length)]
         live = PaddedTree.unpack(fields).live

@@ -1,7 +1,7 @@
-"""Which models cannot be decoded here, and why: from their configuration alone, before a weight is read.
+"""Which models cannot be decoded, and why, from their configurations alone: no weight is read.
 
-Knows transformers' configurations; knows no tensor.  tests/test_families.py walks through all causal families and
-shows that each is refused here or exact.
+Knows transformers' configurations; knows no tensor.  tests/test_families.py shows for every causal family that it is
+refused here or exact.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 from transformers import PretrainedConfig
 
 _CHUNKED = "attention is cut into chunks that a tree may cross"
-_STATE = "it keeps a recurrent state, and a tree of guesses has no single one"
-_SELECTS = "its layers attend to a selection or a summary of the past, of which a tree has no single one"
+_STATE = "it keeps a recurrent state, and a tree's branches would each need their own"
+_SELECTS = "its layers attend to a selection or a summary of the past, and a tree's branches would each need their own"
 _SINKS = "its attention has sinks, which the split backends do not add yet"
 _HEAD = "its head is more than one product, so that a prompt's top tokens cannot be read from its output embedding"
-_POSITIONS = "it counts positions from its padding token's, not from 0"
-_IMAGES = "its masks open blocks for images, which are not told from text here"
-_FOLLOWS = "its attention sees what follows"
-_DRAFTS = "it drafts for another model, whose states it needs"
+_POSITIONS = "it counts positions from its padding token's id, not from 0"
+_IMAGES = "its masks open blocks for images, which cannot be told from text here"
+_FOLLOWS = "its attention is not causal: it sees what follows"
+_DRAFTS = "it drafts for another model and needs that model's hidden states"
 
 _LAYERS = dict.fromkeys(("full_attention", "sliding_attention"), "") | dict.fromkeys(
     ("linear_attention", "conv", "hybrid", "hybrid_sliding"), _STATE) | dict.fromkeys(
     ("indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"),
     _SELECTS) | {"chunked_attention": _CHUNKED}
 _FAMILIES = {
-    "blt": "it predicts bytes with models inside it, each of which has states of its own",
+    "blt": "it predicts bytes with several inner models, each with its own states",
     "diffllama": "its layers attend twice, with values that are halves of the cache's",
-    "doge": "its masks follow from its values, not from positions alone",
+    "doge": "its masks depend on its values, not on positions alone",
     "mllama": "some of its layers attend to an image",
 } | dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS) | dict.fromkeys(
     ("bert", "electra", "ernie", "modernbert-decoder", "roc_bert"), _HEAD) | dict.fromkeys(
@@ -38,15 +38,15 @@ _FAMILIES = {
 
 
 def why_not(config: PretrainedConfig, cls: type | None = None) -> str:
-    """Why models of this configuration cannot be decoded here; "" where nothing speaks against it.
+    """Why models of this configuration cannot be decoded; "" if they can.
 
-    cls: the model's class, where there is a model; by default transformers' causal LM of this configuration.
+    cls: the model's class; None: transformers' causal LM for this configuration.
     """
     if config.is_encoder_decoder:
         return "it is an encoder-decoder, and only decoder-only models are supported"
     if reason := _FAMILIES.get(config.model_type, ""):
         return reason
-    # Others that are causal say is_decoder = False, too (GPT-NeoX).
+    # is_decoder is False for some causal models, too (GPT-NeoX).
     if config.model_type == "bert-generation" and not config.is_decoder:
         return _FOLLOWS
     return _why_not_layers(config.get_text_config(decoder=True)) or _why_not_class(config, cls)
@@ -57,7 +57,7 @@ def _why_not_layers(text: Any) -> str:
     if reasons := [_LAYERS[kind] for kind in kinds if _LAYERS.get(kind)]:
         return f"{reasons[0]} (layers: {', '.join(kinds)})"
     if unknown := [kind for kind in kinds if kind not in _LAYERS]:
-        return f"it has layers of a kind that is not known here: {', '.join(unknown)}"
+        return f"it has layers of unknown kinds: {', '.join(unknown)}"
     if getattr(text, "attention_chunk_size", None):
         return _CHUNKED
     if getattr(text, "kv_lora_rank", None):
@@ -69,7 +69,7 @@ def _why_not_layers(text: Any) -> str:
     rope = getattr(text, "rope_parameters", None) or {}
     rope_types = {rope.get("rope_type")} | {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
     if rope_types & {"dynamic", "longrope"}:
-        return "its rotary frequencies change with the length, and one tree may stand on both sides"
+        return "its rotary frequencies change at a length that a tree may straddle"
     return ""
 
 
@@ -81,7 +81,8 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
     cls = cls or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if getattr(cls, "_is_stateful", False):
         return _STATE
-    # Not all that use the interface declare it (StableLM), and not all that declare it use it themselves (Gemma 3).
+    # Some classes use the interface without declaring it (StableLM), some declare it and leave its use to others
+    # (Gemma 3).
     if not (getattr(cls, "_supports_attention_backend", False)
             or "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[cls.__module__])):
         return "its attention does not go through transformers' AttentionInterface"
@@ -89,7 +90,7 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
 
 
 def refuse(config: PretrainedConfig, name: str, cls: type | None = None) -> None:
-    """ValueError by name and reason for models that cannot work, before any weight is read."""
+    """ValueError with the reason if models of this configuration cannot be decoded."""
     if reason := why_not(config, cls):
         raise ValueError(f"{name} ({config.model_type}) cannot be used: {reason}.\n"
                          "Use a decoder-only attention model, e.g. Llama, Qwen2/3, Mistral or Gemma.")

@@ -28,8 +28,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 class Verifier:
     """Owns the target's cache for one request.
 
-    regions: where they are fixed, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are
-             wanted
+    regions: if `fixed`, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are wanted
     """
 
     target: Target
@@ -40,9 +39,9 @@ class Verifier:
 
     def read(self, chunk: Tensor, wants: Wants, following: int | None = None,
              ranked: Tensor | None = None) -> Observation:
-        """chunk [n] int64 of a prompt, kept whole.
+        """Read a prompt chunk [n] int64 and commit all of it.
 
-        following: the prompt's next token; None: it ends, one is drawn.  ranked: as `Segment`'s.
+        following: the prompt's next token; None: the prompt ends, and the rule draws it.  ranked: as in `Segment`.
         """
         tree, path = ProposalTree.chain(chunk, origin=ROOT), torch.arange(len(chunk))
         wants = replace(wants, queries=max(wants.queries, wants.prompt_queries))
@@ -58,22 +57,22 @@ class Verifier:
                            ranked=ranked, cache=self.cache if wants.cache else None, queries=report.queries)
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
-        """The accepted path of `tree` is committed; what the target saw is returned."""
+        """Verify a tree, commit its accepted path and return the target's observation."""
         since = self.clock.now(wait=False)
         drawn = isinstance(tree, ProposalTree) and tree.law is not None
         fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn
         if self.regions.fixed and fits and isinstance(self.rule, DrawThenWalk):
             seen = self._fixed(tree, wants, self.rule)
         else:
-            seen = self._as_it_comes(on_host(tree), wants)
-        # The walk has waited for the device: what was launched before is done.
+            seen = self._eager(on_host(tree), wants)
+        # The walk has synced with the device: all work launched before is done.
         return replace(seen, seconds=self.clock.now(wait=False) - since)
 
     def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
         """Drafts sampled independently of the target need rejection sampling."""
         return Rejection(self.rule) if tree.law is not None and isinstance(self.rule, Sampled) else self.rule
 
-    def _as_it_comes(self, tree: ProposalTree, wants: Wants) -> Observation:
+    def _eager(self, tree: ProposalTree, wants: Wants) -> Observation:
         with self.clock.part("verify"):
             report, = self.target.run([Segment(tree, self.cache)], wants)
         with self.clock.part("accept"):
@@ -102,7 +101,7 @@ class Verifier:
             host, nodes, path, next_token = fixed.unpack(record, tree)
             a = len(path)
             self.cache.length += a
-        # The next pass writes to what this one reported.
+        # Copies, since the next pass overwrites these tensors.
         return Observation(host, path, next_token, None if report.topk is None else _taken(report.topk, nodes),
                            {layer: rows[:a].clone() for layer, rows in kept.hidden.items()},
                            None if kept.final is None else kept.final[:a].clone(), walked=walked,
@@ -110,5 +109,5 @@ class Verifier:
 
 
 def _taken(rows: Tensor, nodes: Tensor) -> Tensor:
-    """A copy of these rows, ascending, which on the host are known to be the first ones mostly."""
+    """A copy of the rows `nodes`, ascending and on the host; usually they are the first ones, and a slice suffices."""
     return rows[:len(nodes)].clone() if nodes[-1] == len(nodes) - 1 else rows[sent(nodes, rows.device)]

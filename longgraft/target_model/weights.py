@@ -1,6 +1,6 @@
-"""A target's configuration, tokenizer and weights from a folder or a hub id: whole and finite, or not at all.
+"""A target's configuration, tokenizer and weights from a folder or a hub id: complete and finite, or a ValueError.
 
-Knows transformers' loading and what it forgives; knows no decoding.
+Knows transformers' loading and which errors it only warns about; knows no decoding.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from longgraft.config.file_errors import reason, refuse_gguf
 from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.supported import refuse
 
-BLOCK = 1 << 24     # numbers that are summed at once: half formats are widened for it
-SAMPLED = 64        # values of a tensor
+BLOCK = 1 << 24     # elements summed at once: half formats are widened to float32 for it
+SAMPLED = 64        # values per tensor in `sample`
 NAMED = 3           # tensors that a message names
 _PLACE = "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
 
 
 def read_config(path: str, name: str) -> PretrainedConfig:
-    """The configuration of a model that can be decoded here; ValueError by name and reason for any other."""
+    """The configuration of a model; ValueError with the reason if the model cannot be decoded."""
     refuse_gguf(path, f"Model {name!r}")
     with _reading(f"Model {name!r}", _PLACE):
         declared, _ = PretrainedConfig.get_config_dict(path)
@@ -47,7 +47,7 @@ def read_config(path: str, name: str) -> PretrainedConfig:
 
 
 def read_tokenizer(path: str, name: str) -> Any:
-    """The model's tokenizer; transformers makes some up where the files are missing, with special tokens only."""
+    """The model's tokenizer; ValueError for one without words, as transformers makes up where the files are missing."""
     with _reading(f"The tokenizer of {name!r}", "Give a folder or hub id that holds the tokenizer's files too, or "
                                                  "(model, None) to decode token ids."):
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -57,9 +57,9 @@ def read_tokenizer(path: str, name: str) -> Any:
 
 
 def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model on the CPU, in eval mode; ValueError names tensors that lack, do not fit or are not finite."""
+    """The model on the CPU, in eval mode; ValueError names tensors that are missing, misshapen or not finite."""
     with _quiet(), _reading(f"Model {name!r}", "Give whole weights of this model, as safetensors."):
-        # Sizes are compared below, where they can be named.
+        # Shapes are compared in `_check_names`, which can name the tensors.
         read: Any = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
             ignore_mismatched_sizes=True)
@@ -72,33 +72,34 @@ def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtyp
 def check_finite(model: PreTrainedModel, name: str) -> None:
     """ValueError names the tensors that hold NaN or infinity."""
     floats = {key: t for key, t in model.state_dict().items() if t.is_floating_point() and t.itemsize > 1}
-    # One read and one sync: a sum shows whatever is not finite.  A sum may also overflow, so the few are looked at.
+    # One read and one sync: a tensor with a finite sum is finite.  Other sums may have overflowed: those are checked.
     sums = torch.stack([torch.stack([block.sum(dtype=torch.float32) for block in t.flatten().split(BLOCK)]).sum()
                         for t in floats.values()])
     suspects = [key for key, finite in zip(floats, sums.isfinite().tolist(), strict=True) if not finite]
     if broken := [key for key in suspects if not floats[key].isfinite().all()]:
         dtype = floats[broken[0]].dtype
         raise ValueError(f"{name} holds NaN or infinite numbers in {_named(broken)}, read as {str(dtype)[6:]}.\n"
-                         "Its answers would mean nothing. Fetch the weights again, or load them as bfloat16 or float32 "
-                         "where float16 is too small for them.")
+                         "Its answers would be meaningless. Fetch the weights again, or load them as bfloat16 or "
+                         "float32 if float16 is too small for them.")
 
 
 def sample(module: nn.Module) -> list[Any]:
-    """Shapes, and a few values of every tensor: of two modules that were trained apart they differ; a few
-    changed rows of one tensor may not be among them."""
+    """All shapes and a few values of every tensor, which tell apart modules that were trained separately; a change to
+    few rows of one tensor may be missed."""
     shapes = [tuple(t.shape) for t in module.parameters()]
     values = [t.detach().flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in module.parameters()]
     return [shapes, torch.cat(values).tolist()]
 
 
 def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
-    """What a drafter's rows depend on, beside the tokens and the target.  window: that its slots see; None: all."""
+    """What a drafter's rows depend on besides the tokens and the target.  window: of its attention; None: none."""
     config = network.config
     return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
 
 
 def _check_names(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:
-    """What transformers fills with random numbers or drops.  Tied weights and known leftovers it has taken out."""
+    """ValueError names tensors that transformers filled with random numbers or dropped; its lists leave out tied
+    weights and known leftovers."""
     advice = "config.json and the weights do not belong together, or a file is missing; fetch both again."
     if shapes := {key: (saved, made) for key, saved, made in found["mismatched_keys"]}:
         first = min(shapes)
@@ -113,7 +114,7 @@ def _check_names(model: PreTrainedModel, found: dict[str, Any], name: str) -> No
 
 
 def _stem(key: str) -> str:
-    """What comes before the number of a layer: what is unexpected elsewhere (a head for scores) is no contradiction."""
+    """The name before the layer number; unexpected tensors outside layers, such as a score head, are harmless."""
     numbered = re.match(r"(.*?)\.\d+\.", key)
     return numbered[1] if numbered else ""
 
@@ -125,19 +126,19 @@ def _named(keys: Collection[str]) -> str:
 
 @contextmanager
 def _reading(what: str, advice: str) -> Iterator[None]:
-    """ValueError, one sentence and an advice, for whatever transformers, safetensors or pickle raise over files."""
+    """Turns any error of transformers, safetensors or pickle over files into a ValueError: one sentence and advice."""
     try:
         yield
     except ImportError:
         raise       # names the package that is missing
-    # Broken files end in SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: no type is common.
+    # Broken files raise SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: they share no base class.
     except Exception as error:
         raise ValueError(f"{what} could not be loaded: {reason(error)}.\n{advice}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers without its bar and its table of random weights, which are an error here; downloads keep theirs."""
+    """Silences transformers' loading bar and its table of random weights, errors here; download bars stay."""
     bars, downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     verbosity = logging.get_verbosity()
     logging.disable_progress_bar()

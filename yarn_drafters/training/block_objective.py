@@ -1,4 +1,4 @@
-"""What a block drafter learns by: many blocks of a row in one forward, held against the target's distributions.
+"""The objective of block drafters: many blocks of a row in one forward, compared with the target's distributions.
 
 Knows the network and tensors; knows no corpus, no optimizer and no recipe.
 
@@ -20,9 +20,9 @@ AT_ONCE = 1024      # slots whose [slots, V] logits exist at once
 
 def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positions: Tensor,
                  anchors: Tensor) -> Tensor:
-    """[B, M, K, H]: the states of a block behind each anchor, which sees the features before it and itself alone.
+    """[B, M, K, H]: states of the block at each anchor, which sees only the features before the anchor and itself.
 
-    features: [B, S, A * H]; tokens: [B, S or more]; positions: [B, S]; anchors: [B, M] int64, places in the row.
+    features: [B, S, A * H]; tokens: [B, S or more]; positions: [B, S]; anchors: [B, M] int64, indices into the row.
     """
     blocks = network.blocks(tokens.gather(1, anchors))                          # [B, M, K]
     slots = torch.arange(blocks.shape[2], device=anchors.device)
@@ -33,7 +33,7 @@ def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positi
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         function = _BlockFlash.apply if q.device.type == "cpu" else block_attention
-        # The norms of q and k leave autocast's precision.
+        # The norms of q and k return float32 under autocast.
         q, k, far_k = (x.to(v.dtype) for x in (q, k, injected[layer][0]))
         return function(q, k, v, far_k, injected[layer][1], before, scale)
 
@@ -42,7 +42,7 @@ def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positi
 
 def block_attention(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor,
                     scale: float) -> Tensor:
-    """One softmax over what lies before a block's anchor and over the block itself, in both directions.
+    """One softmax over the tokens before a block's anchor and over the block itself, which is not causal.
 
     q [B, H, M * K, d], k and v [B, Hkv, M * K, d] of blocks; far_k, far_v [B, Hkv, S, d]; before [B, M, S] bool.
     """
@@ -58,9 +58,9 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tenso
 
 
 class _BlockFlash(torch.autograd.Function):
-    """`block_attention` without its weights in memory, on a CPU: flash attention over what lies before, merged with
-    the block's own part by log-sum-exps.  Given the merged output and log-sum-exp, flash attention's backward
-    recomputes exactly the joint softmax's weights."""
+    """`block_attention` on a CPU, without its weights in memory: flash attention over the tokens before the anchor,
+    merged with the block's own part by log-sum-exps.  Given the merged output and log-sum-exp, flash attention's
+    backward recomputes exactly the joint softmax's weights."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor,
@@ -102,9 +102,9 @@ def _blocks(x: Tensor, group: int, anchors: int) -> Tensor:
 
 
 def compared(states: Tensor, hidden: Tensor, network: BlockNetwork, target: Target) -> tuple[Tensor, Tensor]:
-    """(nats of the guesses under the target's distributions, whether the first choices agree), both [...].
+    """(cross-entropies in nats against the target's distributions, whether the most probable tokens agree), both [...].
 
-    states, hidden: [..., H], of guesses and of the target before them.
+    states: [..., H], of the predictions; hidden: [..., H], the target's for the same tokens.
     """
     pairs = zip(*(x.flatten(0, -2).split(AT_ONCE) for x in (states, hidden)), strict=True)
     nats, agreed = zip(*(_Compared.apply(*pair, network, target) for pair in pairs), strict=True)
@@ -112,10 +112,8 @@ def compared(states: Tensor, hidden: Tensor, network: BlockNetwork, target: Targ
 
 
 class _Compared(torch.autograd.Function):
-    """(nats [n] of guesses under the target's distributions, whether the first choices agree [n]).
-
-    states, hidden: [n, H], of guesses and of the target before them.  The output layer is frozen, so that the gradient
-    of a guess's nats is made with them, and no [n, V] waits for the backward pass.
+    """`compared` of states and hidden [n, H].  The output layer is frozen, so that the forward computes the gradient as
+    well, and no [n, V] is kept for the backward pass.
     """
 
     @staticmethod

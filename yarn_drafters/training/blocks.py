@@ -1,8 +1,8 @@
-"""The trainer of block drafters: blocks of masks behind random tokens of a text, all of a row in one forward.
+"""The trainer of block drafters: blocks of masks at random anchors of a text, all of a row in one forward.
 
 Knows targets, the loop and the network; decodes only to measure.
-Source: DFlash (arXiv 2602.06036): anchors at random, earlier guesses weigh more, embedding and output layer stay the
-target's.
+Source: DFlash (arXiv 2602.06036): random anchors, larger weights of earlier slots, the target's embedding and output
+layer.
 
 Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block.
 """
@@ -33,22 +33,22 @@ from longgraft.yarn_drafters.training.frozen import Frozen, as_decoded, check_lo
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, mean, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Schedule, Size, Tokens, Whole
 
-TOLD = (1, 2, 3, 5, 8, 15)      # slots whose agreement is logged
+LOGGED = (1, 2, 3, 5, 8, 15)    # slots whose agreement is logged
 
 
 @dataclass(frozen=True)
 class BlockRecipe(Recipe):
-    """Every choice of a block drafter's training.  None: the target's own shape, DFlash's feature layers, the token
-    that the corpus has least of."""
+    """Every setting of a block drafter's training.  None: the target's own shape, DFlash's feature layers, the rarest
+    token of the corpus as mask."""
 
-    layers: Annotated[int, Range(1, 1000)] = 5          # DFlash's, as the block
+    layers: Annotated[int, Range(1, 1000)] = 5          # DFlash's; so is the block
     block: Annotated[int, Range(2, 1024)] = BLOCK
     feature_layers: Layers | None = None                # indices into transformers' hidden_states: layer inputs
     intermediate: Size | None = None
     mask_token: Whole | None = None
     rope: Rope = Rope(1e6)
-    stride: Count = 8                                   # tokens of a row for each block
-    falloff: Positive = 7.0                             # slot k weighs exp(-(k - 1) / falloff)
+    stride: Count = 8                                   # tokens of a row per block
+    falloff: Positive = 7.0                             # slot k has weight exp(-(k - 1) / falloff)
 
     total_tokens: Tokens = 100_000_000
     tokens_per_step: AtOnce = 16384
@@ -69,7 +69,7 @@ class BlockRecipe(Recipe):
 
 
 class BlockTrainer(Trainer):
-    """Blocks behind random tokens learn what the frozen target says there; the target is only read."""
+    """Blocks at random anchors learn the frozen target's distributions."""
 
     recipe: BlockRecipe
     first_learnt = 2        # an anchor has a token before it
@@ -94,7 +94,7 @@ class BlockTrainer(Trainer):
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
-        """Loss, agreements and the replayed MAT of the block as a chain, on unseen text by its kind."""
+        """Loss, agreements and replayed MAT of the block as a chain, per kind of unseen text."""
         found: dict[str, Any] = {}
         for kind, coded in self.unseen.items():
             rows = torch.from_numpy(coded).to(self.device)
@@ -109,14 +109,14 @@ class BlockTrainer(Trainer):
         return found
 
     def _loss(self, rows: Tensor, positions: Tensor, anchors: Tensor) -> tuple[Tensor, Figures]:
-        """anchors: [B, M] int64, places in the rows [B, S + 1]."""
+        """anchors: [B, M] int64, indices into the rows [B, S + 1]."""
         tokens, block = torch.where(rows < 0, ~rows, rows), self.recipe.block
         with self.recipe.autocast(self.device):
             features, hidden = observed(self.target, self.network.config.feature_layers, tokens[:, :-1], positions)
             states = block_states(self.network, features, tokens, positions, anchors)       # [B, M, K, H]
             places = anchors[..., None] + torch.arange(1, block, device=self.device)        # [B, M, K - 1]
             row = torch.arange(len(rows), device=self.device)[:, None, None]
-            # The target's word on a token stands at the token before it.
+            # The target's distribution of a token comes from the hidden state of the token before it.
             nats, agreed = compared(states[:, :, 1:], hidden[row, places - 1], self.network, self.target)
         learnt = rows[row, places] >= 0
         weights = torch.exp(-torch.arange(block - 1, device=self.device) / self.recipe.falloff) * learnt
@@ -124,7 +124,7 @@ class BlockTrainer(Trainer):
         shares = (right.sum((0, 1)) / count).tolist()
         chain = (right.cumprod(-1).sum() / (anchors.numel() or 1)).item()
         loss = (nats * weights).sum() / weights.sum().clamp(min=1e-9)
-        return loss, {"loss": loss.item(), "chain": chain, "agreements": [shares[k - 1] for k in TOLD if k < block]}
+        return loss, {"loss": loss.item(), "chain": chain, "agreements": [shares[k - 1] for k in LOGGED if k < block]}
 
 
 def fresh_network(recipe: BlockRecipe, target: Target, corpus: EncodedCorpus) -> BlockNetwork:
@@ -151,7 +151,7 @@ def fresh_network(recipe: BlockRecipe, target: Target, corpus: EncodedCorpus) ->
             torch.nn.init.normal_(parameter, std=0.02)
     with torch.no_grad():
         if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
-            # What it scales by: some families store that minus one.  A LayerNorm makes zeros of ones.
+            # The norm of ones is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
             scale = norm(torch.ones(1, c.hidden_size, device=target.device, dtype=target.dtype))[0]
             network.norm.weight.copy_(scale if scale.min() > 0 else torch.ones(c.hidden_size))
     return network
@@ -159,7 +159,7 @@ def fresh_network(recipe: BlockRecipe, target: Target, corpus: EncodedCorpus) ->
 
 def train_blocks(recipe: BlockRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  dtype: torch.dtype = torch.float32) -> Path:
-    """Train in folder `out`, or go on where it stopped; returns the drafter's folder (DFlash's layout).
+    """Train in folder `out`, or resume there; returns the drafter's folder (DFlash's layout).
 
     model: hub id or folder; data, valid: see `read_documents`; dtype: the frozen target's.
     """
@@ -167,11 +167,11 @@ def train_blocks(recipe: BlockRecipe, model: str | Path, data: Sequence[Path], v
     with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
         shape = TargetShape.of(given.model.config)
         network = fresh_network(recipe, given.target, given.corpus)
-        dflash_config(network, shape)   # before the hours, not after them: can the result be written?
+        dflash_config(network, shape)   # raises before training if the result cannot be written
         trainer = BlockTrainer(recipe, given.target, network, given.corpus, out, given.unseen, given.world)
         trainer.run(target=name, corpus_tokens=len(given.corpus.tokens),
                     parameters=sum(p.numel() for p in network.parameters()))
         if given.world.first:
             save_blocks(network.to(torch.bfloat16), out / "dflash", shape)
-            load_blocks(out / "dflash", shape)      # what the strict loader refuses is no result
+            load_blocks(out / "dflash", shape)      # raises if the strict loader refuses the result
     return out / "dflash"

@@ -1,4 +1,4 @@
-"""Training text as tokens: the tokenizer learnt from it, encoded corpora, endless deterministic token streams.
+"""Training text as tokens: training a tokenizer, encoded corpora, endless deterministic token streams.
 
 Knows documents, bytes and token ids; knows no model, no optimizer and no learning rate.  A token that is context only
 (a chat's question) is stored as ~id, so that packing, shuffling and resuming need not know of it.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 
-# Order matters: the first alternative that matches at a position wins.  Newlines and indentation
-# are separate pieces, so that a prompt that ends with a newline is cut where training text was cut.
+# Order matters: the first alternative that matches at a position wins.  Newlines and indentation are separate pieces,
+# so that a prompt that ends with a newline is split like the training text.
 PIECES = "|".join((
     r"(?<![^\n])[ \t]+",            # a line's whole indentation, at most one token per common depth
     r"(?:\r?\n)+",                  # a run of line ends
@@ -57,7 +57,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedT
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """[V] int64: how many bytes of text each token stands for; 0 for the special token."""
+    """[V] int64: bytes of text per token; 0 for the special token."""
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     # A byte-level vocabulary spells each byte as one character.
     return np.array([0 if name == END else len(name) for name in names], dtype=np.int64)
@@ -76,7 +76,7 @@ class EncodedCorpus:
         return np.diff(self.starts)
 
     def gather(self, documents: np.ndarray) -> np.ndarray:
-        """The tokens of these documents one after the other, [sum of lengths] int32."""
+        """The concatenated tokens of these documents, [sum of lengths] int32."""
         return np.concatenate([self.tokens[self.starts[d]:self.starts[d + 1]] for d in documents])
 
 
@@ -102,7 +102,7 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
 
 
 def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
-    """The corpus of the cache, None where it is another's, damaged or missing: it can always be made again."""
+    """The corpus of the cache; None if it is of other files, damaged or missing, since it can always be rebuilt."""
     try:
         with np.load(cache) as saved:
             if str(saved["digest"]) == digest:
@@ -114,12 +114,12 @@ def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
 
 
 def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
-    """These documents as ids; a note on stderr says how many chats were left out."""
+    """The documents as ids; chats that cannot be encoded are left out and counted on stderr."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces, types, sources, dropped = [], [], [], 0
     documents = (document for document in documents if document.text or document.turns)
     while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
-        # With the special tokens that the tokenizer begins a prompt with.
+        # With the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
             found = _chat_ids(document.turns, tokenizer) if document.turns else [[*next(plain), *end]]
@@ -136,10 +136,10 @@ def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) ->
 
 
 def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """A chat in the tokenizer's own template, ~id for all that the assistant does not say.
+    """A chat in the tokenizer's template, ~id for all tokens outside the assistant's answers.
 
-    One document, or several where the template rewrites earlier turns (Qwen3 drops earlier thoughts): then each answer
-    follows the past as it looks when it is given.  [] where there is no answer or the template refuses the turns.
+    One document, or several if the template rewrites earlier turns (Qwen3 drops earlier thoughts): then each answer
+    follows the past as the template shows it at that turn.  [] without an answer or if the template refuses the turns.
     """
     from jinja2 import TemplateError
 
@@ -161,7 +161,7 @@ def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizer
         except TemplateError:       # a role or an order that this template does not know
             break
         if answered[:len(asked)] != asked:
-            continue                # the answer cannot be told from what precedes it
+            continue                # the answer's tokens cannot be separated from those before it
         known = [~token if token < 0 else token for token in documents[-1]] if documents else []
         if not documents or asked[:len(known)] != known:
             documents.append([])
@@ -171,12 +171,12 @@ def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizer
 
 
 def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coded ids -> (ids, whether each is to be learnt)."""
+    """Coded ids -> (ids, whether each is a target of learning)."""
     return np.where(rows < 0, ~rows, rows), rows >= 0
 
 
 def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[str, np.ndarray]:
-    """A fixed sample by kind, [r, length + 1] coded: `rows` of code, half as many of prose and of other text."""
+    """A fixed sample per kind, [r, length + 1] coded: `rows` of code, half as many of prose and of other text."""
     kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE,
              "text": lambda t: not t.startswith("code") and t not in PROSE}
     sample = {}
@@ -193,7 +193,7 @@ def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[
 
 def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
                     prose_share: float | None) -> np.ndarray:
-    """Shuffled indices of all documents, of prose only up to `prose_share` of the tokens (None: all)."""
+    """Shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: all)."""
     order = rng.permutation(len(corpus.types))
     prose = np.array([corpus.types[d] in PROSE for d in order])
     lengths = corpus.lengths()[order]
@@ -207,7 +207,7 @@ def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_sha
                       run: int = 32768) -> np.ndarray:
     """The mixed documents in shuffled runs of about `run` tokens of one repository, by path.
 
-    Text from far back is worth copying only if it is related to what comes now.
+    Distant text is only worth copying if it is related to the text at hand.
     """
     chosen = sorted(mixed_documents(corpus, rng, prose_share), key=lambda d: corpus.sources[d])
     runs: list[list[int]] = []
@@ -225,18 +225,17 @@ def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_sha
 class TokenStream:
     """An endless token sequence: epochs, each an order of documents drawn from (seed, epoch).
 
-    Stateless to its readers: a position names what is read, so resuming needs only a position.
-    shuffled: the rows of a window take turns at random instead of one after the other, so that a
-    batch does not consist of one long document, whose gradient is that of one author on one day.
+    Reading depends on the position alone, so that resuming needs only a position.
+    shuffled: the rows of a window come in random order, so that a batch does not consist of one long document.
     """
 
-    window = 2 ** 20        # tokens in which rows are shuffled: some 250 files
+    window = 2 ** 20        # tokens within which rows are shuffled: some 250 files
 
     def __init__(self, corpus: EncodedCorpus, seed: int,
                  order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
                  shuffled: bool = False) -> None:
         self._corpus, self._seed, self._order, self._shuffled = corpus, seed, order, shuffled
-        self._bounds = [0]                  # where each epoch begins, in tokens of the stream
+        self._bounds = [0]                  # the stream position at which each epoch begins
         self._held: dict[int, np.ndarray] = {}
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -250,9 +249,9 @@ class TokenStream:
         return np.concatenate(parts).astype(np.int64)
 
     def rows(self, start: int, rows: int, length: int) -> np.ndarray:
-        """[rows, length + 1] int64, coded: the rows whose turn comes at `start`, and one token further.
+        """[rows, length + 1] int64, coded: the rows at stream position `start`, each with the token after it.
 
-        Neighbouring rows share one token: in an epoch each is an input once and a target once.
+        Neighbouring rows share one token: in an epoch each token is an input once and a target once.
         `start` is a multiple of `length`.
         """
         if start % length or self.window % length:
@@ -266,11 +265,11 @@ class TokenStream:
         return int(self._corpus.lengths()[self._order(self._corpus, np.random.default_rng([self._seed, 0]))].sum())
 
     def aligned(self, start: int) -> int:
-        """The first position from `start` on at which rows of another length may begin."""
+        """The first position from `start` on where rows of any length may begin."""
         return -(-start // self.window) * self.window
 
     def _place(self, turn: int, length: int) -> int:
-        """Where in the text, in rows, the row of this turn is."""
+        """The index in the text of the row that is read at this turn."""
         if not self._shuffled:
             return turn
         per_window = self.window // length
@@ -286,7 +285,7 @@ class TokenStream:
     def _tokens(self, epoch: int) -> np.ndarray:
         if epoch not in self._held:
             rng = np.random.default_rng([self._seed, epoch])
-            # A window may span the bound of two epochs, so two are held.
+            # A window may span two epochs, so two are kept.
             kept = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
             order = self._order(self._corpus, rng)
             if not self._corpus.lengths()[order].sum():     # no number of epochs would fill a row

@@ -1,4 +1,4 @@
-"""Where a training run takes place: its processes, their devices, and the one folder that it holds alone.
+"""The processes of a training run, their devices, and the lock on its folder.
 
 Knows torch.distributed and files; knows no recipe and no model.
 """
@@ -20,13 +20,13 @@ from torch import Tensor
 from longgraft.runtime.devices import device_of
 
 CPU = torch.device("cpu")
-PATIENCE = timedelta(hours=12)      # while the first process reads the corpus, the others wait
-OURS = ("lock", "checkpoint.pt")    # either tells that a folder is a run's
+TIMEOUT = timedelta(hours=12)       # the other processes wait while the first encodes the corpus
+OURS = ("lock", "checkpoint.pt")    # either marks a run's folder
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes that `torchrun` started, of which this is one; alone without it."""
+    """This process among those that `torchrun` started; the only one without it."""
 
     rank: int = 0
     size: int = 1
@@ -34,7 +34,7 @@ class World:
 
     @classmethod
     def join(cls, wanted: str | None = None) -> World:
-        """Meet the others on the wanted kind of device, by default GPUs where there are any: nccl there, else gloo."""
+        """Join the other processes on the wanted kind of device, by default GPUs if there are any: nccl, else gloo."""
         device = device_of(wanted)
         if device.type == "cuda":
             device = device_of(f"cuda:{os.environ.get('LOCAL_RANK', '0')}") if device.index is None else device
@@ -42,7 +42,7 @@ class World:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls(device=device)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
     @property
@@ -50,7 +50,7 @@ class World:
         return self.rank == 0
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """In place, over all processes."""
+        """Sum tensors in place over all processes."""
         if self.size > 1:
             flat = torch.cat([tensor.flatten() for tensor in tensors])
             dist.all_reduce(flat)
@@ -59,7 +59,7 @@ class World:
 
     @contextmanager
     def first_in_turn(self) -> Iterator[None]:
-        """The first process does the block before the others, which then find its files."""
+        """The first process runs the block before the others, which then find its files."""
         if not self.first:
             dist.barrier()
         yield
@@ -72,10 +72,10 @@ ALONE = World()
 
 @contextmanager
 def sole_trainer(out: Path, world: World = ALONE) -> Iterator[None]:
-    """Make the folder and hold it: two trainers in one would overwrite each other's checkpoints."""
+    """Create and lock the folder: two trainers in one would overwrite each other's checkpoints."""
     if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in OURS):
-        raise ValueError(f"{out} holds something else than a training run, {min(out.iterdir()).name} for one. Give "
-                         "--out a new folder.")
+        raise ValueError(f"{out} holds files of something else than a training run, such as {min(out.iterdir()).name}. "
+                         "Give --out a new folder.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "lock").touch()

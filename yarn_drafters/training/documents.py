@@ -1,4 +1,4 @@
-"""Training text as files hold it: texts and chats, one document each.
+"""Reads training text from files: texts and chats, one document each.
 
 Knows files and rows; knows no token.
 """
@@ -21,8 +21,8 @@ PROSE = frozenset({"meeting", "book", "report"})
 
 @dataclass(frozen=True)
 class Document:
-    """One file, text or chat of the corpus.  source: its origin, `owner/name@commit:path` for code; turns: of a chat,
-    {role, content} each."""
+    """One file, text or chat of the corpus.  source: its origin, for code `owner/name@commit:path`; turns: those of a
+    chat, {role, content} each."""
 
     text: str
     type: str = "text"
@@ -36,10 +36,10 @@ class Document:
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """The documents of JSONL(.gz) files, of JSON arrays, of other text files (one each), and of folders of these.
+    """The documents of JSONL(.gz) files, JSON arrays, other text files (one document each), and folders of these.
 
-    A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}); `type` and
-    `source` where known.  ValueError names the file and line of what is none of these.
+    A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}), and optionally
+    `type` and `source`.  ValueError names the file and line of any other row.
     """
     for path in map(Path, paths):
         if path.is_dir():
@@ -76,16 +76,16 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text ({error}). Leave it out.") from error
+        raise ValueError(f"{path} is not UTF-8 text ({error}). Leave it out.") from error
 
 
 def _document(row: Any, place: str) -> Document:
     if not isinstance(row, dict):
         raise ValueError(f"{place} is a {type(row).__name__}; an object with text, messages or conversations is "
                          "needed.")
-    kind, source = (_word(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
+    kind, source = (_string(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
     if isinstance(row.get("text"), str):
-        return Document(_word(row["text"], f"{place}: text"), kind or "text", source)
+        return Document(_string(row["text"], f"{place}: text"), kind or "text", source)
     turns = row.get("messages") or row.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"
@@ -95,12 +95,12 @@ def _document(row: Any, place: str) -> Document:
         role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
-        plain.append({"role": ROLES.get(role, role), "content": _word(content, f"{place}: a turn's content")})
+        plain.append({"role": ROLES.get(role, role), "content": _string(content, f"{place}: a turn's content")})
     return Document("", "chat", source, tuple(plain))
 
 
-def _word(value: Any, what: str) -> str:
-    """A string."""
+def _string(value: Any, what: str) -> str:
+    """The value, if it is a string; else ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is {value!r}; a string is needed.")
     return value

@@ -1,4 +1,4 @@
-"""The trainer of EAGLE-3 drafters: a frozen target's features, computed as it goes, and training-time test.
+"""The trainer of EAGLE-3 drafters: training-time test on a frozen target's features, computed during training.
 
 Knows targets, the loop and the objective; decodes only to measure.
 """
@@ -33,7 +33,7 @@ from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
 
 
 class DrafterTrainer(Trainer):
-    """A head learns to say what the frozen target says; the target is only read."""
+    """A head learns the frozen target's distributions."""
 
     recipe: DrafterRecipe
     first_learnt = 2        # slot 0 is fed tokens 0 and 1
@@ -61,7 +61,7 @@ class DrafterTrainer(Trainer):
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
-        """Losses, agreements and the replayed MAT of a 60-node tree on unseen text, by its kind."""
+        """Losses, agreements and the replayed MAT of a 60-node tree, per kind of unseen text."""
         found: dict[str, Any] = {}
         for kind, coded in self.unseen.items():
             found |= {f"{kind}_{name}": figure for name, figure in self.figures_of(coded).items()}
@@ -79,17 +79,17 @@ class DrafterTrainer(Trainer):
 
 def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path],
                   out: Path, start: Path | None = None, dtype: torch.dtype = torch.float32) -> Path:
-    """Train in folder `out`, or go on where it stopped; returns the head's folder (official EAGLE-3 layout).
+    """Train in folder `out`, or resume there; returns the head's folder (official EAGLE-3 layout).
 
-    model: hub id or folder; data, valid: see `read_documents`; start: a head to go on from, whose rotary embedding
-    and length become the recipe's; dtype: the frozen target's.
+    model: hub id or folder; data, valid: see `read_documents`; start: a head to continue from, under the recipe's
+    rotary embedding and length; dtype: the frozen target's.
     """
     out, name = Path(out), str(model)
     with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
         target, corpus, world = given.target, given.corpus, given.world
         network = build_network(recipe, target, corpus, _ends(given.model)) if start is None else \
             resumed_head(start, target, recipe)
-        official_config(network)        # before the hours, not after them: can the result be written?
+        official_config(network)        # raises before training if the result cannot be written
         trainer = DrafterTrainer(recipe, target, network, corpus, out, given.unseen, world)
         trainer.run(target=name, start=str(start) if start else None, corpus_tokens=len(corpus.tokens),
                     parameters=sum(p.numel() for p in network.parameters()))
@@ -98,7 +98,7 @@ def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path]
             (out / "head" / "training.json").write_text(json.dumps({
                 "target": name, "start": str(start) if start else None, "tokens": trainer.state.tokens,
                 "steps": trainer.state.step, "stages": [vars(stage) for stage in recipe.stages]}, indent=1) + "\n")
-            # A head that the strict loader refuses is no result.
+            # Raises if the strict loader refuses the result.
             load_head(out / "head", TargetShape.of(given.model.config))
     return out / "head"
 
@@ -116,18 +116,18 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
                      recipe: Path | None = None, longest: int | None = None, **changes: Any) -> DrafterRecipe:
     """YaRN from the head's trained length to `to` positions, by SpecPV's recipe: 400 steps over long texts.
 
-    original: the length that the head was trained at, where its config does not tell; recipe, changes: as in
-    `Recipe.load`; longest: positions that the target itself has.
+    original: the length that the head was trained at; None: as its config has it; recipe, changes: as in `Recipe.load`;
+    longest: positions of the target.
     """
     head = load_head(start, target).config
     original = original or (head.rope.original if head.rope.kind == "yarn" else head.max_positions)
     if to <= original:
-        raise ValueError(f"The head already reaches {original:,} positions; {to:,} is no extension. Give --to more, or "
-                         "--original if it was trained at less.")
+        raise ValueError(f"The head already reaches {original:,} positions; {to:,} is no extension. Raise --to, or "
+                         "give --original if it was trained at less.")
     if head.rope.kind not in ("default", "yarn"):
         raise ValueError(f"The head has {head.rope.kind} rotary embedding; only plain or YaRN heads are extended.")
     if longest is not None and to > longest:
-        raise ValueError(f"The target has {longest:,} positions; a drafter of {to:,} would never be used. Lower --to.")
+        raise ValueError(f"The target has {longest:,} positions, and {to:,} were given for its drafter. Lower --to.")
     rows = 2 ** int(math.log2(min(32768, to)))
     usual = DrafterRecipe(stages=(Stage(rows, grouped=True),), total_tokens=400 * 16 * rows, micro_tokens=rows,
                           tokens_per_step=16 * rows, muon_lr=2e-5, adam_lr=2e-5, warmup=0.05, ttt_steps=4,
@@ -137,7 +137,7 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
 
 
 def _ends(model: Any) -> list[int]:
-    """Ids that end a text: a head that cannot draft them never sees an answer's end coming."""
+    """The end tokens' ids, which the draft vocabulary must contain for a head to draft an answer's end."""
     ends = model.generation_config.eos_token_id
     ends = model.config.eos_token_id if ends is None else ends
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)

@@ -1,6 +1,6 @@
-"""A drafter before its first step: sizes of the recipe or the target's, the target's output rows, its draft vocabulary.
+"""A freshly initialised EAGLE-3 head: its sizes, draft vocabulary and weights.
 
-Knows targets, corpora's counts and the network; knows no loop.
+Knows targets, token counts of corpora and the network; knows no loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
 
 
 def draft_vocabulary(corpus: EncodedCorpus, vocab: int, size: int, always: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(d2t [D] int64 offsets, t2d [V] bool): the tokens most often learnt and `always`, by ascending id."""
+    """(d2t [D] int64 offsets, t2d [V] bool) of the most frequent learnt tokens and `always`, by ascending id."""
     counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=vocab).astype(np.int64)
     counts[list(always)] = counts.max() + 1
     ids = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
@@ -29,7 +29,7 @@ def draft_vocabulary(corpus: EncodedCorpus, vocab: int, size: int, always: Seque
 
 
 def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
-    """The recipe's sizes, the target's own where it sets none."""
+    """The recipe's sizes; the target's where the recipe sets none."""
     c, hidden = target.config, target.config.hidden_size
 
     def size(name: str, theirs: str, usual: int | None = None) -> int:
@@ -39,9 +39,8 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
     heads = size("heads", "num_attention_heads")
     kv_heads, head_dim = size("kv_heads", "num_key_value_heads", heads), size("head_dim", "head_dim", hidden // heads)
     if heads % kv_heads or head_dim % 2:
-        raise ValueError(f"A head of {heads} attention heads of {head_dim} with {kv_heads} key-value heads was asked "
-                         "for. Set heads, kv_heads and head_dim in the recipe: the first a multiple of the second, the "
-                         "last even.")
+        raise ValueError(f"heads is {heads}, kv_heads {kv_heads} and head_dim {head_dim}. Set them in the recipe: the "
+                         "first a multiple of the second, the last even.")
     return HeadConfig(
         hidden_size=hidden, target_hidden_size=hidden, intermediate_size=size("intermediate", "intermediate_size"),
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab_size=target.vocab_size,
@@ -50,7 +49,8 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
 
 
 def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
-    """A fresh float32 head: the output layer starts as the target's kept rows, the embedding is the target's own."""
+    """A fresh float32 head: its output layer starts as the target's rows of the draft vocabulary, its embedding is the
+    target's."""
     config, hidden = head_shape(recipe, target), target.config.hidden_size
     torch.manual_seed(recipe.seed)
     network = Eagle3Network(config)
@@ -61,13 +61,13 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
     network.d2t.copy_(d2t)
     network.t2d.copy_(t2d)
     with torch.no_grad():
-        # The last feature is nearly what the target's own output layer reads: let it through from the start, but
-        # quietly: a target's features are large (here 10 to 20), and a loud residual drowns what the layer adds.
+        # The last feature is close to the input of the target's output layer, so fc passes it through from the start,
+        # scaled down: a target's features are large (here 10 to 20), and would drown what the layer adds to them.
         network.fc.weight.mul_(0.2)
         network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
         if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
-            # What it scales by: some families store that minus one.  A LayerNorm makes zeros of ones.
+            # The norm of ones is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
             scale = norm(torch.ones(1, hidden, device=target.device, dtype=target.dtype))[0]
             network.norm.weight.copy_(scale if scale.min() > 0 else torch.ones(hidden))
     return network
@@ -75,9 +75,9 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
 
 def _feature_layers(recipe: DrafterRecipe, target: Target) -> tuple[int, ...]:
     n = target.config.num_hidden_layers
-    usual = (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)     # EAGLE's; in a shallow target two would be one
+    usual = (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)     # EAGLE's; a shallow target needs distinct layers
     layers = recipe.feature_layers or usual
     if len(set(layers)) < len(layers) or not all(0 <= layer < n for layer in layers):
-        raise ValueError(f"Features of layers {layers} were asked of {target.name}, which has {n}. Set feature_layers "
-                         f"in the recipe to different numbers below {n}.")
+        raise ValueError(f"feature_layers is {layers}, and {target.name} has {n} layers. Set feature_layers in the "
+                         f"recipe to different numbers below {n}.")
     return layers

@@ -1,4 +1,4 @@
-"""What trainers of drafters share: a frozen target that is read as training goes, its texts, and replay to measure.
+"""Shared by the trainers of drafters: a frozen target, its encoded texts, and replay for measurements.
 
 Knows targets, corpora and sessions; knows no drafter network and no objective.
 """
@@ -30,7 +30,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Frozen:
-    """A run's target and texts.  model: the target's own; unseen: None where no text to measure on was given."""
+    """A run's target and texts.  model: the target's transformers model; unseen: text for measurements, or None."""
 
     world: World
     model: Any
@@ -42,11 +42,11 @@ class Frozen:
     @contextmanager
     def prepared(cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  dtype: torch.dtype) -> Iterator[Frozen]:
-        """Of a hub id or folder, while folder `out` is this run's; data, valid: see `read_documents`."""
+        """Of a hub id or folder; folder `out` is locked until the block ends.  data, valid: see `read_documents`."""
         world = World.join(recipe.device)
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
-        with sole_trainer(out, world):      # what is wrong with folder and data is said before a weight is read
+        with sole_trainer(out, world):      # errors of folder and data are raised before a weight is read
             config = read_config(name, name)
             tokenizer = read_tokenizer(name, name)
             with world.first_in_turn():
@@ -61,9 +61,9 @@ class Frozen:
 
 @torch.no_grad()
 def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's features [B, S, A * Ht], these layers' inputs, and final hidden states [B, S, Ht]."""
+    """The target's features [B, S, A * Ht], the inputs of these layers, and final hidden states [B, S, Ht]."""
     with target.inputs_of(tuple(layers)) as taken:
-        # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
+        # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
         hidden = target.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
                                             attention_mask=torch.ones_like(tokens)).last_hidden_state
     return torch.cat([taken[layer] for layer in layers], dim=-1), hidden
@@ -71,17 +71,17 @@ def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: T
 
 @torch.no_grad()
 def check_logits(target: Target) -> None:
-    """ValueError where the model makes its logits in a way that `Target.logits` does not know."""
+    """ValueError if `Target.logits` does not equal the model's own logits."""
     tokens = torch.arange(8, device=target.device)[None]
     ours = target.logits(observed(target, (0,), tokens, torch.arange(8, device=target.device)[None])[1])
     theirs = target.model(tokens, use_cache=False).logits
     if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item()):
-        raise ValueError(f"{target.name} turns its last hidden states into logits in a way of its own, which "
-                         "the trainer does not know; a head trained on other logits would be wrong.")
+        raise ValueError(f"{target.name} computes its logits in a way of its own, which the trainer does not know; a "
+                         "head trained on other logits would be wrong. Use another target.")
 
 
 def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget: int = 60) -> float:
-    """Accepted draft tokens per step, decoding each coded row's last `new` tokens from what comes before them."""
+    """Accepted draft tokens per step, replaying each coded row's last `new` tokens after its other tokens."""
     session = Session(Engine(target, proposer, Clock(), budget), None)
     new, accepted, steps = min(new, rows.shape[1] // 2), 0, 0
     for row in torch.where(rows < 0, ~rows, rows).tolist():
@@ -91,13 +91,13 @@ def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget:
 
 
 def as_decoded(network: Network, target: Target) -> Network:
-    """A copy in the target's precision, as a loader makes it; what it borrows of the target stays the target's."""
+    """A copy in the target's precision, as when it is loaded; modules of the target are shared, not copied."""
     return copy.deepcopy(network, {id(module): module for module in target.model.modules()}).to(target.dtype)
 
 
 def _same_vocabulary(corpus: EncodedCorpus, target: Target) -> None:
-    """ValueError where the tokenizer says ids that the target has no embedding for."""
+    """ValueError if the corpus has ids without an embedding in the target."""
     largest = int(split_coded(corpus.tokens)[0].max())
     if largest >= target.vocab_size:
-        raise ValueError(f"The tokenizer of {target.name} says token {largest:,} of the training files, and the model "
+        raise ValueError(f"The tokenizer of {target.name} gives token {largest:,} in the training files, and the model "
                          f"has {target.vocab_size:,}: they do not belong together. Fetch both again.")

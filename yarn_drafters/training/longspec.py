@@ -1,11 +1,10 @@
-"""The trainer of LongSpec drafters: a frozen target's last keys and values, computed as it goes.
+"""The trainer of LongSpec drafters on a frozen target's last keys and values, computed during training.
 
 Knows targets, the loop and the network; decodes only to measure.
 
-A drafted token looks at the target's rows up to the root's, never at those of the tokens drafted before it.  So at each
-step a row is shown the target's keys and values with a gap of 1 to `levels` tokens, the same for the whole row: token t
-sees the rows of tokens 0 .. t - gap ("flash noisy training", where official code draws 1 to 4; attention stays causal,
-and no mask exists).
+When decoding, a drafted token sees the target's rows up to the root's and not those of tokens drafted before it.  So in
+training each row has a gap of 1 to `levels` tokens: token t sees the target's rows of tokens 0 .. t - gap ("flash noisy
+training"; official code draws gaps of 1 to 4).  Attention stays causal, and no mask exists.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_ada
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Schedule, Size, Stage, Tokens, Whole
 
 BLOCK = 1024        # tokens whose [block, V] logits exist at once
-DEPTH = 5           # gaps that are trained: levels of the official tree
+DEPTH = 5           # largest gap that is trained: levels of the official tree
 
 
 @dataclass(frozen=True)
 class LongSpecRecipe(Recipe):
-    """Every choice of a LongSpec drafter's training.  None: the target's own shape."""
+    """Every setting of a LongSpec drafter's training.  None: the target's own shape."""
 
     window: Count = 512
     heads: Size | None = None
@@ -66,7 +65,7 @@ class LongSpecRecipe(Recipe):
 
 
 class LongSpecTrainer(Trainer):
-    """A drafter learns to say what the frozen target says; the target is only read."""
+    """A drafter learns the frozen target's distributions."""
 
     recipe: LongSpecRecipe
 
@@ -80,14 +79,14 @@ class LongSpecTrainer(Trainer):
         self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
-        # Gaps take turns over rows and steps: what a step learns follows from its number, so that runs resume.
+        # Gaps cycle over rows and steps: they depend on the step's number alone, so that runs resume.
         gaps = [1 + (self.state.step + row) % self.recipe.levels for row in range(len(rows))]
         loss, agreement = self._losses(rows, positions, [gaps])[0]
         return loss, {"loss": loss.item(), "agreement": agreement}
 
     def _losses(self, rows: Tensor, positions: Tensor, gaps: Sequence[Sequence[int]]) -> list[tuple[Tensor, float]]:
-        """For each choice of the rows' gaps: (mean cross-entropy against the target's distribution, how often the first
-        choices agree)."""
+        """For each assignment of gaps to rows: (mean cross-entropy against the target's distributions, how often the
+        most probable tokens agree)."""
         # ~id is negative: context only.  The token after slot t is rows[t + 1].
         tokens, learnt = torch.where(rows < 0, ~rows, rows)[:, :-1], rows[:, 1:] >= 0
         config, found = self.network.config, []
@@ -106,18 +105,18 @@ class LongSpecTrainer(Trainer):
 
     @torch.no_grad()
     def _observe(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The target's last keys and values [B, nkv, S, d] and final hidden states [B, S, H]."""
-        # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
+        """The target's last layer's keys and values [B, nkv, S, d], and final hidden states [B, S, H]."""
+        # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
         out = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
                                               past_key_values=DynamicCache(), attention_mask=torch.ones_like(tokens))
         last = out.past_key_values.layers[-1]
         return last.keys, last.values, out.last_hidden_state
 
     def _nats(self, states: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
-        """(mean cross-entropy against the target's distribution, agreement) of states, wanted [n, H].
+        """(mean cross-entropy against the target's distributions, agreement) of states, wanted [n, H].
 
-        Block by block, each with its gradient, softmax less the target's shares through the frozen output layer: so no
-        [n, V] is kept, and none is computed twice.
+        Each block's gradient is computed with its loss, so that no [n, V] is kept or computed twice: softmax minus the
+        target's probabilities, through the frozen output layer.
         """
         total, hits, slopes = 0.0, 0, []
         for ours, theirs in zip(states.split(BLOCK), wanted.split(BLOCK), strict=True):
@@ -132,12 +131,12 @@ class LongSpecTrainer(Trainer):
             slopes.append(torch.autograd.grad(logits, ours, (gains.exp_() - shares).to(logits.dtype))[0])
         n = max(1, len(states))
         slope = torch.cat(slopes) if slopes else torch.zeros_like(states)
-        # The value is the loss; of what is added to it only the gradient is not zero.
+        # The added term is zero and has the gradient.
         return (total + ((states - states.detach()) * slope).sum()) / n, hits / n
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
-        """Losses and agreements by gap, and the replayed MAT of the tree on unseen text, by its kind."""
+        """Losses and agreements by gap, and the tree's replayed MAT, per kind of unseen text."""
         found: dict[str, Any] = {}
         for kind, coded in self.unseen.items():
             rows = torch.from_numpy(coded).to(self.device)
@@ -154,7 +153,7 @@ class LongSpecTrainer(Trainer):
 
 
 def banded(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
-    """Causal attention to the own token and `before` tokens before it, in S x 2 `before` memory.
+    """Causal attention to the token itself and `before` tokens before it, in S x 2 `before` memory.
 
     q [B, nh, S, d], k, v [B, nkv, S, d] -> [B, nh, S, d]
     """
@@ -165,7 +164,7 @@ def banded(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     count = -(-length // before)
     q, k, v = (F.pad(x, (0, 0, 0, count * before - length)).unflatten(2, (count, before)) for x in (q, k, v))
-    # A chunk of queries sees its own chunk and the one before: of its 2 `before` columns, from its row on one more.
+    # A chunk of queries has the columns of its own chunk and the one before; row r sees columns r .. r + `before`.
     k, v = (torch.cat([F.pad(x, (0, 0, 0, 0, 1, 0))[:, :, :-1], x], dim=3) for x in (k, v))
     row, column = torch.arange(before, device=q.device)[:, None], torch.arange(2 * before, device=q.device)
     seen = (column >= row) & (column <= row + before)
@@ -176,7 +175,7 @@ def banded(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
 
 
 def behind(q: Tensor, keys: Tensor, values: Tensor, gaps: Sequence[int]) -> Tensor:
-    """Token t of row b sees keys and values of tokens 0 .. t - gaps[b]; zeros where there are none.
+    """Token t of row b attends to tokens 0 .. t - gaps[b]; zeros for tokens that see none.
 
     q [B, nh, S, d]; keys, values [B, nkv, S, d] -> [B, nh, S, d]
     """
@@ -190,7 +189,7 @@ def behind(q: Tensor, keys: Tensor, values: Tensor, gaps: Sequence[int]) -> Tens
 
 
 def longspec_shape(recipe: LongSpecRecipe, target: Target) -> LongSpecConfig:
-    """The recipe's sizes, the target's own where it sets none; ValueError where they do not fit the target's rows."""
+    """The recipe's sizes, or the target's where it sets none; ValueError if they do not fit the target's rows."""
     c = target.config
     config = LongSpecConfig(
         hidden_size=c.hidden_size, intermediate_size=recipe.intermediate or c.intermediate_size,
@@ -198,13 +197,13 @@ def longspec_shape(recipe: LongSpecRecipe, target: Target) -> LongSpecConfig:
         head_dim=head_dim(target), rms_eps=getattr(c, "rms_norm_eps", 1e-6), window=recipe.window,
         qk_norm=hasattr(target.layers[-1].self_attn, "q_norm"), final_norm=True)
     if config.heads % config.kv_heads or config.heads % kv_heads(target):
-        raise ValueError(f"A drafter of {config.heads} heads with {config.kv_heads} key-value heads was asked for; "
-                         f"{target.name} has {kv_heads(target)}. Set heads to a multiple of both.")
+        raise ValueError(f"The drafter's heads is {config.heads} and kv_heads {config.kv_heads}; {target.name} has "
+                         f"{kv_heads(target)} key-value heads. Set heads to a multiple of both.")
     return config
 
 
 def fresh_network(recipe: LongSpecRecipe, target: Target) -> LongSpecNetwork:
-    """In float32; the norm before the target's output layer begins as the target's own."""
+    """A fresh float32 drafter; the norm before the target's output layer starts as the target's own."""
     torch.manual_seed(recipe.seed)
     network = LongSpecNetwork(longspec_shape(recipe, target))
     for parameter in network.parameters():
@@ -212,7 +211,7 @@ def fresh_network(recipe: LongSpecRecipe, target: Target) -> LongSpecNetwork:
             torch.nn.init.normal_(parameter, std=0.02)
     if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
         with torch.no_grad():
-            # What it scales by: some families store that minus one.  A LayerNorm makes zeros of ones.
+            # The norm of ones is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
             scale = norm(torch.ones(1, network.config.hidden_size, device=target.device, dtype=target.dtype))[0]
             if scale.min() > 0:
                 network.norm.load_state_dict({"weight": scale})
@@ -221,7 +220,7 @@ def fresh_network(recipe: LongSpecRecipe, target: Target) -> LongSpecNetwork:
 
 def train_longspec(recipe: LongSpecRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
                    dtype: torch.dtype = torch.float32) -> Path:
-    """Train in folder `out`, or go on where it stopped; returns the drafter's folder.
+    """Train in folder `out`, or resume there; returns the drafter's folder.
 
     model: hub id or folder; data, valid: see `read_documents`; dtype: the frozen target's.
     """
@@ -238,5 +237,5 @@ def train_longspec(recipe: LongSpecRecipe, model: str | Path, data: Sequence[Pat
             (out / "longspec" / "training.json").write_text(json.dumps({
                 "target": name, "tokens": trainer.state.tokens, "steps": trainer.state.step,
                 "stages": [vars(stage) for stage in recipe.stages]}, indent=1) + "\n")
-            load_longspec(out / "longspec", target)     # one that the strict loader refuses is no result
+            load_longspec(out / "longspec", target)     # raises if the strict loader refuses the result
     return out / "longspec"

@@ -1,4 +1,4 @@
-"""A training run that lives in one folder: batches, schedule, checkpoints, log, data parallelism.
+"""A training run in one folder: batches, schedule, checkpoints, log, data parallelism.
 
 Knows token streams and optimizers; knows no model and no objective.
 """
@@ -29,9 +29,9 @@ Figures = dict[str, float | list[float]]
 
 
 def skipped_positions(rows: int, length: int, stage: Stage, limit: int, rng: np.random.Generator) -> Tensor:
-    """[rows, length] int64 positions; in some rows a second piece jumps ahead.
+    """[rows, length] int64 positions; in a share of rows, those of a second part are shifted ahead.
 
-    PoSE, arXiv 2309.10400: short rows that show the model every distance up to `limit`.
+    PoSE, arXiv 2309.10400: short rows train on every distance up to `limit`.
     """
     positions = np.tile(np.arange(length), (rows, 1))
     for row in range(rows):
@@ -43,11 +43,11 @@ def skipped_positions(rows: int, length: int, stage: Stage, limit: int, rng: np.
 
 @dataclass
 class TrainingState:
-    """What a run has done so far; with the weights and moments, all that resuming needs."""
+    """Progress of a run; with weights and moments, all that resuming needs."""
 
     step: Whole = 0
     tokens: Whole = 0
-    elapsed: NotNegative = 0.0          # seconds of training, pauses between resumed runs left out
+    elapsed: NotNegative = 0.0          # seconds of training, without pauses between resumed runs
     cursors: dict[str, int] = field(default_factory=lambda: {"mixed": 0, "grouped": 0})
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, A
 
 
 class Trainer(ABC):
-    """One run in one folder: owns module, optimizers, streams and state.  Subclasses say what is learnt.
+    """One run in one folder: owns module, optimizers, streams and state.  Subclasses define the objective.
 
     first_learnt: the first token of a row that the objective predicts.
     """
@@ -78,11 +78,11 @@ class Trainer(ABC):
     def __init__(self, recipe: Recipe, module: nn.Module, optimizers: list[torch.optim.Optimizer],
                  corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = ALONE) -> None:
         if world.size > 1 and recipe.budget_minutes:
-            raise ValueError("budget_minutes does not go with several processes, whose clocks differ. Set "
+            raise ValueError("budget_minutes cannot be used with several processes, whose clocks differ. Set "
                              "total_tokens.")
         self.recipe, self.module, self.optimizers, self.world = recipe, module, optimizers, world
         self.out, self.state, self.device = Path(out), TrainingState(), world.device
-        self.identity = json.loads(json.dumps(identity))    # as it comes back from a checkpoint
+        self.identity = json.loads(json.dumps(identity))    # as a checkpoint returns it
         share = recipe.prose_share
         self.streams = {
             "mixed": TokenStream(corpus, recipe.seed, shuffled=True, order=partial(mixed_documents, prose_share=share)),
@@ -93,7 +93,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
-        """The mean loss over what these rows have to be learnt, and figures to log.
+        """The mean loss over the learnt tokens of these rows, and figures to log.
 
         rows: [B, length + 1] int64, ~id where a token is context only; positions: [B, length] int64.
         """
@@ -110,16 +110,16 @@ class Trainer(ABC):
         return mean([self.objective(row[None], positions)[1] for row in rows])
 
     def progress(self, ahead: int = 0) -> float:
-        """Share of the run that is done, in [0, 1], the further of tokens and clock; `ahead` tokens from now."""
+        """Share of the run that is done after `ahead` more tokens, in [0, 1]: the larger of tokens' and clock's."""
         budget = self.recipe.budget_minutes
         by_clock = self.state.elapsed / (60 * budget) if budget else 0.0
         return min(1.0, max((self.state.tokens + ahead) / self.recipe.total_tokens, by_clock))
 
     def step(self) -> Figures:
-        """One optimizer step over all processes; the mean figures of this one's rows."""
+        """One optimizer step over all processes; returns the mean figures of this process's rows."""
         recipe, state = self.recipe, self.state
         batches, taken = self._batches(recipe.stage_at(self.progress()))
-        # Chats differ in how much of a row is to be learnt: batches weigh by that, over all processes.
+        # Chats differ in how many tokens of a row are learnt: batches are weighted by that, over all processes.
         learnt = torch.tensor([float((rows[:, self.first_learnt:] >= 0).sum()) for rows, _ in batches],
                               device=self.device)
         total = learnt.sum()
@@ -145,7 +145,7 @@ class Trainer(ABC):
         return mean(figures)
 
     def _batches(self, stage: Stage) -> tuple[list[tuple[Tensor, Tensor]], int]:
-        """This process's micro-batches of (rows, positions), and how many tokens all processes take."""
+        """This process's micro-batches of (rows, positions), and the tokens of all processes together."""
         recipe, state, size = self.recipe, self.state, self.world.size
         count = max(1, recipe.tokens_per_step // stage.length // size) * size
         name = "grouped" if stage.grouped else "mixed"
@@ -160,21 +160,21 @@ class Trainer(ABC):
         return list(zip(rows[mine].split(at_once), positions[mine].split(at_once), strict=True)), count * stage.length
 
     def save(self) -> None:
-        """Write checkpoint.pt, whole or not at all."""
+        """Write checkpoint.pt, complete or not at all."""
         part = self.out / "checkpoint.partial"
         torch.save({"module": self.module.state_dict(), "state": asdict(self.state), "identity": self.identity,
                     "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}, part)
         part.replace(self.out / "checkpoint.pt")
 
     def resume(self) -> bool:
-        """Continue from the folder's checkpoint, if there is one; ValueError if it is damaged or of something else."""
+        """Continue from the folder's checkpoint, if there is one; ValueError if it is damaged or of another run."""
         path = self.out / "checkpoint.pt"
         if not path.exists():
             return False
         try:
             saved = torch.load(path, weights_only=True, map_location=self.device)
             identity, state = checked(saved["identity"], dict, "identity"), TrainingState(**saved["state"])
-        except Exception as error:      # cut and foreign files raise half a dozen types
+        except Exception as error:      # truncated and foreign files raise half a dozen types
             raise self._damaged(path, error) from error
         if other := list(_differences(identity, self.identity)):
             raise ValueError(f"{self.out} holds a run of something else: {'; '.join(other)}.\n"
@@ -203,7 +203,7 @@ class Trainer(ABC):
                           "Delete it to start again, or give --out another folder.")
 
     def run(self, **about: Any) -> None:
-        """Resume or start, and step until the progress is whole.  about: goes into the log's first line."""
+        """Resume or start, and step until the progress is 1.  about: fields of the log's first line."""
         first = self.world.first
         resumed = self.resume()
         if first:
@@ -250,7 +250,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def mean(figures: Sequence[Figures]) -> Figures:
-    """Name by name; lists item by item."""
+    """The mean of each figure; of lists, item by item."""
     return {name: np.mean([f[name] for f in figures], axis=0).tolist() for name in figures[0]}
 
 

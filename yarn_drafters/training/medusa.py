@@ -1,5 +1,5 @@
-"""The trainer of Medusa heads: a frozen target's last hidden states, computed as it goes; each head learns what the
-target says further on.
+"""The trainer of Medusa heads: from a frozen target's last hidden states, each head learns the target's distribution of
+a later token.
 
 Knows targets, the loop and the heads; knows no tree and no decoding.
 """
@@ -26,13 +26,13 @@ from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_ada
 from longgraft.yarn_drafters.training.recipe import Rate, Recipe, Schedule, Stage
 from longgraft.yarn_drafters.training.target import hidden_of
 
-DECAY = 0.8         # head i weighs 0.8^i (Medusa, section 2.2.1)
+DECAY = 0.8         # head i has weight 0.8^i (Medusa, section 2.2.1)
 BLOCK = 1024        # positions whose [block, V] logits exist at once
 
 
 @dataclass(frozen=True)
 class MedusaRecipe(Recipe):
-    """Every choice of the heads' training.  tied: they read out through the target's output embedding."""
+    """Every setting of the heads' training.  tied: they share the target's output embedding."""
 
     heads: Annotated[int, Range(1, 64)] = 4
     blocks: Count = 1
@@ -47,12 +47,12 @@ class MedusaRecipe(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (shortest := min(self.valid_length, *(stage.length for stage in self.stages))) <= self.heads + 1:
-            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to guess for {self.heads} heads. Lower heads, "
-                             "or lengthen the stages and valid_length.")
+            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to predict for {self.heads} heads. Lower "
+                             "heads, or lengthen the stages and valid_length.")
 
 
 class MedusaTrainer(Trainer):
-    """Heads learn the distributions that the frozen target has some tokens on; the target is only read."""
+    """Each head learns the frozen target's distribution of a later token."""
 
     recipe: MedusaRecipe
     first_learnt = 2
@@ -71,23 +71,23 @@ class MedusaTrainer(Trainer):
         with self.recipe.autocast(self.device):
             hidden = hidden_of(self.target, tokens[:, :-1], positions)
             with torch.no_grad():
-                said = torch.cat([self.target.logits(block).float().softmax(-1)
+                wanted = torch.cat([self.target.logits(block).float().softmax(-1)
                                   for block in hidden.flatten(0, 1).split(BLOCK)]).view(*learnt.shape, -1)
             states = self.heads.states(hidden.to(next(self.heads.parameters()).dtype))
             total, losses, agreements = torch.zeros((), device=self.device), [], []
             for i, state in enumerate(states):
-                shift = i + 1       # hidden t says token t + 1, and head i the one after i + 1 more
-                loss, agreement = self._loss(i, state[:, :-shift].flatten(0, 1), said[:, shift:].flatten(0, 1),
+                shift = i + 1       # hidden state t predicts token t + 1, and head i token t + 2 + i
+                loss, agreement = self._loss(i, state[:, :-shift].flatten(0, 1), wanted[:, shift:].flatten(0, 1),
                                              learnt[:, shift:].flatten())
                 total = total + DECAY ** i * loss
                 losses.append(loss.item())
                 agreements.append(agreement)
         return total, {"losses": losses, "agreements": agreements}
 
-    def _loss(self, head: int, states: Tensor, said: Tensor, learnt: Tensor) -> tuple[Tensor, float]:
-        """(mean nats, share of positions where the head's first choice is the target's), over what is to be learnt."""
+    def _loss(self, head: int, states: Tensor, wanted: Tensor, learnt: Tensor) -> tuple[Tensor, float]:
+        """(mean nats, share of agreement with the target's most probable token), over the learnt tokens."""
         total, hits = torch.zeros((), device=self.device), 0
-        for ours, theirs, counts in zip(states.split(BLOCK), said.split(BLOCK), learnt.split(BLOCK), strict=True):
+        for ours, theirs, counts in zip(states.split(BLOCK), wanted.split(BLOCK), learnt.split(BLOCK), strict=True):
             # The block's logits are computed again in the backward pass.
             nats, guess = checkpoint(self._nats, head, ours, theirs, use_reentrant=False, preserve_rng_state=False)
             total = total + nats[counts].sum()
@@ -95,21 +95,21 @@ class MedusaTrainer(Trainer):
         count = max(1, int(learnt.sum()))
         return total / count, hits / count
 
-    def _nats(self, head: int, states: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    def _nats(self, head: int, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.target.logits(states.to(self.target.dtype)) if self.heads.config.tied else \
             self.heads.heads[head][-1](states)
         logits = logits.float()
-        return F.cross_entropy(logits, said, reduction="none"), logits.argmax(-1)
+        return F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1)
 
     def measure(self) -> dict[str, Any]:
-        """Losses and agreements by head on unseen text, by its kind."""
+        """Losses and agreements by head, per kind of unseen text."""
         return {f"{kind}_{name}": figure for kind, coded in self.unseen.items()
                 for name, figure in self.figures_of(coded).items()}
 
 
 def train_medusa(recipe: MedusaRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  dtype: torch.dtype = torch.float32) -> Path:
-    """Train in folder `out`, or go on where it stopped; returns the heads' folder (FasterDecoding's names).
+    """Train in folder `out`, or resume there; returns the heads' folder (FasterDecoding's names).
 
     model: hub id or folder; data, valid: see `read_documents`; dtype: the frozen target's.
     """
@@ -121,12 +121,12 @@ def train_medusa(recipe: MedusaRecipe, model: str | Path, data: Sequence[Path], 
                     parameters=sum(p.numel() for p in heads.parameters()))
         if given.world.first:
             save_medusa(heads.to(torch.bfloat16), out / FOLDER, name)
-            load_medusa(out / FOLDER, target.config.hidden_size, target.vocab_size)   # what is refused is no result
+            load_medusa(out / FOLDER, target.config.hidden_size, target.vocab_size)   # raises if it is refused
     return out / FOLDER
 
 
 def build_heads(recipe: MedusaRecipe, target: Target) -> MedusaHeads:
-    """Fresh heads: each says at first what the target says of the next token."""
+    """Fresh heads, each of which starts as the target's own prediction of the next token."""
     heads = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, recipe.heads, recipe.blocks,
                                      recipe.tied))
     if not recipe.tied:

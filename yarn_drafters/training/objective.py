@@ -1,4 +1,4 @@
-"""EAGLE-3's training-time test: the drafter is trained on its own states, as it will be used.
+"""EAGLE-3's training-time test: the drafter is trained on its own states, as in decoding.
 
 Knows the drafter network and tensors; knows no corpus, no optimizer and no target model.
 Source: EAGLE-3 (arXiv 2503.01840) section 3.
@@ -26,7 +26,7 @@ DECAY = 0.8         # weight of step k is 0.8^k (EAGLE-3's training code)
 
 @dataclass
 class _Memory:
-    """Keys and values of the steps so far, per layer: step 0 is seen causally, later ones in the own slot only."""
+    """Keys and values of the steps so far, per layer: a slot sees step 0 causally, and only itself in later ones."""
 
     scale: float
     keys: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class _Memory:
 def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
     """One softmax over the causal keys of step 0 and the own slot's keys of the later steps: the reference.
 
-    q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Works on any device in QUERIES x S memory:
-    the weights of a block of queries are computed again in the backward pass.
+    q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Runs on any device in QUERIES x S memory: the
+    backward pass recomputes the weights of a block of queries.
     """
     blocks = []
     for start in range(0, q.shape[2], QUERIES):
@@ -60,7 +60,7 @@ def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tenso
 
 
 def _joint_block(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
-    """The last rows of the attention: q and own_* of n slots, k and v of all slots up to them."""
+    """`joint_attention` of the last n slots: q and own_* of these, k and v of all slots up to them."""
     n, seen = q.shape[2], k.shape[2]
     hidden = torch.ones(n, seen, dtype=torch.bool, device=q.device).triu(1 + seen - n)
     far = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
@@ -71,7 +71,7 @@ def _joint_block(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, 
 
 
 class _JointFlash(torch.autograd.Function):
-    """`joint_attention` without S x S memory, on a CPU.
+    """`joint_attention` on a CPU, without S x S memory.
 
     The causal part and the own slots are merged by log-sum-exps.  Flash attention's backward, given the merged
     output and log-sum-exp, recomputes exactly the joint softmax's weights of the causal keys.
@@ -109,7 +109,7 @@ def _joint_flash(*args: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Per training-time-test step: mean loss in nats, and how often the drafter's first choice is the target's."""
+    """Per training-time-test step: mean loss in nats, and how often drafter and target agree on the first choice."""
 
     losses: list[float]
     agreements: list[float]
@@ -120,10 +120,10 @@ def training_time_test(network: Eagle3Network, features: Tensor, tokens: Tensor,
                        learnt: Tensor | None = None) -> tuple[Tensor, StepFigures]:
     """(the weighted loss, figures).
 
-    features: [B, S, A * Ht], the target's; tokens, positions: [B, S]; hidden: [B, S, Ht], what `target_head` turns
-    into logits [.., V]; learnt: [B, S] bool, whether the token after each slot is to be learnt (a chat's answers),
-    None for all.  At step k slot t is fed token t + 1 + k and its own last state, stands at position t + k,
-    and predicts token t + 2 + k, whose distribution the target gave at t + 1 + k.
+    features: [B, S, A * Ht], the target's; tokens, positions: [B, S]; hidden: [B, S, Ht], from which `target_head`
+    computes logits [.., V]; learnt: [B, S] bool, whether the token after each slot is learnt (a chat's answers), None
+    for all.  At step k slot t is fed token t + 1 + k and its own last state, is at position t + k, and predicts token
+    t + 2 + k, of which the target gives the distribution at t + 1 + k.
     """
     length = tokens.shape[1]
     memory = _Memory(network.config.head_dim ** -0.5)
@@ -142,10 +142,10 @@ def training_time_test(network: Eagle3Network, features: Tensor, tokens: Tensor,
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the target says at each slot, read once for all steps.
+    """The target's distributions at each slot, computed once for all steps.
 
-    shares: [B, S, D], its probabilities on the draft vocabulary; choice: [B, S], its first token; learnt: [B, S],
-    whether the slot counts; inside: whether it counts and the draft vocabulary has its first token.
+    shares: [B, S, D], probabilities on the draft vocabulary; choice: [B, S], the most probable token; learnt: [B, S],
+    whether the slot counts; inside: whether it counts and the draft vocabulary has its most probable token.
     """
 
     shares: Tensor
@@ -168,15 +168,15 @@ class _Wanted:
 
 
 def _loss(network: Eagle3Network, states: Tensor, wanted: _Wanted, shift: int) -> tuple[Tensor, float]:
-    """Soft cross-entropy on the draft vocabulary, over the slots whose true choice is in it, block by block.
+    """Soft cross-entropy on the draft vocabulary, over the slots with the target's choice in it, block by block.
 
-    Deviates from EAGLE's code: divided by the number of those slots, which are the predicted token's own.
+    Deviates from EAGLE's code: divided by the number of these slots, taken at the predicted token.
     """
     total, hits = torch.zeros((), device=states.device), 0
     parts = (t[:, shift:].flatten(0, 1).split(BLOCK)
              for t in (wanted.shares, wanted.choice, wanted.learnt, wanted.inside))
     for ours, share, choice, learnt, inside in zip(states.flatten(0, 1).split(BLOCK), *parts, strict=True):
-        # The block's logits are computed again in the backward pass: kept, they would be K times [S, D].
+        # The backward pass recomputes the block's logits, since all of them would be K times [S, D].
         nats, guess = checkpoint(_nats, network, ours, share, use_reentrant=False, preserve_rng_state=False)
         total = total + nats[inside].sum()
         hits += int(((network.target_ids(guess) == choice) & learnt).sum())
@@ -185,6 +185,6 @@ def _loss(network: Eagle3Network, states: Tensor, wanted: _Wanted, shift: int) -
 
 
 def _nats(network: Eagle3Network, states: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """([block] cross-entropy against `shares`, [block] the drafter's first choice)."""
+    """(cross-entropy against `shares` [block], the drafter's most probable token [block])."""
     logits = network.logits(states).float()
     return -(shares * logits.log_softmax(-1)).sum(-1), logits.argmax(-1)

@@ -1,4 +1,4 @@
-"""Training text from packages of the registries: wheels and source archives, where the licence permits.
+"""Training text from packages: wheels and source archives with permissive licences.
 
 Knows archives, package metadata and text; knows no tokenizer and no model.
 """
@@ -26,11 +26,11 @@ from longgraft.yarn_drafters.kinds import checked
 KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)
 RESTRICTED = re.compile(r"GPL|MPL|Mozilla|EPL|Commercial|Proprietary", re.I)
-# How the text of a licence begins or what it must contain, for archives without metadata.
+# What a licence's text contains, for archives without metadata.
 LICENCE_TEXTS = {"Apache-2.0": "Apache License", "MIT": "Permission is hereby granted, free of charge",
                  "BSD": "Redistribution and use in source and binary forms"}
 VENDORED = re.compile(r"vendor|/_?extern|third_party|/debian/|/gen/")
-SHORTEST, LONGEST = 500, 60_000     # characters: below is boilerplate, above are tables and generated code
+SHORTEST, LONGEST = 500, 60_000     # characters: shorter files are boilerplate, longer ones tables and generated code
 SHINGLE = 20                        # words
 
 
@@ -43,7 +43,7 @@ def licence_of(metadata: str) -> str | None:
 
 
 def is_handwritten(text: str) -> bool:
-    """Whether this reads like source that someone wrote: no tables of data, nothing generated or minified."""
+    """Whether this looks like handwritten source: not a data table, not generated, not minified."""
     if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated", text[:2000]):
         return False
     digits = sum(c.isdigit() for c in text)
@@ -57,7 +57,7 @@ def shingles(text: str) -> set[int]:
 
 
 def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
-    """The permissive licence of a wheel or a source archive, None if it states no such, and its sources by name."""
+    """(the permissive licence of a wheel or a source archive or None, its sources by name)."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             metadata = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
@@ -112,7 +112,7 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
         try:
             rows = list(package_rows(archive, most))
         except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-            raise ValueError(f"{archive} is no wheel and no source archive ({error}). Leave it out.") from error
+            raise ValueError(f"{archive} is neither a wheel nor a source archive ({error}). Leave it out.") from error
         for row in rows:
             digest = hashlib.sha256(row["text"].encode()).hexdigest()
             own = shingles(row["text"])
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("archives", type=Path, nargs="+", help="*.whl, *.tar.gz, *.tar.xz")
     parser.add_argument("--evaluation", type=Path, nargs="*", default=[], help="JSONL rows that must not be repeated")
     parser.add_argument("--most", type=int, default=900_000,
-                        help="characters of one package: many authors teach more than many files of one")
+                        help="maximum of characters per package, so that the corpus has many authors")
     parser.add_argument("--out", type=Path, required=True, help="JSONL.gz to write")
     options = parser.parse_args(argv)
     try:

@@ -1,4 +1,4 @@
-"""What a training run chooses, with its bounds: of every run, of a drafter's, and the files that set them.
+"""Settings of training runs with their bounds, for any run and for EAGLE-3 drafters, and the files that set them.
 
 Knows values and ranges; knows no model and no corpus.
 """
@@ -21,7 +21,7 @@ from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.corpus import TokenStream
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
 
-SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that a bare name stands for
+SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that can be given by name
 Tokens = Annotated[int, Range(1, 10 ** 15)]
 Rate = Annotated[float, Range(0, 10, above=True)]   # of an optimizer
 NotNegative = Annotated[float, Range(0)]
@@ -33,8 +33,8 @@ Whole = Annotated[int, Range(0, 10 ** 15)]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the curriculum.  share: of the run's progress; skip: of rows that jump; grouped: rows follow one
-    another in their repository."""
+    """A stage of the curriculum.  share: relative part of the run; skip: share of rows with skipped positions; grouped:
+    rows follow one another as in their repository."""
 
     length: Annotated[int, Range(2, TokenStream.window)]
     share: Annotated[float, Range(0, 1e6, above=True)] = 1.0
@@ -47,15 +47,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every training run chooses.  threads and device: None for torch's own choice."""
+    """Settings of every training run.  threads and device: None for torch's own choice."""
 
     stages: tuple[Stage, ...] = (Stage(2048),)
     total_tokens: Tokens = 10_000_000
     tokens_per_step: AtOnce = 8192
-    micro_tokens: AtOnce | None = None   # at once on a device; None: all of a step's
-    budget_minutes: Positive | None = None  # progress follows the further of tokens and clock
+    micro_tokens: AtOnce | None = None   # tokens per forward on a device; None: all of a step's
+    budget_minutes: Positive | None = None  # progress is the larger of tokens' and clock's
     max_positions: Count = 65536
-    prose_share: Share | None = None    # of meetings, books and reports, at most; None: all of them
+    prose_share: Share | None = None    # largest share of meetings, books and reports; None: all of them
 
     schedule: Schedule = "wsd"
     warmup: Share = 0.02
@@ -64,7 +64,7 @@ class Recipe:
     muon_decay: Annotated[float, Range(0, 10)] = 0.1
     grad_clip: Positive = 1.0
 
-    seed: Annotated[int, Range(0, 2 ** 63 - 2)] = 0     # the streams take this and the next
+    seed: Annotated[int, Range(0, 2 ** 63 - 2)] = 0     # the two streams are seeded with seed and seed + 1
     threads: Annotated[int, Range(1, 1024)] | None = None
     device: str | None = None
     bf16: bool = True
@@ -76,7 +76,7 @@ class Recipe:
 
     @classmethod
     def load(cls, path: Path | None = None, base: Self | None = None, **changes: Any) -> Self:
-        """base (the defaults), changed by a JSON or TOML file, changed by what of `changes` is not None."""
+        """base (None: the defaults), overridden by a JSON or TOML file, then by the `changes` that are not None."""
         given = {} if path is None else _read(Path(path))
         changes = {name: value for name, value in changes.items() if value is not None}
         given |= changes
@@ -100,7 +100,7 @@ class Recipe:
                              f"{self.max_positions:,}. Raise the latter or shorten the stage.")
         if self.total_tokens < 2 * max(self.tokens_per_step, self.longest):
             raise ValueError(f"total_tokens is {self.total_tokens:,} and a step takes "
-                             f"{max(self.tokens_per_step, self.longest):,}: that is no training. Raise the one or "
+                             f"{max(self.tokens_per_step, self.longest):,}: a run needs two steps. Raise the one or "
                              "lower the other.")
 
     @property
@@ -114,19 +114,19 @@ class Recipe:
         return self.stages[min(int(np.searchsorted(ends, progress, side="right")), len(self.stages) - 1)]
 
     def rate(self, progress: float) -> float:
-        """The multiplier of the peak learning rates."""
+        """The factor of the peak learning rates at this progress."""
         if self.schedule == "cosine":
             return cosine(progress, self.warmup)
         return warmup_stable_decay(progress, self.warmup, self.decay)
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
-        """bfloat16 matrix products, if the recipe wants them."""
+        """Autocast to bfloat16 if `bf16` is set."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
 
 @dataclass(frozen=True)
 class DrafterRecipe(Recipe):
-    """Every choice of a drafter's training.  None: the target's own shape; feature layers 2, N // 2, N - 3."""
+    """Every setting of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3."""
 
     feature_layers: Layers | None = None            # indices into transformers' hidden_states: layer inputs
     intermediate: Size | None = None
@@ -134,7 +134,7 @@ class DrafterRecipe(Recipe):
     kv_heads: Size | None = None
     head_dim: Size | None = None
     draft_vocab: Count = 32000
-    rope: Rope = Rope()                             # base 10000: the one that every reader of this layout takes
+    rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
     ttt_steps: Annotated[int, Range(1, 64)] = 7
 
     stages: tuple[Stage, ...] = (Stage(2048),)
@@ -144,7 +144,7 @@ class DrafterRecipe(Recipe):
     max_positions: Count = 2048
     schedule: Schedule = "cosine"
     warmup: Share = 0.015                           # SpecForge's
-    feature_pass: Annotated[float, Range(-10, 10)] = 0.06   # of the last feature, through the fresh fc
+    feature_pass: Annotated[float, Range(-10, 10)] = 0.06   # factor with which the fresh fc passes the last feature
     muon_lr: Rate = 1e-3                            # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4
     grad_clip: Positive = 0.5                       # EAGLE's
@@ -162,7 +162,7 @@ class DrafterRecipe(Recipe):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a JSON or TOML file, or a shipped recipe of this name, sets."""
+    """The settings of a JSON or TOML file, or of the shipped recipe of this name."""
     if not path.exists() and (SHIPPED / f"{path}.toml").exists():
         path = SHIPPED / f"{path}.toml"
     try:

@@ -6,7 +6,7 @@ import math
 
 
 def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.2) -> float:
-    """The multiplier of the peak rate: a linear rise, a plateau, a linear fall to 0.
+    """The factor of the peak rate: a linear rise, a plateau, a linear fall to 0.
 
     WSD, arXiv 2404.06395.  progress, warmup and decay are shares of the run; progress is clamped.
     """
@@ -17,12 +17,12 @@ def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.
 
 
 def cosine(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:
-    """The multiplier of the peak rate: a linear rise, then half a cosine down to `floor`.
+    """The factor of the peak rate: a linear rise, then half a cosine down to `floor`.
 
     arXiv 1608.03983.
     """
     progress = min(max(progress, 0.0), 1.0)
-    if 0 < warmup >= progress:      # at its end both pieces are 1, and the second needs room behind it
+    if 0 < warmup >= progress:      # >= : with a warmup of 1, the next line would divide by 0
         return progress / warmup
     travelled = (progress - warmup) / (1.0 - warmup)
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * travelled))

@@ -1,5 +1,5 @@
-"""The trainer of small models: Qwen3 models that predict code in long contexts, on the text alone or as a larger model
-of the same tokenizer would; the embedded target is of the first kind, its small model of the second.
+"""The trainer of small Qwen3 models for code in long contexts, on text alone (the embedded target) or distilled from a
+larger model of the same tokenizer (the embedded draft model).
 
 Knows the loop, corpora, targets as teachers and transformers' Qwen3; knows no drafter, tree or decoding.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetRecipe(Recipe):
-    """Every choice of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
+    """Every setting of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
 
     vocab_size: Annotated[int, Range(257, 2 ** 24)] = 4096  # 256 bytes and the end token at least
     layers: Annotated[int, Range(1, 1000)] = 8
@@ -87,46 +87,46 @@ def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
 
 def next_token_logits(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
     """[rows * length, V] float32.  rows: [rows, length + 1] int64; positions: [rows, length]."""
-    # A ready-made mask mapping: given positions with a jump and no mask, transformers would
-    # take the row for two packed sequences and cut attention between them.
+    # Without a mask mapping transformers would take positions with a jump for two packed sequences and cut attention
+    # between them.
     hidden = model.model(rows[:, :-1], position_ids=positions, use_cache=False,
                          attention_mask={"full_attention": None}).last_hidden_state
     return model.lm_head(hidden).float().flatten(0, 1)
 
 
 def next_token_loss(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
-    """[rows * length] nats of the text.  rows, positions: as `next_token_logits` has them."""
+    """[rows * length] nats of the text.  rows, positions: as in `next_token_logits`."""
     return F.cross_entropy(next_token_logits(model, rows, positions), rows[:, 1:].flatten(), reduction="none")
 
 
 @torch.no_grad()
 def hidden_of(teacher: Target, tokens: Tensor, positions: Tensor) -> Tensor:
     """A frozen model's hidden states [rows, length, H] after its final norm.  tokens, positions: [rows, length]."""
-    # Jumped positions without a mask would be taken for packed sequences; one of ones is dropped unread.
+    # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
     return teacher.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
                                        attention_mask=torch.ones_like(tokens)).last_hidden_state
 
 
 @torch.no_grad()
-def said_by(teacher: Target, rows: Tensor, positions: Tensor) -> Tensor:
-    """The teacher's logits [rows * length, V] float32; rows, positions: as `next_token_logits` has them."""
+def teacher_logits(teacher: Target, rows: Tensor, positions: Tensor) -> Tensor:
+    """The teacher's logits [rows * length, V] float32; rows, positions: as in `next_token_logits`."""
     return teacher.logits(hidden_of(teacher, rows[:, :-1], positions)).float().flatten(0, 1)
 
 
 @torch.no_grad()
 def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
-    """The embedding starts as the principal components of the teacher's, as loud as it was."""
+    """Set the embedding to the principal components of the teacher's, at its initial standard deviation."""
     own: Any = model.get_input_embeddings().weight      # transformers types modules too widely
     u, s, _ = torch.linalg.svd(teacher.model.get_input_embeddings().weight.float(), full_matrices=False)
     wide = min(own.shape[1], len(s))
-    loud, own[:, :wide] = own.std(), u[:, :wide] * s[:wide]
-    own.mul_(loud / own.std())
+    std, own[:, :wide] = own.std(), u[:, :wide] * s[:wide]
+    own.mul_(std / own.std())
 
 
 class TargetTrainer(Trainer):
-    """Next-token prediction; every checkpoint also writes the model as transformers reads it.
+    """Next-token prediction; every checkpoint also writes the model in transformers' format.
 
-    teacher: a frozen model whose distributions are learnt in place of the text's tokens (Hinton et al., arXiv
+    teacher: a frozen model whose distributions are learnt instead of the text's tokens (Hinton et al., arXiv
     1503.02531; for drafting, DistillSpec, arXiv 2310.08461).
     """
 
@@ -154,16 +154,16 @@ class TargetTrainer(Trainer):
         return loss, {"loss": loss.item()}
 
     def _nats(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """[rows * length]: of the text, or of what the teacher says of it."""
+        """Cross-entropy [rows * length] against the text, or against the teacher's distributions."""
         if self.teacher is None:
             return next_token_loss(self.model, rows, positions)
-        said = said_by(self.teacher, rows, positions).softmax(-1)
-        return F.cross_entropy(next_token_logits(self.model, rows, positions), said, reduction="none")
+        wanted = teacher_logits(self.teacher, rows, positions).softmax(-1)
+        return F.cross_entropy(next_token_logits(self.model, rows, positions), wanted, reduction="none")
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
-        """Nats per token and bits per byte by kind of unseen text; with a teacher how often both say the same first,
-        and the mean overlap of their distributions: the chance that a sampled draft is accepted."""
+        """Nats per token and bits per byte, per kind of unseen text.  With a teacher also how often the most probable
+        tokens agree, and the mean overlap of the distributions: the probability that a sampled draft is accepted."""
         figures: dict[str, float] = {}
         widths = torch.from_numpy(token_bytes(self.tokenizer))
         for kind, coded in self.unseen.items():
@@ -181,7 +181,7 @@ class TargetTrainer(Trainer):
         same, overlap = [], []
         for row in rows.to(self.device):
             ours = next_token_logits(self.model, row[None], positions)
-            theirs = said_by(self.teacher, row[None], positions)       # type: ignore[arg-type]
+            theirs = teacher_logits(self.teacher, row[None], positions)       # type: ignore[arg-type]
             same.append((ours.argmax(-1) == theirs.argmax(-1)).float().mean().item())
             overlap.append(torch.minimum(ours.softmax(-1), theirs.softmax(-1)).sum(-1).mean().item())
         return {"agreement": sum(same) / len(same), "overlap": sum(overlap) / len(overlap)}
@@ -191,7 +191,7 @@ class TargetTrainer(Trainer):
         self.export()
 
     def export(self) -> Path:
-        """Write the model in bf16 with its tokenizer; the link `hf` is swung to it in one move."""
+        """Write the model in bf16 with its tokenizer, and atomically point the link `hf` to it."""
         folder = self.out / f"hf-step{self.state.step:06d}"
         model: Any = copy.deepcopy(self.model)      # transformers types `to` too narrowly
         model.to(torch.bfloat16)
@@ -203,7 +203,7 @@ class TargetTrainer(Trainer):
         link.unlink(missing_ok=True)
         link.symlink_to(folder.name)
         os.replace(link, self.out / "hf")
-        # The one before stays: a reader may have just opened it.
+        # The one before stays, since a reader may have opened it.
         for old in sorted(self.out.glob("hf-step*"))[:-2]:
             shutil.rmtree(old)
         return folder
@@ -211,11 +211,11 @@ class TargetTrainer(Trainer):
 
 def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  tokenizer: str | None = None, teacher: str | None = None) -> Path:
-    """Train in folder `out`, or go on where it stopped; returns the final model's folder.
+    """Train in folder `out`, or resume there; returns the final model's folder.
 
-    tokenizer: folder or hub id of one to take, None: the teacher's, or one that is learnt from the data; teacher: of
-    a model whose distributions are learnt.  Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt and
-    hf, the model.
+    tokenizer: folder or hub id; None: the teacher's, or one trained on the data.  teacher: folder or hub id of a model
+    whose distributions are learnt.  Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt and hf, the
+    model.
     """
     world, out = World.join(recipe.device), Path(out)
     if recipe.threads:
@@ -232,7 +232,7 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
 
 
 def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str | None) -> PreTrainedTokenizerFast:
-    """The folder's tokenizer: the given one, or one that is learnt from the training files on the first call."""
+    """The folder's tokenizer; the first call copies the given one, or trains one on the training files."""
     from transformers import AutoTokenizer
 
     folder = out / "tokenizer"
@@ -243,15 +243,15 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str
         (out / "tokenizer.partial").rename(folder)
     loaded: Any = AutoTokenizer.from_pretrained(folder)
     if given is not None:
-        _same_words(loaded, folder, given)
+        _same_tokenizer(loaded, folder, given)
     if (most := max(loaded.get_vocab().values()) + 1) > recipe.vocab_size:
-        raise ValueError(f"The tokenizer says ids up to {most - 1:,}, and vocab_size is {recipe.vocab_size:,}. Set "
+        raise ValueError(f"The tokenizer has ids up to {most - 1:,}, and vocab_size is {recipe.vocab_size:,}. Set "
                          "vocab_size in the recipe to what its model has.")
     return loaded
 
 
-def _same_words(loaded: Any, folder: Path, given: str) -> None:
-    """ValueError where a resumed folder was begun with another tokenizer."""
+def _same_tokenizer(loaded: Any, folder: Path, given: str) -> None:
+    """ValueError if a resumed folder was started with another tokenizer."""
     if loaded.get_vocab() != read_tokenizer(given, given).get_vocab():
         raise ValueError(f"{folder} holds another tokenizer than {given}. Give --out another folder.")
 
