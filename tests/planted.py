@@ -286,7 +286,7 @@ MUTATIONS = (
     Mutation("the cut of a file moves with each line", "Layout._tail", "{min(BLOCK, max(1, budget // PER_LINE)), 1}", "{1}", "test_stable_layout.py::test_a_cut_file_begins_at_the_same_line_for_many_lines"),
     Mutation("a branch that is being said ends a block", "Ending._indented", "if text.endswith(line.code) and any(", "if False and any(", "test_ends.py::test_a_completion_ends"),
     Mutation("a bracket's lines end a block", "Ending._indented", "elif line.code and line.depth == 0:", "elif line.code:", "test_ends.py::test_a_completion_ends"),
-    Mutation("blanks before the cursor are said twice", "_CompletionText._behind", "return self.raw[same:]", "return self.raw", "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step"),
+    Mutation("blanks before the cursor are said twice", "_CompletionText._completed", "return self.raw[same:]", "return self.raw", "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step"),
     Mutation("lines that are no longer there are shown", "_is_there", 'return "\\n".join(lines) + "\\n" == snippet.text', "return True", "test_completion.py::test_the_order_of_the_last_prompt_stays"),
     Mutation("an end token is spelled out", "Decoder._cut", "if token not in self.goal.eos:", "if True:", "test_completion.py::test_an_end_token_is_no_text"),
     Mutation("standard input is read twice", "PromptOptions.__post_init__", "if sources.count(STDIN) > 1:", "if sources.count(STDIN) > 9:", "test_commands.py::test_wrong_words_get_one_sentence_before_a_model_is_loaded"),
