@@ -35,7 +35,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import CompletionPrompt, Layout
 from longgraft.completion.repository.files import WORD, repository
 from longgraft.completion.retrieval.candidates import FINDERS, Place
-from longgraft.completion.retrieval.cursor_names import COMMON, cursor_names, unsaid
+from longgraft.completion.retrieval.cursor_names import COMMON, cursor_names, without_strings
 from longgraft.completion.retrieval.gather import choose, gather
 from longgraft.completion.snippets import Cursor
 from longgraft.engine.session import Session, answer
@@ -100,7 +100,7 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
         here = lines[number - 1]
         indent = here[:len(here) - len(here.lstrip())]
         cursor = Cursor(path, "\n".join([*lines[:number - 1], indent]), "")
-        new = set(WORD.findall(unsaid(path, here))) - COMMON - set(WORD.findall(cursor.before))
+        new = set(WORD.findall(without_strings(path, here))) - COMMON - set(WORD.findall(cursor.before))
         asks = sorted(name for name in new if any(name in one.names for other, one in sources.items() if other != path))
         rest = "\n".join([here[len(indent):], *lines[number:]])
         found.append(Held(path, number, here.strip(), rest, cursor, tuple(asks)))

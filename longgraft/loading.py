@@ -1,4 +1,4 @@
-"""From names to a session: resolve what is named, load it, assemble it.
+"""From names to a session: resolve models and methods, load them, assemble them.
 
 Knows hub ids, folders and the registries; knows no decoding.
 """
@@ -41,8 +41,8 @@ from longgraft.target_model.static_pass import why_not_fixed
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.network import Eagle3Network
 
-# Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed while most of the acceptance was
-# kept (embedded pair, README "Results").
+# Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed and kept most of the acceptance
+# (embedded pair, README "Results").
 CPU_BUDGET = 16
 PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samples",
             "lossy": ", LOSSY: need not say what the target would"}
@@ -50,9 +50,9 @@ PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samp
 
 @dataclass(frozen=True)
 class Loaded:
-    """A target and what a method needs on it, before a session is made of them.
+    """A target and what a method needs on it: a session is made from them.
 
-    method: the one that was asked for, or its fallback; notes: what was chosen instead of what, for people
+    method: the requested one, or its fallback; notes: replacements that were chosen, for people
     costs:  a file of `longgraft costs`; None: measured where a method needs them
     """
 
@@ -65,16 +65,15 @@ class Loaded:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Whose calibration this is."""
+        """The target, tokenizer and drafter that a calibration belongs to."""
         return identity_of(self.target, self.tokenizer, self.parts.head)
 
     def session(self, budget: Budget = None, chunk: int | None = None, prefixes: float | None = None,
                 prefix: Sequence[str] = ()) -> Session:
         """budget: nodes per verification; paper: the method's; None: what pays, where the method can choose, else the
-        method's, on a CPU at most CPU_BUDGET.  prefixes: GiB of prompts' beginnings that are kept; prefix: files of
-        such."""
+        method's, on a CPU at most CPU_BUDGET.  prefixes: GiB of the cache of prompts; prefix: prefix files."""
         method, nodes = self.method, self.method.usual_budget(budget)
-        # Memories and clock of its own: two sessions may stand side by side.
+        # Memories and clock of its own: two sessions may share one target.
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
         adaptive = method.chooses(budget)
         if adaptive:
@@ -94,7 +93,7 @@ class Loaded:
         return session
 
     def _gates(self, nodes: int) -> str:
-        """The thresholds, and how this session differs from what they were made for, for people."""
+        """The thresholds, and the differences between this session and their calibration, for people."""
         shape, calibration = self.parts.shape, self.parts.calibration
         differs = calibration.differs(made_for(nodes, shape.levels, shape.top_k, shape.window))
         follow = "" if shape.online is None else ", then following the last steps"
@@ -107,7 +106,7 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
     model:   a hub id, a folder, a loaded (model, tokenizer), or None for the embedded pair
     drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else none, as the method says;
              None or "none": no drafter, and the method's fallback where it needs one
-    tell:    print on stderr what was chosen
+    tell:    print the choices on stderr
     options: the fields of `Settings`
     """
     return open_session(model, drafter, Settings(**options), tell)[0]
@@ -128,7 +127,7 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
 
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
                  ) -> tuple[Session, Loaded]:
-    """A session, and what it was made of; the arguments as `load` takes them."""
+    """A session, and what it was made from; arguments as of `load`."""
     settings = with_own_settings(settings)
     loaded = assemble(model, drafter, settings)
     session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix)
@@ -138,7 +137,7 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
 
 
 def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Loaded:
-    """Resolve what is named, load it, and put it together: everything that the method needs."""
+    """Resolve and load the target and everything that the method needs."""
     method, source = find(settings.method), resolve(model)
     check_given(settings.given, method.needs)
     target, tokenizer = load_target(source, settings)
@@ -181,7 +180,7 @@ def resolve(model: Any) -> Source:
 
 
 def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
-    """(the target, its tokenizer or None); ValueError where they are not each other's, or not as the settings want."""
+    """(target, its tokenizer or None); ValueError where they do not fit each other or the settings."""
     if source.given is not None:
         model, tokenizer = source.given
         target = _target(model, source.name, settings)
@@ -219,7 +218,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -
 
 
 def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
-    """(the method, what it needs, notes for people): where a need is not known, the method's fallback, with a note."""
+    """(method, its needs by name, notes for people): where a need is missing, the method's fallback, with a note."""
     given: dict[str, Any] = {}
     for need in method.needs:
         try:
@@ -234,12 +233,12 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
 
 
 def _kernels(settings: Settings, device: torch.device, dtype: torch.dtype) -> CpuKernels | NotBuilt | None:
-    """None where they were not asked for, or have nothing to do."""
+    """None where they are switched off, or do not apply to the device and dtype."""
     return cpu_kernels() if (settings.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
 
 
 def _regions(settings: Settings, target: Target) -> tuple[Regions, str]:
-    """(what a step is recorded in, why it is not where that was asked for)."""
+    """(CUDA graphs or eager execution, the reason for eager execution where graphs were requested)."""
     if settings.graphs == "none" or target.device.type != "cuda":
         return EAGER, ""
     why = why_not_fixed(settings.attention)
@@ -265,8 +264,8 @@ def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, 
 
 
 def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -> dict[str, str]:
-    """What a calibration belongs to: ids mean nothing under another tokenizer or target, thresholds under another
-    drafter.  Weights are told apart by a few of their values."""
+    """What a calibration belongs to: token ids are of one tokenizer and target, thresholds of one drafter.  A few
+    values of the weights identify them."""
     drafter = "none" if network is None else digest([network.config, network.fc.weight[0].tolist()])
     return {"target": Path(target.name).name, "vocab_size": str(target.vocab_size), "tokenizer": vocabulary(tokenizer),
             "weights": digest(target.head.weight[-1].tolist()), "drafter": drafter}

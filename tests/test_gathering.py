@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from longgraft.completion.cursor import MOST_BYTES, locate
-from longgraft.completion.retrieval.cursor_names import counterpart, cursor_names, is_test, unsaid
+from longgraft.completion.retrieval.cursor_names import counterpart, cursor_names, is_test, without_strings
 from longgraft.completion.retrieval.gather import gather
 from longgraft.completion.snippets import Cursor
 
@@ -150,8 +150,9 @@ def test_a_test_and_what_it_tests_are_called_alike(path, name, test):
 
 def test_what_strings_and_comments_say_is_not_a_name():
     text = 'a = "one" # two\n"""three\nfour""" + b\n'
-    assert unsaid("a.py", text).split() == ["a", "=", "+", "b"] and unsaid("a.py", text).count("\n") == text.count("\n")
-    assert unsaid("a.js", "x # y // z\n/* q\n*/ '") == "x # y \n\n "
+    left = without_strings("a.py", text)
+    assert left.split() == ["a", "=", "+", "b"] and left.count("\n") == text.count("\n")
+    assert without_strings("a.js", "x # y // z\n/* q\n*/ '") == "x # y \n\n "
 
 
 def test_what_the_cursor_stands_in_counts_however_far_it_began():

@@ -48,7 +48,7 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monke
     started(monkeypatch, seen)
     monkeypatch.setenv("LONGGRAFT_API_KEY", "zaphod-42")
     code, out, err = run(capsys, monkeypatch, *serve(pair, "--host", "0.0.0.0"))
-    assert code == 0 and "zaphod" not in out + err and "whoever" not in err
+    assert code == 0 and "zaphod" not in out + err and "no API key" not in err
     assert seen[0].state.longgraft.options.api_key == "zaphod-42"
     run(capsys, monkeypatch, *serve(pair, "--api-key", "ford-1"))
     assert seen[1].state.longgraft.options.api_key == "ford-1"
@@ -57,9 +57,9 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monke
 def test_a_server_that_anyone_may_use_says_so(pair, capsys, monkeypatch):
     started(monkeypatch, [])
     _, _, err = run(capsys, monkeypatch, *serve(pair, "--host", "0.0.0.0"))
-    assert "whoever reaches http://0.0.0.0:" in err and "LONGGRAFT_API_KEY" in err
+    assert "no API key is needed at http://0.0.0.0:" in err and "LONGGRAFT_API_KEY" in err
     _, _, err = run(capsys, monkeypatch, *serve(pair))
-    assert "whoever" not in err
+    assert "no API key" not in err
 
 
 def test_an_address_that_cannot_be_had_is_said_before_a_model_is_loaded(capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""From groups of options to commands: what flags say wins over a --config file, and that over the defaults.
+"""From groups of options to commands: flags override a --config file, which overrides the defaults.
 
 Knows options and typer; knows no command.
 """
@@ -26,8 +26,8 @@ def command(app: typer.Typer, name: str, example: str, panel: str | None = None,
             without: Collection[str] = (), saved: Saved | None = None) -> Callable[[Run], Run]:
     """Make a function a command.  A parameter that is a group of options becomes its options; others stay themselves.
 
-    base: defaults of this command's own; without: options that it has no use for; saved: what an earlier run was given,
-    found by what the flags say; it wins over the defaults only
+    base: the command's own defaults; without: options that it does not have; saved: flags -> options of an earlier run,
+    which override the defaults only
     """
     def register(function: Run) -> Run:
         app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(
@@ -72,7 +72,7 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option, default: Any, panel: str) -> Any:
-    """For typer, which gets texts: what they mean is the option's to say.  panel: of the help."""
+    """For typer, which passes texts on; the option parses them.  panel: of the help."""
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
         return Annotated[Optional[bool], typer.Option(option.switch, **about)]      # noqa: UP045
@@ -83,7 +83,7 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
 
 
 def _flagged(option: Option, text: Any) -> Any:
-    """What a flag says, checked under the flag's name."""
+    """A flag's value, checked under the flag's name."""
     option = replace(option, name=option.switch)
     if isinstance(text, list):      # of a repeated flag
         text = option.parse(",".join(text)) if isinstance(option.default, dict) else tuple(text)

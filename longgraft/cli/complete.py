@@ -49,7 +49,7 @@ class Place:
         return Path(self.repo or ".")
 
     def cursor(self) -> Cursor:
-        """ValueError for a place that there is not."""
+        """The cursor in the file; ValueError where there is no such place."""
         from longgraft.completion.cursor import locate
 
         assert self.line is not None

@@ -25,7 +25,7 @@ def build(
         help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="New file.")],
     model: Annotated[Optional[str], typer.Option(       # noqa: UP045
-        help="Whose tokenizer: hub id or folder; default: the embedded.")] = None,
+        help="Model with the tokenizer: hub id or folder; default: the embedded.")] = None,
     endings: Annotated[Optional[str], typer.Option(     # noqa: UP045
         metavar=".A,.B", help="Of folders, only files with these endings.")] = None,
 ) -> None:
@@ -50,7 +50,7 @@ def build(
 
 
 def _chosen(files: list[Path], endings: tuple[str, ...]) -> Iterator[Path]:
-    """Files as they are given; of folders all, or those that end so."""
+    """Files as given; of folders all files, or those with these endings."""
     for path in files:
         if path.is_dir() and endings:
             yield from sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(endings))

@@ -1,4 +1,4 @@
-"""The commands around an answer: what there is, whether it fits, whether it is exact, and how it gets faster."""
+"""The commands methods, doctor, calibrate and verify.  Knows options and printing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 
 @looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
 def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
-        metavar="NAME", help="Methods, or FILE.py:OBJECT of your own: all that can be said of them.")] = None) -> None:
-    """List the methods, those here and those of installed packages; or say what one needs, and what can be chosen."""
+        metavar="NAME", help="Methods, or FILE.py:OBJECT of your own, to describe in full.")] = None) -> None:
+    """List the methods, also those of installed packages; or describe one: its needs and settings."""
     from longgraft.methods.find import find, installed
     from longgraft.methods.registry import PARTS
 
@@ -47,12 +47,12 @@ def _listed(method: Method) -> str:
     about = [f"needs {' and '.join(need.switch for need in method.needs)}"] if method.needs else []
     about += [method.promise] if method.promise != "exact" else []
     about += [" ".join(f"+{one.name}" for one in method.own)] if method.own else []
-    beside = f" [{'; '.join(about)}]" if about else ""
-    return f"  {method.name:<22} {method.budget:>3}  {method.clause}{beside}"
+    notes = f" [{'; '.join(about)}]" if about else ""
+    return f"  {method.name:<22} {method.budget:>3}  {method.clause}{notes}"
 
 
 def _described(name: str, method: Method) -> str:
-    """All of it, its choices with what they do."""
+    """A method in full, with its settings."""
     needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
     own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.help_text(one.default)}" for one in method.own)
     return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
@@ -61,7 +61,7 @@ def _described(name: str, method: Method) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What memory is planned for."""
+    """The prompt and precision to plan memory for."""
 
     context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
     device: str | None = like(Settings, "device")
@@ -145,8 +145,8 @@ def verify(
 ) -> None:
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there.
 
-    Exit status 1 where it reaches none.  What need not have plain decoding's tokens, a lossy method and, where tokens
-    are sampled, one that keeps the target's law, reaches what it promises.
+    Exit status 1 where it reaches none.  A method that promises other tokens than plain decoding's (a lossy one, or one
+    that keeps the target's distribution where tokens are sampled) reaches what it promises.
     """
     from longgraft.eval.prompts.suites import read_prompts
 

@@ -61,7 +61,7 @@ class Answers:
     prediction: str | None = None
 
     def answer(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Everything that is known of one answer."""
+        """One answer, with its report."""
         return self._finished(ids, lambda text: None)
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
 
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
-    """A session, and what it was made of.  tell: say on stderr what was chosen."""
+    """A session, and what it was made from.  tell: print the choices on stderr."""
     from longgraft.loading import open_session as opened
 
     return opened(pair.model, pair.drafter, settings, tell)
@@ -165,7 +165,7 @@ def encode(session: Session, asked: GivenPrompt) -> list[int]:
 
 
 def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None) -> None:
-    """An object per prompt, written as it comes; a prompt that fails gets one that says why, and the others go on."""
+    """One JSON object per prompt, written at once; a prompt that fails gets its error, and the others go on."""
     failed = 0
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, one in enumerate(asked, 1):

@@ -28,7 +28,7 @@ PANEL = "Measure"
 
 @dataclass(frozen=True)
 class Running:
-    """Where a run is written, and who does the work."""
+    """Where a run is written, and its workers."""
 
     out: str | None = option(None, "Folder of the run", metavar="FOLDER")
     resume: str | None = option(None, "Folder of an interrupted run, to go on with; nothing need be repeated",
@@ -54,7 +54,7 @@ class Running:
 
 
 def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the run to go on with was given."""
+    """The options of the run to resume."""
     from longgraft.eval.runs.resume import resume_config
 
     return vars(resume_config(Path(flags["resume"]))) if "resume" in flags else {}
@@ -89,7 +89,7 @@ def ablate(
 ) -> None:
     """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement (Figure 2),
     template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field, all methods, in their
-    official sizes and at the common budget.  --methods are measured beside them."""
+    official sizes and at the common budget.  --methods are measured as well."""
     from longgraft.eval.runs.ablations import prepare
 
     _measure(prepare(name, config, running.folder, warmup_prompts, running.dry_run), running)
@@ -107,7 +107,7 @@ def _measure(config: SweepConfig, running: Running) -> None:
     from longgraft.eval.runs.sweep import sweep as run
 
     if running.dry_run:
-        suites = check_plan(config)     # what is wrong with them is said before a model is loaded
+        suites = check_plan(config)     # errors are found before a model is loaded
         plan = lines_of_plan(config, suites, Bench.open(config))
         print("\n".join([*describe(config), *(f"# {line}" for line in plan)]))
         return
@@ -147,8 +147,8 @@ def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a swee
          label: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
              metavar="METHOD=LABEL", help="Legend; methods without one are left out.")] = None,
          suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg") -> None:
-    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by depth, estimates and what
-    came of them.
+    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by depth, estimates against
+    outcomes.
 
     Its tables are written again, also those of a sweep that was interrupted.
     """

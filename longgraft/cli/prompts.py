@@ -36,8 +36,8 @@ class GivenPrompt:
             return GivenPrompt([{"role": "user", "content": self.prompt}], self.name)
         return self
 
-    def behind(self, system: str) -> GivenPrompt:
-        """A chat behind a system message."""
+    def with_system(self, system: str) -> GivenPrompt:
+        """The chat with a system message before it."""
         if not self.chat:
             raise ValueError("--system was given without a chat. Add --chat, or give --messages.")
         if self.chat[0]["role"] == "system":
@@ -80,7 +80,7 @@ class PromptOptions:
         if not asked[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
         asked = [one.as_chat() for one in asked] if self.chat else asked
-        return asked if self.system is None else [one.behind(self.system) for one in asked]
+        return asked if self.system is None else [one.with_system(self.system) for one in asked]
 
     def predicted(self) -> str | None:
         """What the answers may repeat."""

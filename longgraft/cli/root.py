@@ -36,7 +36,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                               help="Say which version this is.")] = False) -> None:
+                                               help="Print the version.")] = False) -> None:
     """Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens."""
 
 

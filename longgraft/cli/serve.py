@@ -16,7 +16,7 @@ from longgraft.serve.options import KEY_VARIABLE, Serving
 
 serving = typer.Typer()
 
-KEPT = 4.0      # GiB of prompts' beginnings: an editor asks again and again about one file
+KEPT = 4.0      # GiB of cached prompts: an editor sends one file again and again
 
 
 @command(serving, "serve", "longgraft serve --port 8012", "Answer", base={"prefixes": KEPT})
@@ -30,12 +30,12 @@ def serve(pair: Pair, settings: Settings, serving: Serving) -> None:
 
     if serving.api_key is None:
         serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))
-    listens = bind(serving)        # an address that is taken is said before a model is loaded
+    listens = bind(serving)        # before a model is loaded: the address may be taken
     if not serving.local and serving.api_key is None:
-        _say(f"whoever reaches {url(listens, serving)} is answered; set {KEY_VARIABLE} to let in only who knows a key")
+        _say(f"no API key is needed at {url(listens, serving)}; set {KEY_VARIABLE} to require one")
     session, _ = open_session(pair, settings, tell=True)
     app = make_app(session, serving)
-    with suppress(KeyboardInterrupt):       # how a server is meant to end; it comes again when all is closed, or not
+    with suppress(KeyboardInterrupt):       # the usual end of a server; it may be raised again when all is closed
         run(app, listens, lambda: _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C "
                                        "ends it"))
     _say("ended")

@@ -1,7 +1,7 @@
-"""A completion with a repository around it: gathered, laid out, decoded up to where its line or block ends.
+"""A completion from a repository: snippets gathered, prompt laid out, text decoded to the end of its line or block.
 
-Knows sessions and texts; knows no method.  What ends a completion beyond the model's own end is cut here: the target
-says the same tokens either way.
+Knows sessions and texts; knows no method.  Text is cut here where the line or block ends; the decoded tokens are the
+same either way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
 from longgraft.loading import load
 
-FILES = 64      # whose last prompt's order is kept
+FILES = 64      # of which the order of the last prompt is kept
 KEPT = "in the last prompt, which need not be read again"
 
 
@@ -37,9 +37,9 @@ KEPT = "in the last prompt, which need not be read again"
 class Completion:
     """text: what follows the cursor.
 
-    generation: everything that was decoded, up to the end of the step that reached the completion's end
+    generation: all decoded tokens, to the end of the step in which the completion ended
     ended:      line, block, or the generation's finish reason
-    prompt:     what the model read; gathered: what it was chosen from
+    prompt:     what the model read; gathered: the snippets that it was chosen from
     seconds:    gather, layout, first (from the call to the first token) and total
     """
 
@@ -58,18 +58,18 @@ class Completion:
 
     @property
     def unused(self) -> tuple[Snippet, ...]:
-        """Those for which there was no room, best first."""
+        """The snippets for which the prompt had no room, best first."""
         return self.prompt.unused
 
     @property
     def reused(self) -> int:
-        """Tokens of the prompt that an earlier request had read."""
+        """Tokens of the prompt reused from earlier requests."""
         return self.generation.stats.reused_tokens
 
 
 @dataclass
 class _Last:
-    """Of one session: layouts by form, the last prompts' snippets by root and path."""
+    """State of one session: layouts by form, and the snippets of the last prompts by root and path."""
 
     layouts: dict[str, Layout] = field(default_factory=dict)
     used: OrderedDict[tuple[Path, str], tuple[Snippet, ...]] = field(default_factory=OrderedDict)
@@ -79,8 +79,8 @@ _LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
 
 
 class Completer:
-    """Completions by one session.  A prompt begins like the last one of its file as far as it can, to be read again
-    from where it differs."""
+    """Completions by one session.  A prompt shares the longest possible beginning with the last one of its file: only
+    the rest is read."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -88,7 +88,7 @@ class Completer:
 
     def complete(self, root: Path, cursor: Cursor, options: CompletionOptions, sampling: Sampling | None = None,
                  tell: Callable[[str], None] = lambda text: None) -> Completion:
-        """tell: is given the text as it becomes certain."""
+        """tell: called with each piece of text that is final."""
         started = time.perf_counter()
         prompt, gathered, seconds = self.lay_out(root, cursor, options)
         eos = {*self.session.eos, *prompt.ends}
@@ -102,7 +102,7 @@ class Completer:
 
     def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
                 ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
-        """(the prompt, what it was chosen from, seconds of both)."""
+        """(prompt, gathered snippets, seconds of both)."""
         root, form, started = root.expanduser().resolve(), options.layout, time.perf_counter()
         cursor = Cursor(cursor.path, _unified(cursor.before), _unified(cursor.after))
         tokens = self._room(options)
@@ -112,7 +112,7 @@ class Completer:
             layouts[form] = Layout(self.session.tokenizer, self.session.target.vocab_size, form, habit)
         gathered, key = gather(root, cursor, tokens), (root, cursor.path)
         before = [snippet for snippet in used.pop(key, ()) if self._kept and _is_there(root, snippet)]
-        snippets = (*gathered.snippets, *_others(before, gathered.snippets))
+        snippets = (*gathered.snippets, *_not_gathered(before, gathered.snippets))
         found = time.perf_counter()
         prompt = layouts[form].lay_out(cursor, snippets, tokens, root.name, before)
         used[key] = prompt.used
@@ -122,21 +122,21 @@ class Completer:
 
     @property
     def _kept(self) -> bool:
-        """Whether a prompt that begins like the last one is read from where it differs."""
+        """Whether the engine reuses the shared beginning of prompts."""
         return self.session.engine.prefixes is not None
 
     def _room(self, options: CompletionOptions) -> int:
-        """Tokens of a prompt at most."""
+        """Most tokens of a prompt."""
         limits = self.session.engine.limits
-        whose = min(limits, key=limits.__getitem__)
-        if (left := limits[whose] - options.max_new_tokens) < LEAST:
-            raise ValueError(f"{options.max_new_tokens:,} new tokens were asked for, and {whose} allows "
-                             f"{limits[whose]:,} positions. Ask for at most {limits[whose] - LEAST:,}.")
+        name = min(limits, key=limits.__getitem__)
+        if (left := limits[name] - options.max_new_tokens) < LEAST:
+            raise ValueError(f"{options.max_new_tokens:,} new tokens were asked for, and {name} allows "
+                             f"{limits[name]:,} positions. Ask for at most {limits[name] - LEAST:,}.")
         return min(options.tokens, left)
 
 
 def _is_there(root: Path, snippet: Snippet) -> bool:
-    """Whether the file may still be shown, and has these lines in their places."""
+    """Whether the file may still be shown and still has these lines there."""
     start, found = snippet.first_line - 1, repository(root)
     if not found.shows(snippet.path):
         return False
@@ -144,29 +144,29 @@ def _is_there(root: Path, snippet: Snippet) -> bool:
     return "\n".join(lines) + "\n" == snippet.text
 
 
-def _others(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> list[Snippet]:
-    """Those of the last prompt that were not gathered again."""
+def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> list[Snippet]:
+    """The snippets of the last prompt that were not gathered again."""
     now = set(map(place, snippets))
     return [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
 
 
 def _unified(text: str) -> str:
-    """With line ends as models know them."""
+    """With line ends \\n, as models know them."""
     return text.replace("\r\n", "\n")
 
 
 class _CompletionText:
-    """The decoded text, from behind the blanks that the model repeats up to the completion's end."""
+    """The decoded text, from after the repeated blanks to the completion's end.  held: blanks before the cursor."""
 
     def __init__(self, ending: Ending, held: str, tell: Callable[[str], None]) -> None:
         self.ending, self.held, self.tell = ending, held, tell
         self.raw = self.text = ""
         self.first = 0.0
         self.ended = False
-        self._told = 0
+        self._sent = 0
 
     def step_through(self, request: Request) -> Generation:
-        """Up to the end, and no step further."""
+        """Decode to the completion's end, and no step further."""
         ids = list[int]()
         with request:
             for step in request:
@@ -176,32 +176,32 @@ class _CompletionText:
                 if self._reached(step.text):
                     break
         if not self.ended:
-            self.text = self.ending.cut(self._behind())
-        self._tell(len(self.text))
+            self.text = self.ending.cut(self._completed())
+        self._send(len(self.text))
         reason = request.finish_reason
         return Generation(self.raw, ids, request.stats, "stop" if self.ended or reason is None else reason)
 
     def _reached(self, new: str) -> bool:
         if not new:
             return False
-        self.text = self._behind()
+        self.text = self._completed()
         end = self.ending.of(self.text)
         if end is not None:
             self.text, self.ended = self.text[:end], True
         else:
-            self._tell(self.ending.certain(self.text))
+            self._send(self.ending.certain(self.text))
         return self.ended
 
-    def _behind(self) -> str:
-        """The text without the blanks before the cursor that the model repeats."""
-        same = next((n for n, (said, stands) in enumerate(zip(self.raw, self.held, strict=False)) if said != stands),
+    def _completed(self) -> str:
+        """The decoded text without the held blanks, which the model repeats."""
+        same = next((n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False)) if text != blank),
                     min(len(self.raw), len(self.held)))
         return self.raw[same:]
 
-    def _tell(self, end: int) -> None:
-        if end > self._told:
-            self.tell(self.text[self._told:end])
-            self._told = end
+    def _send(self, end: int) -> None:
+        if end > self._sent:
+            self.tell(self.text[self._sent:end])
+            self._sent = end
 
 
 def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
@@ -211,11 +211,11 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
     """What follows a cursor in a file of a repository.
 
     line, column: counted from 1; no column: the line's end
-    session:      of `load`; None: the embedded pair's, or what options say of model, drafter and `Settings`
-    text:         of the file where it is not saved; tell: is given the completion's text as it comes
-    until:        line, block (as indentation or braces have it) or stop: the model's end, stop strings, max_new_tokens
-    tokens:       of the prompt at most; layout: fim, left-to-right or auto
-    options:      also the fields of `Sampling`
+    session:      from `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in options
+    text:         the file's unsaved text; tell: called with each piece of the completion's text
+    until:        line, block (by indentation or braces) or stop: the model's end, stop strings, max_new_tokens
+    tokens:       most of the prompt; layout: fim, left-to-right or auto
+    options:      the fields of `Settings` and `Sampling`, model and drafter
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     sampling = Sampling(**draw)

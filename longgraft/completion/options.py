@@ -12,7 +12,7 @@ LEAST = 64      # tokens of a prompt
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    """Where a completion ends, and what the model reads for it."""
+    """Where a completion ends, and the size and form of its prompt."""
 
     until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
                         "or only where the model does", choices=("line", "block", "stop"))

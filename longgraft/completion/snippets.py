@@ -1,4 +1,4 @@
-"""What a completion is made from: the place of the cursor, and snippets of other files.  Knows text; reads no file."""
+"""The inputs of a completion: the cursor, and snippets of other files.  Knows text; reads no file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Snippet:
     """Whole lines of a file.
 
     first_line: counted from 1
-    why:   it was chosen, in words for people: "imported: from .cache import KVCache"
-    worth: of two snippets the one of greater worth is the more useful
+    why:   the reason for the choice, in words for people: "imported: from .cache import KVCache"
+    worth: estimated usefulness; only its order matters
     """
 
     path: str

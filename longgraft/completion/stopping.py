@@ -1,7 +1,7 @@
 """Where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
-Knows text, and of languages whether braces or indentation make their blocks; parses none: strings and comments are
-told apart as most languages write them.
+Knows which languages have blocks by braces, and which by indentation.  Parses none: strings and comments are recognized
+as most languages write them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from longgraft.completion.snippets import Cursor
 BRACED = re.compile(r"c|cc|cpp|cs|css|cxx|dart|go|gradle|groovy|h|hh|hpp|hxx|java|jsx?|json|kts?|less|m|mjs|mm|php"
                     r"|proto|rs|scala|scss|sol|swift|tsx?|zig")
 BRANCHES = ("elif", "else", "except", "finally", "case")
-GOES_ON = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")    # with the statement above, indented alike
-# A quote that nothing closes in its line is none, but in the line that is being said.
+CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")  # the statement above, indented alike
+# A quote must close within its line, except in the text's last line, which is still being decoded.
 QUOTED = r"\"(?:\\.|[^\"\\\n])*(?:\"|\Z)|'(?:\\.|[^'\\\n])*(?:'|\Z)"
-INDENTED_QUIET = re.compile(rf"(\"\"\"|''')(?:\\.|.)*?(?:\1|\Z)|{QUOTED}|#[^\n]*", re.DOTALL)
-BRACED_QUIET = re.compile(rf"/\*.*?(?:\*/|\Z)|//[^\n]*|`(?:\\.|[^`\\])*(?:`|\Z)|{QUOTED}", re.DOTALL)
-TOLD_APART = 4      # characters of a line from which on it is hardly there twice
+INDENTED_MASKED = re.compile(rf"(\"\"\"|''')(?:\\.|.)*?(?:\1|\Z)|{QUOTED}|#[^\n]*", re.DOTALL)
+BRACED_MASKED = re.compile(rf"/\*.*?(?:\*/|\Z)|//[^\n]*|`(?:\\.|[^`\\])*(?:`|\Z)|{QUOTED}", re.DOTALL)
+DISTINCT = 4        # characters: a line as long is rarely there twice
 
 
 class Line(NamedTuple):
-    """start: in the completion, below 0 of the cursor's own; code: without blanks around it, what is quoted made quiet;
-    depth, after: open brackets at its beginning and end; whole: that end is there."""
+    """start: offset in the completion, below 0 for the cursor's own line; code: stripped, strings and comments masked;
+    indent: columns; depth, after: open brackets at the line's beginning and end; whole: it has a line end."""
 
     start: int
     code: str
@@ -39,9 +39,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Ending:
-    """Of completions at one cursor.  until: line, block or stop; seen: the model was shown what follows the cursor.
+    """Where completions at one cursor end.  until: line, block or stop; seen: the prompt has the text after the cursor.
 
-    Where it was not, and the cursor stands within a line, a block is that line: what is said must meet the line's rest.
+    Where it does not, and the cursor's line goes on after it, a block is that line: the completion joins its rest.
     """
 
     until: str
@@ -50,18 +50,18 @@ class Ending:
 
     def of(self, text: str) -> int | None:
         """Where the completion that begins with this text ends; None where it may go on."""
-        if self.until == "line" or (self.until == "block" and self._met):
-            return _first_line(text, self._met)
+        if self.until == "line" or (self.until == "block" and self._line_rest):
+            return _first_line(text, self._line_rest)
         if self.until == "block":
-            block = self._braced(text) if self.braced else self._indented(text)
+            block = self._braced(text) if self.has_braces else self._indented(text)
             return min((end for end in (block, self._rejoined(text)) if end is not None), default=None)
         return None
 
     def certain(self, text: str) -> int:
-        """How much of a text that has not ended will be kept, whatever follows."""
+        """Characters of an unended text that the completion will keep, whatever follows."""
         if self.until == "stop":
             return len(text)
-        if self._met:
+        if self._line_rest:
             return 0
         start = text.rfind("\n") + 1
         line = text[start:]
@@ -69,31 +69,31 @@ class Ending:
         return len((text[:start] if self.until == "block" and unsure else text).rstrip())
 
     def cut(self, text: str) -> str:
-        """A text that the model ended, or that grew too long."""
+        """The completion of a text that the model, a stop string or a limit ended."""
         end = self.of(text + "\n")
         return text if end is None else text[:end]
 
     @property
-    def braced(self) -> bool:
-        """Whether braces make blocks in this file."""
+    def has_braces(self) -> bool:
+        """Whether blocks are in braces in this file's language."""
         return BRACED.fullmatch(self.cursor.path.rpartition(".")[2].lower()) is not None
 
     @cached_property
     def _line(self) -> str:
-        """The cursor's, up to it."""
+        """The cursor's line, up to the cursor."""
         return self.cursor.before.rpartition("\n")[2]
 
     @cached_property
-    def _met(self) -> str:
-        """The rest of the line, where the model must meet it without having seen it."""
+    def _line_rest(self) -> str:
+        """The line after the cursor, stripped, where the prompt does not have it; else ""."""
         return "" if self.seen else self.cursor.after.partition("\n")[0].strip()
 
     @cached_property
     def _next(self) -> str:
-        """The first line after the cursor's that is not blank; "" where it could be any."""
+        """The first non-blank line after the cursor's; "" where it is too short to be recognized."""
         lines = self.cursor.after.partition("\n")[2].splitlines()
         found = next((line.rstrip() for line in lines if line.strip()), "")
-        return found if len(found.strip()) >= TOLD_APART else ""
+        return found if len(found.strip()) >= DISTINCT else ""
 
     @cached_property
     def _inside(self) -> bool:
@@ -106,13 +106,13 @@ class Ending:
         return _braces(self.cursor.before) + _braces(self.cursor.after) <= 0
 
     def _rejoined(self, text: str) -> int | None:
-        """Before a line that the file goes on with anyway."""
+        """The end before a line that repeats the file's next one."""
         start = text.find("\n" + self._next + "\n") if self._next else -1
         return None if start < 0 else len(text[:start].rstrip())
 
     def _indented(self, text: str) -> int | None:
-        """Before the first line that is indented less than the first that was said; where that line belongs to no
-        block, before the next paragraph.  A block that is opened on the cursor's line is all that follows it."""
+        """The end before the first line that is indented less than the completion's first; if that one is in no block,
+        before the next paragraph.  If the cursor's line opens a block, the end of that block."""
         base: int | None = None
         opening = opens = deeper = blank = False
         for line in self._lines(text):
@@ -124,7 +124,7 @@ class Ending:
             elif line.code and line.depth == 0:
                 if text.endswith(line.code) and any(branch.startswith(line.code) for branch in BRANCHES):
                     return None
-                next_one = not GOES_ON.match(line.code) and (opens or (base == 0 and (deeper or blank)))
+                next_one = not CONTINUES.match(line.code) and (opens or (base == 0 and (deeper or blank)))
                 if line.indent < base or (line.indent == base and next_one):
                     return len(text[:line.start].rstrip())
             if base is not None and line.code:
@@ -135,23 +135,22 @@ class Ending:
         return None
 
     def _lines(self, text: str) -> Iterator[Line]:
-        """Of the cursor's line with the completion behind it."""
+        """The lines of the cursor's line and the completion."""
         start, depth = -len(self._line), 0
-        for shown in INDENTED_QUIET.sub(_quiet, self._line + text).splitlines(keepends=True):
+        for shown in INDENTED_MASKED.sub(_mask, self._line + text).splitlines(keepends=True):
             after = max(0, depth + sum(map(shown.count, "([{")) - sum(map(shown.count, ")]}")))
             yield Line(start, shown.strip(), _indentation(shown), depth, after, shown.endswith("\n"))
             start, depth = start + len(shown), after
 
     def _braced(self, text: str) -> int | None:
-        """At the brace that closes the block in which the cursor stands: before it where the file has it already.
+        """The end at the brace that closes the cursor's block: before the brace if the file has it already.
 
-        A block that is opened on the cursor's line, and whatever stands in none, ends with its own brace or, without
-        one, at a blank line.
+        A block that the cursor's line opens ends with its own brace; so does code in no block, or at a blank line.
         """
-        quiet, depth = BRACED_QUIET.sub(_quiet, text), 0
-        own = bool(self._line.strip()) and "{" in quiet.partition("\n")[0]
+        masked, depth = BRACED_MASKED.sub(_mask, text), 0
+        own = bool(self._line.strip()) and "{" in masked.partition("\n")[0]
         start = 0
-        for line in quiet.splitlines(keepends=True):
+        for line in masked.splitlines(keepends=True):
             deepest = depth
             for at, character in enumerate(line):
                 depth += (character == "{") - (character == "}")
@@ -168,28 +167,28 @@ class Ending:
         return None
 
 
-def _first_line(text: str, met: str) -> int | None:
-    """The end of the first line that is not blank, without what it has in common with what it meets."""
+def _first_line(text: str, rest: str) -> int | None:
+    """The end of the first non-blank line, without `rest`, the file's rest of the line."""
     blank = len(text) - len(text.lstrip())
     end = text.find("\n", blank)
     if blank == len(text) or end < 0:
         return None
     line = text[:end].rstrip()
-    return len(line) - len(met) if met and line.endswith(met) else len(line)
+    return len(line) - len(rest) if rest and line.endswith(rest) else len(line)
 
 
 def _indentation(line: str) -> int:
-    """In columns; of a line of blanks, all of them."""
+    """In columns; all of them for a blank line."""
     line = line.expandtabs()
     return len(line) - len(line.lstrip())
 
 
 def _braces(text: str) -> int:
-    """How many more are opened than closed."""
-    quiet = BRACED_QUIET.sub(_quiet, text)
-    return quiet.count("{") - quiet.count("}")
+    """Opened braces minus closed ones."""
+    masked = BRACED_MASKED.sub(_mask, text)
+    return masked.count("{") - masked.count("}")
 
 
-def _quiet(match: re.Match[str]) -> str:
-    """As many characters that mean nothing: a comment is one line still, and a quoted text no lines."""
+def _mask(match: re.Match[str]) -> str:
+    """As many "#": offsets stay, and a string or comment of several lines becomes one."""
     return "#" * len(match[0])

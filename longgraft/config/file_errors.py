@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-# The beginning of a library's message, or its end, and what it means.
+# (beginning or end of a library's message, its meaning)
 MEANINGS = (("Error while deserializing header", "it is no whole safetensors file"),
             ("(os error 19)", "it is a folder"),
             ("Couldn't instantiate the backend tokenizer", "its files are missing"),
@@ -15,10 +15,10 @@ LONGEST = 150       # characters of a library's own message
 
 
 def reason(error: BaseException) -> str:
-    """A clause for "FILE cannot be read: ...": a library's message alone can be its own code's, or go on for a page."""
+    """A clause for "FILE cannot be read: ...": a library's own message may be about its code, or a page long."""
     text = " ".join(str(error).split()).split(". ")[0].rstrip(".:")[:LONGEST]
-    for said, meaning in MEANINGS:
-        if text.startswith(said) or text.endswith(said):
+    for known, meaning in MEANINGS:
+        if text.startswith(known) or text.endswith(known):
             return meaning
     if isinstance(error, IsADirectoryError):
         return "it is a folder"
@@ -36,7 +36,7 @@ def reason(error: BaseException) -> str:
 
 
 def refuse_gguf(path: str | os.PathLike[str], what: str) -> None:
-    """ValueError for a GGUF file, a folder that holds one in the place of a config.json, and a hub id of such files.
+    """ValueError for a GGUF file, a folder with one and no config.json, and a hub id of GGUF files.
 
     what: the model or drafter, for the message
     """

@@ -1,4 +1,4 @@
-"""JSON that others wrote.  Every error names where it stands: the file, and the line.
+"""JSON from outside.  Every error names its place: the file, and the line.
 
 Knows text; knows no field.
 """
@@ -14,7 +14,7 @@ from longgraft.config.file_errors import reason
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value; ValueError where the text is no JSON, nests too deeply, or holds half a character (U+D800 to U+DFFF),
+    """The value; ValueError where the text is no JSON, nests too deeply, or holds a lone surrogate (U+D800 to U+DFFF),
     which no file and no tokenizer takes."""
     try:
         value = json.loads(text)
@@ -55,5 +55,5 @@ def read_object(path: Path, needed: Mapping[str, type | tuple[type, ...]]) -> di
 
 
 def whole(value: Any) -> bool:
-    """Whether this is a count or an id: a whole number from 0 up.  true and 1.0 are none."""
+    """Whether this is a count or an id: a whole number from 0 up, not true or 1.0."""
     return type(value) is int and value >= 0

@@ -1,25 +1,25 @@
-"""Methods that have a part to play elsewhere, by their names in the registry.  Knows names only."""
+"""Methods with a role in other packages, by their names in the registry.  Knows names only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-PLAIN = "ar"                # plain decoding: what every method is paired with
+PLAIN = "ar"                # plain decoding: the baseline of every method
 DENSE = "eagle3"            # the dense drafted tree: what costs and thresholds are measured on
 DEFAULT = "graft-x"
-PAPERS = "graft"            # what the paper measures, and what costs of retrieval are taken from
+PAPERS = "graft"            # the paper's method, from which costs of retrieval are taken
 HEADLESS = "graft-x-text"   # the default without a drafter
-COMPARED = (PLAIN, DENSE, PAPERS, DEFAULT)      # what a sweep measures where nothing is said
+COMPARED = (PLAIN, DENSE, PAPERS, DEFAULT)      # a sweep's default
 
 # What the paper's figures and tables compare; `method+setting=value` is a variant of a method.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # What pruning and retrieval each contribute: Figure 5.
     "components": ("eagle3", "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none", "graft"),
-    # What drafts, text and matrix each bring to one ranking, at one budget.
+    # What drafts, text and matrix each contribute to one ranking, at one budget.
     "ranking": ("eagle3", "graft",
                 *(f"{who}+budget=60" for who in ("graft-x", "graft-x+pruning=none", "graft-x+matrix=false",
                                                  "graft-x+text=false", "graft-x-text"))),
-    # What spending by costs brings, and what of it is the drafter's, the text's, and of looking at what loses.
+    # What the choice of budgets by costs contributes, and in it the drafter, the text and probing.
     "spending": ("graft-x", "graft-x-text", "graft-x+text=false", "graft-x+probing=false",
                  *(f"graft-x+budget={n}" for n in (8, 16, 60))),
     # Where retrieved tokens go under one budget: Figure 2.

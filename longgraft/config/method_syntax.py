@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 
-# Of FILE.py:OBJECT and MODULE:OBJECT; a path may hold an @ or a +, but no +name=, since a choice may name a file, too.
+# FILE.py: or MODULE: before an object; a path may hold @ or +, but not +name=, since a setting may name a file, too.
 PLACE = re.compile(r"((?:(?!\+\w+=).)*\.py:|[\w.]+:)?")
 SETTING = re.compile(r"\+(?=\w+=)")           # a name may hold a + of its own
 
 
 def split(name: str) -> tuple[str, dict[str, str]]:
-    """(what stands before the settings, the settings as texts)."""
+    """(the name before the settings, settings as texts)."""
     place = PLACE.match(name)[0]        # type: ignore[index]
     bare, *settings = SETTING.split(name[len(place):])
     return place + bare, dict(setting.split("=", 1) for setting in settings)
 
 
 def joined(name: str, settings: dict[str, str]) -> str:
-    """What `split` splits."""
+    """The inverse of `split`."""
     return name + "".join(f"+{key}={text}" for key, text in settings.items())

@@ -1,4 +1,4 @@
-"""Paths that will be written: checked before the work, since nothing is overwritten."""
+"""Output paths, checked before the work: nothing is overwritten."""
 
 from __future__ import annotations
 

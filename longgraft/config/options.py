@@ -1,6 +1,6 @@
-"""An option is one field of a frozen dataclass: its default, range, unit, help and source stand there and only there.
+"""An option is one field of a frozen dataclass, the only place of its default, range, unit, help and source.
 
-From the fields come what is checked, what flags and files may say, and what is printed.  Knows no option by name.
+Checks, flags, files and printed settings follow from the fields.  Knows no option by name.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from longgraft.config.json_input import parse_json
 
 Group = TypeVar("Group")
 KEY = "option"      # of a field's metadata
-SHOWN = 4096         # a range up to there says something to people; one beyond only keeps out what no machine can do
+SHOWN = 4096         # help shows ranges up to here; larger ones only exclude what no machine can do
 SIZES = {"": 1, "k": 1024, "m": 1_000_000, "b": 1_000_000_000}
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is said of a field.  low and high, inclusive, hold for every number in it, choices for every text.
+    """The description of a field.  low and high, inclusive, hold for every number in it, choices for every text.
 
-    unit: what its numbers count; none: what None stands for; source: where the default comes from; flag: the command
-    line's, where the name's will not do; many: that flag is repeated, where lists are otherwise comma-separated
+    unit: of its numbers; none: the meaning of None; source: of the default; flag: on the command line, if not derived
+    from the name; many: the flag is repeated, instead of a comma-separated list
     """
 
     help: str = ""
@@ -51,7 +51,7 @@ class Option:
 
     @property
     def switch(self) -> str:
-        """--max-new-tokens of max_new_tokens, where no other flag is given."""
+        """`flag`, or else the name's: --max-new-tokens of max_new_tokens."""
         return self.flag or "--" + self.name.replace("_", "-")
 
     @property
@@ -64,18 +64,18 @@ class Option:
         return words + self.bounds + (f" ({self.unit})" if self.unit else "")
 
     def help_text(self, default: Any) -> str:
-        """For people who choose: help, range and default."""
+        """Help, range and default, for --help."""
         value = self.none if default is None else default
         if isinstance(value, (tuple, float)):
             value = f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value))
         choices = f": {', '.join(self.choices)}" if self.choices and str(self.choices[0]) not in self.help else ""
         range = f"; {self.low:,} to {self.high:,}" if self.high is not None and self.high <= SHOWN else ""
-        said = value not in ("", {}) and not isinstance(value, bool) and "off" not in self.help
-        return f"{self.help}{choices}{range}{f'; default: {value}' if said else ''}."
+        shown = value not in ("", {}) and not isinstance(value, bool) and "off" not in self.help
+        return f"{self.help}{choices}{range}{f'; default: {value}' if shown else ''}."
 
     @property
     def bounds(self) -> str:
-        """The range in words; empty where there is none."""
+        """The range in words; "" without one."""
         if self.low is None and self.high is None:
             return ""
         low, high = (None if end is None else f"{end:,}" for end in (self.low, self.high))
@@ -111,7 +111,7 @@ class Option:
             self._refuse(text)
 
     def text(self, value: Any) -> str:
-        """What `parse` makes this value of; numbers stand between "/", since methods themselves stand in lists."""
+        """The inverse of `parse`; numbers are separated by "/", since "," separates methods in a list."""
         if isinstance(value, tuple):
             return ("," if any(isinstance(part, str) for part in value) else "/").join(map(self.text, value))
         if isinstance(value, dict):
@@ -123,12 +123,12 @@ class Option:
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """A dataclass field with what is said of it: the fields of `Option`."""
+    """A dataclass field with its description; about: fields of `Option`."""
     return _field(Option(help=help, default=default, **about))
 
 
 def like(group: type, name: str, **changes: Any) -> Any:
-    """The option of another group once more, but for what is changed of it."""
+    """A copy of another group's option, with changes."""
     return _field(replace(options(group)[name], **changes))
 
 
@@ -139,7 +139,7 @@ def _field(made: Option) -> Any:
 
 
 def options(group: type) -> dict[str, Option]:
-    """A group's options by name; a field about which nothing is said has at least a type."""
+    """A group's options by name; a field without description has at least its type."""
     hints = get_type_hints(group)
     return {f.name: replace(f.metadata.get(KEY, Option()), name=f.name, kind=hints[f.name]) for f in fields(group)}
 
@@ -151,27 +151,27 @@ def check(group: Any) -> None:
 
 
 def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
-    """A group of a file's values; `named` says what is refused."""
+    """A group from a file's values; ValueError as of `named`."""
     return group(**named(options(group), values, where))
 
 
 def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A file's values by field, read and checked; a name is the field's or its flag's.  where: for the ValueError."""
+    """A file's values by field, parsed and checked; keys are fields or flags.  where: the file, for the ValueError."""
     names = {one.switch[2:].replace("-", "_"): name for name, one in known.items()} | {name: name for name in known}
     found = {}
-    for said, value in values.items():
-        name = names.get(str(said).replace("-", "_"))
+    for key, value in values.items():
+        name = names.get(str(key).replace("-", "_"))
         if name is None:
             options = sorted(one.switch[2:].replace("-", "_") for one in known.values())
-            raise ValueError(f"{where} sets {_short(said)}, which is no option here. Known: {', '.join(options)}.")
-        one = replace(known[name], name=f"{where}: {said}")
+            raise ValueError(f"{where} sets {_short(key)}, which is no option here. Known: {', '.join(options)}.")
+        one = replace(known[name], name=f"{where}: {key}")
         found[name] = one.read(value)
         one.check(found[name])
     return found
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """What a TOML (by its ending) or JSON file sets; ValueError where it is neither."""
+    """The table of a TOML (by its suffix) or JSON file; ValueError where it is neither."""
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
@@ -184,7 +184,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def describe(*groups: Any) -> list[str]:
-    """What is set, as lines of TOML that say it again; what is left open is a comment."""
+    """Settings as lines of TOML that `read_table` reads; None is a comment."""
     lines = []
     for group in groups:
         for name, one in options(type(group)).items():
@@ -239,7 +239,7 @@ def _tupled(value: Any) -> Any:
 
 def _parsed(text: str, kind: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):        # a word, or else what the last type makes of it
+    if origin in (Union, UnionType):        # a word of a Literal, or else a value of the last type
         words = {word: word for one in inner if get_origin(one) is Literal for word in get_args(one)}
         return words[text] if text in words else _parsed(text, inner[-1])
     if kind is bool:

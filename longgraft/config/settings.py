@@ -1,6 +1,6 @@
 """Every option of decoding, once.  Knows names, units and ranges; knows no tensor, no model and no command.
 
-What a source says of a default stands beside it: EAGLE is SafeAILab's release, Graft arXiv 2605.20104.
+Sources of defaults: EAGLE is SafeAILab's release, Graft is arXiv 2605.20104.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Budget = Literal["paper"] | int | None
 
 @dataclass(frozen=True)
 class HeadOverrides:
-    """What a user knows better than a head's config."""
+    """Overrides of a head's config."""
 
     rope_base: float | None = option(None, "Of the rotary embedding", low=1, none="the config's")
     yarn: tuple[float, int] | None = option(None, "Factor and original length", low=1, none="the config's")
@@ -26,7 +26,7 @@ class HeadOverrides:
                                                     none="the config's")
     max_positions: int | None = option(None, "That the head was made for", unit="tokens", low=1, high=POSITIONS,
                                        none="the config's")
-    window: int | None = option(None, "Of its own past that the head sees", unit="tokens", low=1, high=POSITIONS,
+    window: int | None = option(None, "Latest tokens that the head sees", unit="tokens", low=1, high=POSITIONS,
                                 none="the config's")
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class HeadOverrides:
 
 @dataclass(frozen=True)
 class Pair:
-    """What decodes."""
+    """The models that decode."""
 
     model: str | None = option(None, "Hub id or folder", none="the embedded model")
     drafter: str | None = option("auto", "EAGLE-3 head: hub id or folder, auto (the known one) or none",
@@ -58,7 +58,7 @@ class Settings:
                                source="EAGLE's depth of 8, and one")
     draft_top_k: int = option(10, "Beam width and branching of the drafter", unit="candidates", low=1, high=64,
                               source="EAGLE-3's released setting")
-    draft_window: int | None = option(None, "Of its past that the drafter sees", unit="tokens", low=1, high=POSITIONS,
+    draft_window: int | None = option(None, "Latest tokens that the drafter sees", unit="tokens", low=1, high=POSITIONS,
                                       none="what the head was made for")
     retrieved_depth: int | None = option(None, "Retrieved tokens in a row at most", unit="tokens", low=1, high=64,
                                          none="the template's, up to 9", source="Graft, Table 7")
@@ -74,17 +74,17 @@ class Settings:
                           "compiler is at hand", choices=("auto", "none"))
     chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,
                                none="by memory")
-    prefixes: float | None = option(None, "Kept of prompts that were read, on the model's device, so that one which "
-                                    "begins alike is read from where it differs", unit="GiB", low=0, high=2 ** 20,
+    prefixes: float | None = option(None, "Cache of prompts' keys and values, on the model's device: of a new prompt "
+                                    "only what follows a cached beginning is read", unit="GiB", low=0, high=2 ** 20,
                                     none="nothing")
-    prefix: tuple[str, ...] = option((), "File of `longgraft prefill`: the text that it was made of is not read again; "
+    prefix: tuple[str, ...] = option((), "File of `longgraft prefill`: prompts reuse the text that it was made from; "
                                      "repeatable", many=True, metavar="FILE")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
     online: float | None = option(None, "Thresholds follow the last 64 steps, where a drafted level costs this "
                                         "share of a verification", low=0, high=100, none="thresholds stay",
                                   source="0.06: embedded pair, 60 nodes, one CPU core")
-    costs: str | None = option(None, "File of `longgraft costs`, by which decoding then decides the same again",
+    costs: str | None = option(None, "File of `longgraft costs`, which makes decoding's choices reproducible",
                                none="measured at load, and followed")
     given: dict[str, str] = option({}, "What a method needs besides a head, as `longgraft methods` names it: a hub id, "
                                    "folder or file; repeatable", flag="--with", many=True,
@@ -111,7 +111,7 @@ def _file(value: Any) -> Any:
 class Draw:
     """How tokens are drawn.
 
-    The fields of `Sampling` that can be typed; what they may be is its to say.
+    The fields of `Sampling` that an option can give; `Sampling` checks their ranges.
     """
 
     temperature: float = option(0.0, "0: greedy")
@@ -126,7 +126,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Ends:
-    """When an answer ends, but for the model's end token."""
+    """When an answer ends, besides the model's end token."""
 
     max_new_tokens: int = option(256, "Exactly this many, or up to the end token", unit="tokens", low=1, high=2 ** 20)
     stop: tuple[str, ...] = option((), "Text ends before it; repeatable", many=True)
@@ -141,7 +141,7 @@ class Ends:
 class OfMethod:
     """What `method+name=value` sets for one method of a run.
 
-    thresholds and warm are names of calibrations, "none" of the empty one.
+    thresholds and warm name calibrations; "none" is the empty one.
     """
 
     budget: Budget = like(Settings, "budget")

@@ -16,7 +16,7 @@ class Detokenizer:
         self.tokenizer, self.stop = tokenizer, [s for s in stop if s]
         self.ids: list[int] = []
         self.text = ""          # all text so far, up to a stop string
-        self.given = 0          # characters handed out
+        self.given = 0          # characters returned
         self.stopped = False
         self._from = self._read = 0
 
@@ -31,7 +31,7 @@ class Detokenizer:
         return self._add(whole[len(before):])
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         if not self.stopped:
             before = self._decode(self.ids[self._from:self._read])
             self.text += self._decode(self.ids[self._from:])[len(before):]
@@ -54,7 +54,7 @@ class Detokenizer:
             self.text, self.stopped = self.text[:min(found)], True
 
     def _held(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Length of the text's longest suffix that is a prefix of a stop string."""
         longest = max((len(s) for s in self.stop), default=1) - 1
         ends = range(min(longest, len(self.text)), 0, -1)
         return next((n for n in ends if any(s.startswith(self.text[-n:]) for s in self.stop)), 0)

@@ -14,7 +14,7 @@ Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
 @dataclass(frozen=True)
 class Encoder:
-    """tokenizer: None where a model came without one: prompts are token ids then.  model: its name, for messages."""
+    """tokenizer: None where a model has none; prompts are token ids then.  model: its name, for messages."""
 
     tokenizer: Any
     vocab_size: int
@@ -66,13 +66,13 @@ class Encoder:
 
 
 def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """By the model's template, up to where the answer begins."""
+    """By the model's chat template, up to where the answer begins."""
     from jinja2.exceptions import TemplateError
 
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
                                              return_dict=True)["input_ids"]
-    except (TemplateError, TypeError) as error:     # roles that it does not know, turns that do not alternate
+    except (TemplateError, TypeError) as error:     # unknown roles, or turns that do not alternate
         raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the model's card "
                          "shows.") from error
 
@@ -101,8 +101,8 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _ids(prompt: Any, what: str, forms: str) -> list[int]:
-    """[T] or [1, T] whole numbers of a list, an array or a tensor.  what, forms: for the ValueError, what the ids are
-    for and what may be given."""
+    """[T] or [1, T] whole numbers of a list, an array or a tensor.  what, forms: the use of the ids and the accepted
+    forms, for the ValueError."""
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
         raise ValueError(f"The {what} is a {type(prompt).__name__}. Give {forms}.")
     shape = getattr(prompt, "shape", None)      # of a tensor or an array

@@ -1,6 +1,6 @@
 """A target with one method, which opens requests.  Knows targets, proposers and limits; knows no text but ids.
 
-One request at a time: a new one ends the one before, unless that one is being answered in another thread.
+One request at a time: a new one supersedes the one before, unless another thread is stepping it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
 
 Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], PrefixReader]
-"""(a prompt's ids, the target's cache, memories; these are empty) -> what learns of it for other prompts"""
+"""(prompt ids, the target's empty cache, empty memories) -> reader that keeps the prompt's rows for other prompts"""
 
-ROOMY = 16      # parts of a power of two, in whole ones of which caches are allocated that recordings read
+ROOMY = 16      # with CUDA graphs, caches are allocated in multiples of 1 / 16 of a power of two
 
 
 class Engine:
     """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory;
-    verifies: what is made of a request's verifier; prefixes: what is kept of prompts, None: nothing."""
+    verifies: wraps a request's verifier; prefixes: cache of prompts, None: nothing is kept."""
 
     def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
                  chunk: int | None = None, regions: Regions = EAGER,
@@ -49,7 +49,7 @@ class Engine:
 
     @property
     def limits(self) -> dict[str, int]:
-        """Positions that target and memories allow, by who says so."""
+        """Positions that target and memories allow, by their names."""
         return limits(self.target, self.proposer.memories)
 
     def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
@@ -69,10 +69,10 @@ class Engine:
 
     def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
              predictions: Iterable[Tensor] = (), reads: Reads | None = None) -> Request:
-        """A request for these ids, which nothing was read of yet.  Where a recording is replayed, it ends with it.
+        """A request for these ids, before its prefill.  With a replayed recording, it ends where that does.
 
-        predictions: [n] int64 each, what the answer may repeat; memories that learn from ids alone learn it
-        reads: makes what learns of this prompt for others, where that is not the engine's prefixes
+        predictions: [n] int64 each, texts that the answer may repeat, for memories that learn from ids alone
+        reads: makes the reader of this prompt; None: the engine's prefixes make it
         """
         _whole(goal.limit)
         if sampling.replay is not None:
@@ -100,12 +100,12 @@ class Engine:
                 reads = partial(PrefixReader, self.prefixes)
             reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
             request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device), reader)
-            self._current = ref(request)     # one that is dropped without being closed has no say
+            self._current = ref(request)     # a weak reference: an unclosed request never blocks
         return request
 
     def _roomy(self, capacity: int) -> int:
-        """Room for padded rows, and for a somewhat longer prompt: recordings read the buffers, so that larger ones cost
-        all of them again."""
+        """Room for padded rows and a somewhat longer prompt: CUDA graphs read these buffers, and a larger buffer means
+        recording them all again."""
         capacity += SIZES[-1]
         if capacity <= self.cache.capacity:
             return self.cache.capacity
@@ -115,7 +115,7 @@ class Engine:
 
     def _release(self) -> None:
         if self.regions.fixed:
-            return      # the next request's recordings are those of this one
+            return      # the next request uses the same recorded graphs
         self.cache.release()
         for memory in self.proposer.memories:
             memory.release()
@@ -127,6 +127,6 @@ def _whole(max_new_tokens: object) -> None:
 
 
 def limits(target: Target, memories: Iterable[Memory]) -> dict[str, int]:
-    """Positions that a target and what learns from it allow, by who says so."""
+    """Positions that a target and its memories allow, by their names."""
     found = {target.name: target.max_positions}
     return found | {f"{target.name}'s {memory.name}": memory.positions for memory in memories if memory.positions}

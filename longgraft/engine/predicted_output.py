@@ -1,7 +1,6 @@
-"""Text that an answer may repeat: a draft of it, the file that is edited, other files; and how much of it was repeated.
+"""Text that an answer may repeat: a draft of it, the edited file, other files; and how much of it was repeated.
 
-OpenAI's predicted outputs.  The target never reads it, so that nothing but speed depends on it.  Knows ids; knows no
-model.
+OpenAI's predicted outputs.  The target never reads it: only speed depends on it.  Knows ids; knows no model.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Prediction = str | Sequence[int] | torch.Tensor | Sequence[str | Sequence[int] |
 
 
 def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[list[int]]:
-    """Token ids of each text; an empty one tells nothing.  ValueError for what is neither text nor token ids."""
+    """Token ids of each text that is not empty.  ValueError for anything but text and token ids."""
     if prediction is None:
         return []
     single = isinstance(prediction, (str, bytes)) or hasattr(prediction, "shape") or not isinstance(
@@ -27,13 +26,13 @@ def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[l
 
 
 def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
-    """(tokens of the prediction that the answer has, in its order; the others): OpenAI's accepted_prediction_tokens and
-    rejected_prediction_tokens.
+    """OpenAI's (accepted_prediction_tokens, rejected_prediction_tokens): tokens of the prediction that the answer has
+    in the same order, and the others.
 
-    The longest common subsequence, by the words of a number (Hyyro 2004): of 10,000 tokens and as many some
-    milliseconds.
+    The longest common subsequence, bit-parallel in one integer (Hyyro 2004): milliseconds for two texts of 10,000
+    tokens.
     """
-    common = set(prediction).intersection(answer)   # an answer is short: the time and memory of all others are saved
+    common = set(prediction).intersection(answer)   # an answer is short: other tokens cost no time and memory
     places: dict[int, int] = {}
     shared = [token for token in prediction if token in common]
     for place, token in enumerate(shared):

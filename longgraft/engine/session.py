@@ -1,4 +1,4 @@
-"""One model, one method, ready to answer: the face of an engine for one request at a time.
+"""One model, one method, ready to answer: the public interface of an engine, for one request at a time.
 
 Knows prompts and text; knows no method by name and no model family.
 """
@@ -26,7 +26,7 @@ from longgraft.engine.stats import Stats
 from longgraft.prefill.prefix_file import save
 from longgraft.target_model.model import Target
 
-BAR_FROM = 8192     # prompt tokens from which a progress bar is worth its lines
+BAR_FROM = 8192     # prompt tokens from which a progress bar is shown
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Saved:
-    """A prefix in a file: of so many tokens, in so many bytes, after so many seconds."""
+    """The size of a prefix file, and the seconds that it took."""
 
     tokens: int
     bytes: int
@@ -49,14 +49,14 @@ class Saved:
 
 
 class Session:
-    """A target with one method.  Serves one request at a time; nothing of a request is left on the model."""
+    """A target with one method.  Serves one request at a time; a request leaves no state on the model."""
 
     def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
                  method: str = "unnamed") -> None:
         """about: what was chosen, for people; promise, method: the method's, and its name."""
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.method = method
-        # An id that the model cannot predict ends nothing.
+        # The model never predicts ids beyond its vocabulary.
         self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
@@ -89,19 +89,19 @@ class Session:
         return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)))
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
-        """Read a prompt and write what was learnt of it, for `load(prefix=path)`; ValueError where the file exists."""
+        """Prefill a prompt and write its rows, for `load(prefix=path)`; ValueError where the file exists."""
         path = new_file(path)
         ids = self.encode(prompt)
         if isinstance(prompt, str) and len(ids) > 1:
-            ids = ids[:-1]      # with the text behind it the last token may become another
+            ids = ids[:-1]      # text after it may merge into its last token
         wanted, since = needed(self.engine, self.tokenizer, self.method), time.perf_counter()
         with _bar(len(ids), progress) as bar:
             rows = read(self.engine, ids, bar.update)
         return Saved(len(ids), save(path, ids, rows, wanted), time.perf_counter() - since)
 
     def pin_prefix(self, path: str | Path) -> int:
-        """What `save_prefix` wrote is known from now on, and never forgotten; its tokens.  ValueError where it is
-        damaged or another session's."""
+        """Load a file of `save_prefix` and never evict it; return its number of tokens.  ValueError where it is damaged
+        or another session's."""
         return pin(self.engine, Path(path), needed(self.engine, self.tokenizer, self.method))
 
     def predicted(self, prediction: Prediction | None) -> list[list[int]]:
@@ -111,7 +111,7 @@ class Session:
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                progress: bool | None = None, *, prediction: Prediction | None = None, **sampling: Any
                ) -> Iterator[str]:
-        """Pieces of text as they are certain; together they are `generate`'s text.  The rest: as there."""
+        """Pieces of text as they become final; together they are the text of `generate`, with the same arguments."""
         with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction) as request:
             yield from (step.text for step in _shown(request, progress) if step.text)
 
@@ -120,8 +120,8 @@ class Session:
                  ) -> Generation:
         """The whole answer, as the method promises (`longgraft.methods.method.Method`).
 
-        exact, as most: what plain decoding of the target would say, in float32 token for token; distribution: that
-        where it is greedy, and the target's law where it samples; lossy: something else.
+        exact, as most: the tokens of plain decoding, in float32 token for token; distribution: these if greedy, and
+        the target's distribution if sampled; lossy: neither.
         prediction: text that the answer may repeat, or several: the model does not read it, and memories that learn
         from tokens alone propose from it.
         sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
@@ -132,8 +132,8 @@ class Session:
 
 def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
            ) -> Generation:
-    """Step a request to its end.  progress: of the prefill; None: a bar for long prompts on a terminal.  tell: is given
-    the text as it comes."""
+    """Step a request to its end.  progress: of the prefill; None: a bar for long prompts on a terminal.  tell: called
+    with each piece of text."""
     text, ids = "", list[int]()
     with request:
         for step in _shown(request, progress):
@@ -151,12 +151,12 @@ def _shown(request: Request, progress: bool | None) -> Iterator[Step]:
         for step in request:
             bar.update(step.read)
             if bar.n == total:
-                bar.close()     # the prompt is read: what follows is the answer's place
+                bar.close()     # the prompt is read: the answer is printed here
             yield step
 
 
 def _bar(tokens: int, progress: bool | None) -> Any:
-    """Over the tokens of a prompt."""
+    """A progress bar over the tokens of a prompt."""
     from tqdm import tqdm
 
     hidden = (None if tokens >= BAR_FROM else True) if progress is None else not progress

@@ -1,6 +1,6 @@
-"""Texts that stand side by side in a prompt, each encoded for itself.  Knows a tokenizer; knows no order.
+"""Texts of a prompt, each encoded by itself.  Knows a tokenizer; knows no order.
 
-What a text's ids are depends on nothing before it, so that a prompt changes only from where its text did.
+The ids of a text do not depend on the text before it, so a changed prompt keeps its ids up to the change.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-KEPT = 1024         # encoded texts: the parts of a prompt of 64K tokens
-LONGEST = 16_384    # characters of a text that is kept: a part has 64 lines or so
+KEPT = 1024         # cached texts: the parts of a prompt of 64K tokens
+LONGEST = 16_384    # characters of a cached text: a part has about 64 lines
 BLOCK = 64          # lines
 
 
 class PartEncoder:
     """A tokenizer for parts of a prompt.  begin: ids that it puts before every prompt.
 
-    Text that spells a special token is encoded as text: a source file may be about tokens.
+    Text that spells a special token is encoded as text: a source file may contain such text.
     """
 
     def __init__(self, tokenizer: Any, markers: tuple[str, ...] = ()) -> None:
-        """markers: spellings of further tokens that no text may become."""
+        """markers: spellings of further tokens that text must not be encoded as."""
         self._tokenizer = tokenizer
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         spellings = sorted(filter(None, special.union(markers)), key=len, reverse=True)
@@ -34,20 +34,20 @@ class PartEncoder:
         self._kept = lru_cache(maxsize=KEPT)(self.encode)
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """Of a part of a prompt, which is likely to come again."""
+        """`encode`, cached: a part of a prompt likely comes again."""
         return self._kept(text) if len(text) <= LONGEST else self.encode(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """As behind a line's end; a marker is cut in two, so that neither half is a token."""
+        """Ids of a text after a line end; markers are cut in two, so that neither half is a special token."""
         cuts = [0, *(match.start() + len(match[0]) // 2 for match in self._marker.finditer(text)), len(text)]
-        return tuple(token for start, end in pairwise(cuts) for token in self._behind(text[start:end]))
+        return tuple(token for start, end in pairwise(cuts) for token in self._after_newline(text[start:end]))
 
-    def _behind(self, text: str) -> list[int]:
-        """Some tokenizers put a space before every text: what is encoded behind a line's end has none."""
+    def _after_newline(self, text: str) -> list[int]:
+        """Ids after a line end: some tokenizers put a space before every text, but not there."""
         if not text:
             return []
         ids, skipped = self._plain("\n" + text), len(self._newline)
-        # Where a line's end joins what follows, nothing was put before it.
+        # A tokenizer that merges a line end with the text after it puts no space there.
         return ids[skipped:] if ids[:skipped] == self._newline else self._plain(text)
 
     def _plain(self, text: str) -> list[int]:
@@ -55,9 +55,9 @@ class PartEncoder:
 
 
 def blocks(text: str, lines: int = BLOCK) -> list[str]:
-    """A text in parts of about so many lines, which begin at the same lines whatever follows.
+    """A text in parts of about `lines` lines; where they begin does not depend on the text after them.
 
-    They begin where a line begins without a space, as no tokenizer joins lines there, if one does within half as many.
+    A part begins at an unindented line, where no tokenizer merges lines, if there is one within lines / 2.
     """
     all_lines = text.splitlines(keepends=True)
     found, start = [], 0

@@ -1,7 +1,7 @@
 """A model's own fill-in-the-middle tokens, found in its tokenizer.  Bavarian et al. (arXiv 2207.14255) made the form.
 
-Knows spellings and orders of families; does not know whether a model was trained with them: Qwen3's tokenizer has
-those of Qwen-coder, so who loads a general model may ask for left to right.
+Knows spellings and orders of families; does not know whether a model was trained with them.  Qwen3's tokenizer has
+those of Qwen-coder, so that a general model may need left to right.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 class Family:
     """Spellings of the tokens, and the order in which tokens and texts stand in a prompt.
 
-    order:  of one file alone: prefix, suffix and middle are tokens, before and after the texts around the cursor
-    among:  the same behind snippets of other files: repository and separator are tokens, name is the repository's and
-            path the file's, written as `named` and `headed` say
-    snippet:  of each snippet; it is text where there is no separator
-    ends:   further tokens that only an ended completion has
+    order:   without snippets: prefix, suffix and middle are tokens, before and after the texts around the cursor
+    among:   with snippets of other files: repository and separator are tokens; name is the repository's, in the format
+             `named`; path is the file's, in the format `headed`
+    snippet: of each snippet; without a separator it is text alone
+    ends:    further tokens that end a completion
     """
 
     name: str
@@ -37,7 +37,7 @@ class Family:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Without one of these a tokenizer is of another family."""
+        """The tokens that a tokenizer of this family must have."""
         return tuple(filter(None, (self.prefix, self.suffix, self.middle, self.separator)))
 
     @property
@@ -51,16 +51,16 @@ PIPES = Family("fim_prefix with bars", "<|fim_prefix|>", "<|fim_suffix|>", "<|fi
     "<|fim_pad|>", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"))
 ANGLES = Family("fim_prefix", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", ends=("<fim_pad>", "<|endoftext|>"))
 DASHES = Family("fim-prefix", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>", "<|endoftext|>"))
-FILES = "separator path text"       # a snippet behind a token of its own
+FILES = "separator path text"       # a snippet after a separator token
 
-# The first family of which a tokenizer has all that is needed: those with a separator stand before those without.
+# The first family whose needed tokens a tokenizer has is chosen: families with a separator come first.
 FAMILIES = (
     # Qwen2.5-Coder's report (arXiv 2409.12186) and the example Qwen2.5-Coder-repolevel-fim.py of its repository;
     # llama.cpp's server lays /infill out alike.
     replace(PIPES, name="qwen-coder", repository="<|repo_name|>", separator="<|file_sep|>", snippet=FILES,
             among="repository name snippets separator path prefix before suffix after middle"),
-    # CodeGemma's report (arXiv 2406.11409) and model card, which lists these four tokens as terminators, too; where
-    # paths stand is not said.
+    # CodeGemma's report (arXiv 2406.11409) and model card, which lists these four tokens as terminators, too; the
+    # place of paths is not documented.
     replace(PIPES, name="codegemma", separator="<|file_separator|>", snippet=FILES,
             among="snippets separator path prefix before suffix after middle"),
     # Granite 4's tokenizer; the order among files is not documented, and is Qwen's.
@@ -93,9 +93,9 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Fim:
-    """A family with a tokenizer's ids.  ids: by role; a repository token that the tokenizer lacks has none.
+    """A family with a tokenizer's ids.  ids: by role; without the repository token if the tokenizer lacks it.
 
-    ends: what ends a completion, whatever else does: the family's tokens, and what stands between files
+    ends: ids that always end a completion: the family's tokens, those between files included
     """
 
     family: Family
@@ -103,7 +103,7 @@ class Fim:
     ends: tuple[int, ...]
 
     def words(self, order: str) -> Iterator[str]:
-        """An order, but for the tokens that this tokenizer lacks, and for what only they introduce."""
+        """An order without the tokens that this tokenizer lacks, and without the text that they introduce."""
         missing = {"repository", "name"} if "repository" not in self.ids else set()
         return (word for word in order.split() if word not in missing)
 
@@ -111,7 +111,7 @@ class Fim:
 def fim_of(tokenizer: Any, vocab_size: int) -> Fim | None:
     """The family of which this tokenizer has every needed token as one added id that the model predicts.
 
-    A spelling that is merely text, or one id of a plain vocabulary, is no such token.
+    A spelling that is encoded as text, or is an id of the plain vocabulary, does not count.
     """
     added: dict[str, int] = {} if tokenizer is None else tokenizer.get_added_vocab()
     known = {text: token for text, token in added.items() if token < vocab_size}

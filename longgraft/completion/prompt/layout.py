@@ -1,7 +1,7 @@
 """From a cursor and snippets of other files to the ids of a prompt, in an order that stays while the file is edited.
 
-With the model's fill-in-the-middle tokens, or left to right as RepoBench-P has it (arXiv 2306.03091): each snippet
-under its file's path, then the file up to the cursor.  Knows a tokenizer, texts and a budget; reads no file.
+With the model's fill-in-the-middle tokens, or left to right as in RepoBench-P (arXiv 2306.03091): each snippet under
+its file's path, then the file up to the cursor.  Knows a tokenizer, texts and a budget; reads no file.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from longgraft.completion.snippets import Cursor, Snippet
 Form = Literal["fim", "left-to-right"]
 Ids = tuple[int, ...]
 LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="snippets path before")
-SUFFIX = 512        # tokens after the cursor at most: with a prefix before it they are read again at each edit
-SUFFIX_SHARE = 16   # of this many parts of the budget one
-ALONE = 4           # the same without snippets: llama.cpp's server gives the prefix three parts and the suffix one
-ROOMS = 8           # the snippets' room is so many parts of the budget, up to half of them
-PER_LINE = 128      # tokens of a budget for each line of the steps in which what stands before the cursor is cut
+SUFFIX = 512        # most tokens after the cursor: where they follow the prefix, each edit has them read again
+SUFFIX_SHARE = 16   # the suffix has at most 1 / 16 of the budget
+ALONE = 4           # the same without snippets: llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4
+ROOMS = 8           # the snippets' room is a multiple of 1 / 8 of the budget, at most a half
+PER_LINE = 128      # tokens of the budget per line of the steps by which the text before the cursor is cut
 
 
 @dataclass(frozen=True)
 class CompletionPrompt:
     """A prompt.
 
-    used, tokens:  snippets in the order of the prompt, and what each takes; unused: others, best first
-    before, after: tokens of the file around the cursor that are shown
-    ends:          ids that end a completion whatever was asked for
-    held:          blanks before the cursor that the model is to say itself: its tokens begin with them
-    prediction:    ids of texts that were not shown, the most useful last, for retrievers
+    used, tokens:  snippets in the order of the prompt, and tokens of each; unused: others, best first
+    before, after: number of the prompt's tokens before and after the cursor
+    ends:          ids that end a completion, besides the request's
+    held:          blanks before the cursor, left out of the prompt: the model decodes them in its first tokens
+    prediction:    ids of texts that are not in the prompt, the most useful last, for retrievers
     """
 
     ids: Ids
@@ -53,7 +53,7 @@ class Layout:
     """Prompts for one tokenizer.
 
     form:  fim, left-to-right, or auto: fim where the tokenizer has a family's tokens
-    habit: how snippets stay in their places
+    habit: how the order of snippets stays the same
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, form: str = "auto", habit: Habit = USUAL) -> None:
@@ -70,23 +70,23 @@ class Layout:
 
     def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
                 before: Sequence[Snippet] = ()) -> CompletionPrompt:
-        """snippets: best first; tokens: of the whole prompt at most; name: the repository's; before: those of the last
-        prompt, in its order."""
+        """snippets: best first; tokens: most of the whole prompt; name: the repository's; before: the snippets of the
+        last prompt, in its order."""
         family = self.fim.family
         held = "" if self.form == "fim" else _blanks(cursor.before)
-        said = cursor.before[:len(cursor.before) - len(held)]
+        text = cursor.before[:len(cursor.before) - len(held)]
         most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
         after = self.coder.encode(cursor.after[:16 * most])[:most] if self.form == "fim" else ()
         marks = len(self.coder.begin) + len(self.fim.ids) + len(self._headed(cursor.path)) + len(self._named(name))
         left = tokens - marks - len(after)
         if left < 1:
             raise ValueError(f"{tokens:,} tokens leave no room for the file. Give more, such as 8192.")
-        shown, dropped = self._tail(said, left - self._room(snippets, tokens), tokens)
+        shown, dropped = self._tail(text, left - self._room(snippets, tokens), tokens)
         used = arrange(snippets, self._cost, left - len(shown), before, self.habit)
         texts = {"before": shown, "after": after, "path": self._headed(cursor.path), "name": self._named(name),
-                 "snippets": _joined(map(self._snippet, used))}
-        # Alone, a file is bare: tokens of repositories around nothing mislead models that know them.
-        order = family.among if used or not (said or after) else family.order
+                 "snippets": _concatenated(map(self._snippet, used))}
+        # Without snippets, no repository tokens: around nothing they mislead models that know them.
+        order = family.among if used or not (text or after) else family.order
         ids = self.coder.begin + self._spelled(order, texts)
         if not ids:
             raise ValueError("There is nothing to complete: the file is empty, and no other text was found.")
@@ -99,27 +99,27 @@ class Layout:
         return len(self._snippet(snippet))
 
     def _tail(self, text: str, tokens: int, budget: int) -> tuple[Ids, Ids]:
-        """(the ids of the text's end that fit, some of those before them): cut at a multiple of some lines, so that the
-        cut does not move with the cursor."""
+        """(ids of the text's end that fit, some of those before them): cut at a multiple of some lines, so that the cut
+        does not move with the cursor."""
         for lines in sorted({min(BLOCK, max(1, budget // PER_LINE)), 1}, reverse=True):
             parts = blocks(text, lines)
             first = self._since(parts, tokens)
             if first < len(parts) or not parts:
                 dropped = parts[self._since(parts[:first], tokens):first]
-                return _joined(map(self.coder.ids, parts[first:])), _joined(map(self.coder.ids, dropped))
+                return _concatenated(map(self.coder.ids, parts[first:])), _concatenated(map(self.coder.ids, dropped))
         line = self.coder.ids(parts[-1])
         start = -(-(len(line) - tokens) // BLOCK) * BLOCK
         return line[start:], line[:start]
 
     def _since(self, parts: Sequence[str], tokens: int) -> int:
-        """From which part on they fit."""
+        """Index of the first part from which on all fit."""
         first, total = len(parts), 0
         while first and (total := total + len(self.coder.ids(parts[first - 1]))) <= tokens:
             first -= 1
         return first
 
     def _room(self, snippets: Sequence[Snippet], tokens: int) -> int:
-        """For all of them, in whole parts of the budget: it seldom changes, and with it the cut of the file."""
+        """Tokens for snippets, in whole parts of the budget: it seldom changes, nor does the cut of the file then."""
         part = max(1, tokens // ROOMS)
         needed = 0
         for snippet in snippets:
@@ -131,12 +131,12 @@ class Layout:
     def _snippet(self, snippet: Snippet) -> Ids:
         ended = snippet.text if snippet.text.endswith("\n") else snippet.text + "\n"
         return self._spelled(self.fim.family.snippet, {
-            "path": self._headed(snippet.path), "text": _joined(map(self.coder.ids, blocks(ended)))})
+            "path": self._headed(snippet.path), "text": _concatenated(map(self.coder.ids, blocks(ended)))})
 
     def _spelled(self, order: str, texts: Mapping[str, Ids]) -> Ids:
-        """An order's tokens and texts."""
+        """Ids of an order's tokens and texts."""
         ids = self.fim.ids
-        return _joined((ids[word],) if word in ids else texts[word] for word in self.fim.words(order))
+        return _concatenated((ids[word],) if word in ids else texts[word] for word in self.fim.words(order))
 
     def _headed(self, path: str) -> Ids:
         return self.coder.ids(self.fim.family.headed.format(path)) if path else ()
@@ -145,7 +145,7 @@ class Layout:
         return self.coder.ids(self.fim.family.named.format(name)) if name else ()
 
     def _prediction(self, unused: Sequence[Snippet], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
-        """What comes next in the file last, before that what was cut from it, before that snippets, the best last."""
+        """Unused snippets, the best last; then the text cut before the prompt's; then the text after the cursor."""
         found = [rest, dropped[-tokens // 4:]]
         left = tokens - sum(map(len, found))
         for snippet in unused:
@@ -157,7 +157,7 @@ class Layout:
         return tuple(filter(None, reversed(found)))
 
 
-def _joined(parts: Iterable[Ids]) -> Ids:
+def _concatenated(parts: Iterable[Ids]) -> Ids:
     return tuple(chain.from_iterable(parts))
 
 

@@ -1,4 +1,4 @@
-"""The snippets of a prompt and their order, so that the next prompt begins alike.  Knows costs; knows no token."""
+"""The snippets of a prompt, in an order that keeps the last prompt's beginning.  Knows costs; knows no token."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from itertools import takewhile
 
 from longgraft.completion.snippets import Snippet
 
-COVERED = 0.5       # of a snippet's lines: with as many shown, it is shown
+COVERED = 0.5       # share of a snippet's lines that, if other snippets show them, make it redundant
 
 Cost = Callable[[Snippet], int]
 
 
 @dataclass(frozen=True)
 class Habit:
-    """How much is given for a prompt that begins like the last one.
+    """What a prompt gives up to begin like the last one.
 
-    filled: of the snippets' room when it is laid out anew; what becomes useful later is put behind
-    missed: of what is useful now: while no more than this is missing, nothing changes
+    filled: share of the snippets' room that a new layout fills; later snippets are appended in the rest
+    missed: share of the useful tokens that may be missing before the snippets change
     """
 
     filled: float = 0.8
@@ -26,7 +26,7 @@ class Habit:
 
 
 USUAL = Habit()
-ANEW = Habit(1.0)           # where nothing of a prompt is kept
+ANEW = Habit(1.0)           # where no prefix is reused
 STEADY = Habit(0.8, 0.5)    # docs/choices.md, "A prompt that stays"
 
 
@@ -34,10 +34,9 @@ def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence
             ) -> list[Snippet]:
     """The snippets of a prompt.
 
-    snippets: best first; cost: of one, in tokens; room: for all; before: those of the last prompt, in its order
-    Those of before stay in their places up to the first that is no longer among the snippets; where too much of what is
-    useful is not among them, it is put behind, the best last.  Where too little of it has a place there, all is laid
-    out anew, the best nearest to the cursor.
+    snippets: best first; cost: tokens of one; room: tokens for all; before: those of the last prompt, in its order
+    Those of before stay up to the first that is not in snippets.  If too many useful tokens are missing, their snippets
+    are appended, the best last.  If too few of them fit, the layout starts anew, the best nearest to the cursor.
     """
     now = {place(snippet): snippet for snippet in snippets}
     stay = [now[at] for at in takewhile(now.__contains__, map(place, before))]
@@ -51,12 +50,12 @@ def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence
 
 
 def place(snippet: Snippet) -> tuple[str, int, str]:
-    """What is the same snippet, whatever it is worth now."""
+    """The identity of a snippet, whatever its worth."""
     return snippet.path, snippet.first_line, snippet.text
 
 
 def _fitting(snippets: Iterable[Snippet], cost: Cost, room: float) -> list[Snippet]:
-    """The best that fit together."""
+    """Snippets that fit together, chosen greedily."""
     found = []
     for snippet in snippets:
         if cost(snippet) <= room:

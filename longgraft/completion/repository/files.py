@@ -1,6 +1,6 @@
-"""The files of a repository that may be shown to a model: walked, told from what may not, and kept while unchanged.
+"""The files of a repository that may be shown to a model: walked, filtered, and cached while unchanged.
 
-Knows files; knows no ranking.  Links are not followed: what they lead to within the repository is met where it lies.
+Knows files; knows no ranking.  Links are not followed: a target within the repository is found at its own path.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from longgraft.completion.repository.outline import outline
 from longgraft.completion.repository.secret_files import secret_folder, secret_name, secret_text
 from longgraft.completion.repository.symbols import Outline
 
-LARGEST = 512 * 1024    # bytes: longer files were hardly written by hand
-MOST = 20_000           # files that are looked at, those around the cursor first
+LARGEST = 512 * 1024    # bytes: longer files are rarely written by hand
+MOST = 20_000           # files visited, those nearest to the cursor first
 GENERATED_NAMES = re.compile(
     r"(?:.*\.(?:lock|min\.js|min\.css|map|pb\.go|pb\.cc|pb\.h|snap|g\.dart|designer\.cs)|.*_pb2(?:_grpc)?\.pyi?"
     r"|package-lock\.json|npm-shrinkwrap\.json|pnpm-lock\.yaml|go\.sum|lock\.json)", re.IGNORECASE)
@@ -36,25 +36,25 @@ WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 @dataclass
 class Source:
-    """A file that may be shown.  names: words in it that could be identifiers; heads: those that it seems to define."""
+    """A file that may be shown.  names: possible identifiers in it; heads: those that it seems to define."""
 
     path: str
     names: frozenset[str]
     heads: frozenset[str]
     lines: int
-    kept: dict[str, object] = field(default_factory=dict)      # what else was worked out of this very text
+    kept: dict[str, object] = field(default_factory=dict)      # cached results of this text
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What was not read.  counts: files and folders by reason; secrets: their paths, whatever is in them unknown."""
+    """What was left out.  counts: files and folders by reason; secrets: paths of files and folders."""
 
     counts: dict[str, int]
     secrets: tuple[str, ...]
 
 
 class Repository:
-    """root: a folder, resolved.  What is known of a file is kept until its time of change or its size is another."""
+    """root: a resolved folder.  A file is read again when its modification time or its size changes."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.lock = root, Lock()
@@ -68,12 +68,12 @@ class Repository:
         out: Counter[str] = Counter()
         secrets: list[str] = []
         found: dict[str, Source] = {}
-        wanted, met, looked = family(near), set[str](), 0
+        wanted, met, visited = family(near), set[str](), 0
         for path, identity in self._walk(near, out, secrets):
-            if looked == MOST:
+            if visited == MOST:
                 out[f"beyond the first {MOST:,} files"] += 1
                 break
-            looked += 1
+            visited += 1
             if family(path) != wanted:
                 out["in other languages"] += 1
                 continue
@@ -87,12 +87,12 @@ class Repository:
                 secrets.append(path)
             else:
                 out[known[1]] += 1
-        for gone in [path for path in self._sources if path not in met and family(path) == wanted]:
-            del self._sources[gone]
+        for deleted in [path for path in self._sources if path not in met and family(path) == wanted]:
+            del self._sources[deleted]
         return dict(sorted(found.items())), LeftOut(dict(sorted(out.items())), tuple(sorted(secrets)))
 
     def text(self, path: str) -> str:
-        """Of a file that `sources` named; "" where it has gone since, or has become a secret."""
+        """The text of a file that `sources` returned; "" if it was deleted since, or now holds a secret."""
         try:
             text = (self.root / path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError):
@@ -100,7 +100,7 @@ class Repository:
         return "" if secret_text(text) else text
 
     def shows(self, path: str) -> bool:
-        """Whether `sources` named it when files of its languages were last looked for."""
+        """Whether the last call of `sources` for its languages returned this file."""
         known = self._sources.get(path)
         return known is not None and isinstance(known[1], Source)
 
@@ -110,11 +110,11 @@ class Repository:
         return source.kept["outline"]       # type: ignore[return-value]
 
     def _walk(self, near: str, out: Counter[str], secrets: list[str]) -> Iterator[tuple[str, tuple[int, int]]]:
-        """(path, (time of change in ns, bytes)) of files that may be read by their names, the nearest folders first."""
+        """(path, (modification time in ns, bytes)) of files that no name excludes, the nearest folders first."""
         above = [("", before, spec) for file, before in self._above if (spec := self._spec(file)) is not None]
-        waiting = [("", Rules(tuple(above)), self._entries(""))]
-        while waiting:
-            folder, rules, entries = waiting.pop()
+        pending = [("", Rules(tuple(above)), self._entries(""))]
+        while pending:
+            folder, rules, entries = pending.pop()
             names, inner = {entry.name for entry in entries}, []
             if (spec := self._spec(self.root / folder / ".gitignore", ".gitignore" in names)) is not None:
                 rules = rules.deeper(folder, spec)
@@ -122,7 +122,7 @@ class Repository:
                 path = folder + entry.name
                 if entry.is_symlink():
                     out["links"] += 1
-                elif not entry.name.isprintable():      # half a character, or a line break: no model is shown that
+                elif not entry.name.isprintable():      # an undecodable byte, or a line break
                     out["names that cannot be printed"] += 1
                 elif (secret_folder if entry.is_dir() else secret_name)(entry.name):
                     secrets.append(path)
@@ -136,9 +136,9 @@ class Repository:
                         inner.append((path + "/", rules, within))
                 elif self._ignores(rules, path):
                     out["ignored by git"] += 1
-                elif entry.is_file() and (identity := _identity(self.root / path)) is not None:     # gone since?
+                elif entry.is_file() and (identity := _identity(self.root / path)) is not None:     # deleted since?
                     yield path, identity
-            waiting += sorted(inner, key=lambda one: (near.startswith(one[0]), one[0]))
+            pending += sorted(inner, key=lambda one: (near.startswith(one[0]), one[0]))
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -146,9 +146,9 @@ class Repository:
         except OSError:
             return []
 
-    def _spec(self, file: Path, there: bool = True) -> GitIgnoreSpec | None:
-        """The patterns of an ignore file, made once; where they change, what they said is forgotten."""
-        identity = _identity(file) if there else None
+    def _spec(self, file: Path, exists: bool = True) -> GitIgnoreSpec | None:
+        """The patterns of an ignore file, parsed once; when the file changes, cached decisions are cleared."""
+        identity = _identity(file) if exists else None
         known = self._specs.get(file)
         if known is None or known[0] != identity:
             self._ignored.clear()
@@ -161,7 +161,7 @@ class Repository:
         return self._ignored[path]
 
     def _read(self, path: str, size: int) -> Source | str:
-        """A file, or why it is not shown: "secret", or a reason for people."""
+        """A file, or why it is left out: "secret", or a reason for people."""
         name = path.rsplit("/", 1)[-1]
         if GENERATED_NAMES.fullmatch(name):
             return "generated"
@@ -189,7 +189,7 @@ class Repository:
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """What changes with a file's text; None where there is no file."""
+    """(modification time in ns, bytes): they change with the text; None where there is no file."""
     try:
         info = file.stat()
     except OSError:
@@ -203,7 +203,7 @@ def _opened(root: Path) -> Repository:
 
 
 def repository(root: str | os.PathLike[str]) -> Repository:
-    """The repository at a folder, with what was read of it before; ValueError where there is no folder."""
+    """The repository at a folder, with its cache; ValueError where there is no folder."""
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder. Pass the repository's root.")

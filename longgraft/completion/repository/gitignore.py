@@ -14,44 +14,44 @@ from typing import Any
 
 from pathspec import GitIgnoreSpec
 
-# Folders that hold other people's code, or what a tool made, wherever they stand.
+# Third-party code and the output of tools, at any depth.
 VENDORED = frozenset((
     ".git", ".hg", ".svn", ".jj", "node_modules", "bower_components", "jspm_packages", "vendor", "vendored", "_vendor",
     "third_party", "third-party", "thirdparty", "site-packages", "__pycache__", "__pypackages__", ".venv", "venv",
     ".tox", ".nox", ".eggs", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints",
     ".cache", ".idea", ".vs", ".gradle", ".terraform", ".next", ".nuxt", ".svelte-kit", ".parcel-cache", ".turbo",
     ".yarn", ".dart_tool", "htmlcov", "Pods", "Carthage", "DerivedData"))
-# Folders that hold what was built where they lie beside a project's manifest, and are no package themselves.
+# Build output, where a project's manifest lies beside the folder and the folder is no Python package.
 BUILT = frozenset(("build", "dist", "out", "target", "bin", "obj"))
 MANIFESTS = frozenset(("package.json", "pyproject.toml", "setup.py", "setup.cfg", "Cargo.toml", "pom.xml", "build.sbt",
                        "build.gradle", "build.gradle.kts", "CMakeLists.txt", "Makefile"))
-# A folder with one of these in it is a virtual environment, a cache, or another repository.
+# A folder that contains one of these is a virtual environment, a cache, or another repository.
 MARKS = frozenset(("pyvenv.cfg", "CACHEDIR.TAG", ".git"))
 
 
-def vendored(name: str, beside: set[str], within: set[str]) -> bool:
-    """Whether a folder is left out by its name, the names beside it or the names in it."""
-    return (name in VENDORED or name.endswith((".egg-info", ".dist-info")) or bool(within & MARKS)
-            or (name in BUILT and bool(beside & MANIFESTS) and "__init__.py" not in within))
+def vendored(name: str, siblings: set[str], children: set[str]) -> bool:
+    """Whether a folder is left out by its name, its siblings' names or its children's."""
+    return (name in VENDORED or name.endswith((".egg-info", ".dist-info")) or bool(children & MARKS)
+            or (name in BUILT and bool(siblings & MANIFESTS) and "__init__.py" not in children))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds in one folder.  specs: (folder of the file with a slash behind, what to put before a path, patterns):
-    the deeper ones last, since the last word counts."""
+    """The ignore patterns of one folder.  specs: (folder of the ignore file, ending in a slash; prefix of paths;
+    patterns), the deepest last: the last match decides."""
 
     specs: tuple[tuple[str, str, GitIgnoreSpec], ...] = ()
 
     def deeper(self, folder: str, spec: GitIgnoreSpec) -> Rules:
-        """With a .gitignore of a folder ("", or with a slash behind) of the repository."""
+        """These rules and the .gitignore of a folder within, which is "" or ends in a slash."""
         return Rules((*self.specs, (folder, "", spec)))
 
     def ignore(self, path: str) -> bool:
-        """path: from the repository's root; a folder's ends with a slash."""
+        """path: relative to the repository's root; a folder's ends in a slash."""
         for folder, before, spec in reversed(self.specs):
-            said = spec.check_file(before + path[len(folder):]).include
-            if said is not None:
-                return said
+            ignored = spec.check_file(before + path[len(folder):]).include
+            if ignored is not None:
+                return ignored
         return False
 
 
@@ -65,7 +65,7 @@ def spec_of(path: str | os.PathLike[str]) -> GitIgnoreSpec | None:
 
 
 def _patterns(lines: Iterable[str]) -> Iterator[Any]:
-    """The lines' patterns.  A line that is no pattern matches nothing, as in git."""
+    """The lines' patterns.  An invalid pattern matches nothing, as in git."""
     for line in lines:
         try:
             yield from GitIgnoreSpec.from_lines([line]).patterns
@@ -74,8 +74,8 @@ def _patterns(lines: Iterable[str]) -> Iterator[Any]:
 
 
 def files_above(root: Path) -> list[tuple[Path, str]]:
-    """(file, what to put before a path) of what git reads outside a root, the root's folder in its repository: the
-    repository's exclude file, and the .gitignore files above the root, the topmost first."""
+    """(ignore file, prefix of paths) of what git reads outside a root, which may lie within a repository: the
+    repository's exclude file, then the .gitignore files above the root, the topmost first."""
     inner = [root, *root.parents]
     top = next((folder for folder in inner if (folder / ".git").exists()), root)
     above = inner[1:inner.index(top) + 1]

@@ -1,7 +1,6 @@
-"""Languages by the names of files: which files can name one another, and which grammar reads them.
+"""Languages by file suffix: which files can import one another, and which grammar parses them.
 
-Knows suffixes.  A suffix that is not listed is a language of its own, whose definitions are found by words and
-indentation alone.
+An unlisted suffix is a language of its own; its definitions are found by keywords and indentation alone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FAMILIES = {suffix: family for family, suffixes in {
     "css": ".css .scss .sass .less", "csharp": ".cs", "elixir": ".ex .exs", "perl": ".pl .pm"}.items()
     for suffix in suffixes.split()}
 
-# (package, its function, packages whose tags apply to this grammar, too)
+# (package, its function, other packages with tags for this grammar)
 GRAMMARS = {suffix: grammar for suffixes, grammar in (
     (".js .jsx .mjs .cjs", ("tree_sitter_javascript", "language", ())),
     (".ts .mts .cts", ("tree_sitter_typescript", "language_typescript", ("tree_sitter_javascript",))),
@@ -33,7 +32,7 @@ GRAMMARS = {suffix: grammar for suffixes, grammar in (
     (".java", ("tree_sitter_java", "language", ())), (".c", ("tree_sitter_c", "language", ())),
     (".h .cc .cpp .cxx .hh .hpp .hxx .inl .cu .cuh", ("tree_sitter_cpp", "language", ())))
     for suffix in suffixes.split()}
-# Definitions that the packages' own tags leave out.
+# Definitions that the packages' own tags lack.
 MORE_TAGS = {
     "tree_sitter_typescript": """(type_alias_declaration name: (type_identifier) @name) @definition.type
                                  (enum_declaration name: (identifier) @name) @definition.class""",
@@ -52,7 +51,7 @@ _MODIFIERS = (r"export|default|pub(?:\([\w:]+\))?|public|private|protected|inter
               r"open|override|declare|inline|unsafe|extern|data|partial|readonly|virtual")
 _PYTHON = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^([A-Za-z_]\w*)[ \t]*(?::[^=\n]+)?=(?!=)",
                      re.MULTILINE)
-# Names that a line seems to define: behind a word for it, as a function of C or a method of Java, or by assignment.
+# Names that a line seems to define: after a keyword, as a C function or a Java method, or by assignment.
 _ANY = re.compile("|".join((
     rf"^[ \t]*(?:(?:{_MODIFIERS})[ \t]+)*"
     r"(?:def|class|function\*?|func|fn|fun|struct|enum|union|trait|interface|type|typedef|object|record|protocol|module|"
@@ -65,20 +64,20 @@ _ANY = re.compile("|".join((
 
 @lru_cache(maxsize=1 << 16)
 def family(path: str) -> str:
-    """Files of one family can import one another."""
+    """The family of languages of a file: files of one family can import one another."""
     stem, suffix = splitext(path.lower())
     return FAMILIES.get(suffix, suffix or stem.rsplit("/", 1)[-1])
 
 
 def heads(path: str, text: str) -> Iterator[tuple[str, int]]:
-    """(name, where in the text) of what seems to be defined: sooner said than parsed, and sometimes wrong."""
+    """(name, offset in the text) of what seems to be defined: faster than parsing, and sometimes wrong."""
     for match in (_PYTHON if family(path) == "python" else _ANY).finditer(text):
         yield match[match.lastindex or 0], match.start()
 
 
 @cache
 def grammar(suffix: str) -> tuple[Language, Query] | None:
-    """(grammar, tags) of files with this suffix; None where no grammar is known or installed."""
+    """(grammar, tags) of a suffix; None where no grammar is known or installed."""
     if suffix not in GRAMMARS:
         return None
     package, function, others = GRAMMARS[suffix]

@@ -1,5 +1,6 @@
-"""Which files of a repository a file of another language than Python names: JavaScript, TypeScript, C, C++, Go, Rust
-and Java.  Told by the forms of their import lines; path aliases of a bundler are guessed by the ends of paths.
+"""Which files of a repository a file imports in JavaScript, TypeScript, C, C++, Go, Rust or Java.
+
+Regular expressions find the import lines; a bundler's path aliases are guessed by the ends of paths.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 
 
 def linked(path: str, text: str, paths: Collection[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(file, the names that it is asked for: none where all may be meant, the line that names it)."""
+    """(imported file, imported names: empty where it may be all, the import line)."""
     find = {"javascript": _javascript, "c": _c, "go": _go, "rust": _rust, "java": _java}.get(family(path))
     for line, names, found in find(path, text, paths) if find else ():
         for file in found:
@@ -37,21 +38,21 @@ _Found = Iterator[tuple[str, list[str], list[str]]]
 def _javascript(path: str, text: str, paths: Collection[str]) -> _Found:
     for match in _JAVASCRIPT.finditer(text):
         names = [name for name in _NAME.findall(match[1] or match[2] or "") if name not in ("as", "type", "default")]
-        said = match[3]
-        if said.startswith("."):
-            way = normpath(f"{dirname(path)}/{said}" if dirname(path) else said)
-            stem, suffix = splitext(way)
-            stems = [way] + ([stem] if suffix in (".js", ".mjs", ".cjs", ".jsx") else [])
-            tries = (way, *(stem + end for stem in stems for end in _SUFFIXES))
+        module = match[3]
+        if module.startswith("."):
+            target = normpath(f"{dirname(path)}/{module}" if dirname(path) else module)
+            stem, suffix = splitext(target)
+            stems = [target] + ([stem] if suffix in (".js", ".mjs", ".cjs", ".jsx") else [])
+            tries = (target, *(stem + end for stem in stems for end in _SUFFIXES))
             yield match[0], names, [one for one in tries if one in paths][:1]
-        elif re.match(r"[@~#]?/|src/|#", said):
-            yield match[0], names, _ending(re.sub(r"^[@~#]?/", "", said), _SUFFIXES, path, paths)
+        elif re.match(r"[@~#]?/|src/|#", module):
+            yield match[0], names, _nearest(re.sub(r"^[@~#]?/", "", module), _SUFFIXES, path, paths)
 
 
 def _c(path: str, text: str, paths: Collection[str]) -> _Found:
     for match in _INCLUDE.finditer(text):
-        beside = normpath(f"{dirname(path)}/{match[1]}") if dirname(path) else match[1]
-        yield match[0], [], [beside] if beside in paths else _ending(match[1], ("",), path, paths)
+        relative = normpath(f"{dirname(path)}/{match[1]}") if dirname(path) else match[1]
+        yield match[0], [], [relative] if relative in paths else _nearest(match[1], ("",), path, paths)
     stem = splitext(path)[0]
     same = [stem + suffix for suffix in FAMILIES if FAMILIES[suffix] == "c" and stem + suffix in paths]
     yield "the other half of " + path.rsplit("/", 1)[-1], [], same
@@ -60,8 +61,8 @@ def _c(path: str, text: str, paths: Collection[str]) -> _Found:
 def _go(path: str, text: str, paths: Collection[str]) -> _Found:
     folders = {dirname(one) for one in paths}
     for match in _GO.finditer(text):
-        fitting = [folder for folder in folders if folder and f"/{match[1]}".endswith(f"/{folder}")]
-        folder = max(fitting, key=len, default=None)
+        matches = [folder for folder in folders if folder and f"/{match[1]}".endswith(f"/{folder}")]
+        folder = max(matches, key=len, default=None)
         yield match[0], [], [one for one in sorted(paths) if dirname(one) == folder and not one.endswith("_test.go")]
     yield "of the same package", [], [one for one in sorted(paths) if dirname(one) == dirname(path)]
 
@@ -76,27 +77,27 @@ def _rust(path: str, text: str, paths: Collection[str]) -> _Found:
             yield match[0], [], [one for one in tries if one in paths][:1]
             continue
         parts, _, group = match[1].partition("{")
-        way = [part for part in parts.replace(" ", "").split("::") if part]
-        base = {"self": here, "super": dirname(here)}.get(way[0], root.rstrip("/"))
-        for end in range(len(way), 0, -1):
-            file = "/".join([base, *way[1:end]])
+        modules = [part for part in parts.replace(" ", "").split("::") if part]
+        base = {"self": here, "super": dirname(here)}.get(modules[0], root.rstrip("/"))
+        for end in range(len(modules), 0, -1):
+            file = "/".join([base, *modules[1:end]])
             if found := [one for one in (f"{file}.rs", f"{file}/mod.rs") if one in paths]:
-                yield match[0], [*way[end:], *_NAME.findall(group)], found[:1]
+                yield match[0], [*modules[end:], *_NAME.findall(group)], found[:1]
                 break
 
 
 def _java(path: str, text: str, paths: Collection[str]) -> _Found:
     for match in _JAVA.finditer(text):
-        way = match[1].strip(".").replace(".", "/")
-        for said in (way, dirname(way)):        # a static import names a member of a class
-            if "/" in said and (found := _ending(said, (".java", ".kt", ".scala", ".groovy"), path, paths)):
-                yield match[0], [said.rsplit("/", 1)[-1]], found
+        name = match[1].strip(".").replace(".", "/")
+        for target in (name, dirname(name)):        # a static import names a member of a class
+            if "/" in target and (found := _nearest(target, (".java", ".kt", ".scala", ".groovy"), path, paths)):
+                yield match[0], [target.rsplit("/", 1)[-1]], found
                 break
     yield "of the same package", [], [one for one in sorted(paths) if dirname(one) == dirname(path)]
 
 
-def _ending(way: str, suffixes: tuple[str, ...], path: str, paths: Collection[str]) -> list[str]:
-    """The file whose path ends so, the nearest to the one that names it."""
-    ends = tuple("/" + way + suffix for suffix in suffixes)
-    fitting = [one for one in paths if f"/{one}".endswith(ends)]
-    return sorted(fitting, key=lambda one: (-len(commonpath((one, path))), len(one), one))[:1]
+def _nearest(target: str, suffixes: tuple[str, ...], path: str, paths: Collection[str]) -> list[str]:
+    """Of the files with paths that end in the target and a suffix, the nearest to the importing file."""
+    ends = tuple("/" + target + suffix for suffix in suffixes)
+    matches = [one for one in paths if f"/{one}".endswith(ends)]
+    return sorted(matches, key=lambda one: (-len(commonpath((one, path))), len(one), one))[:1]

@@ -1,6 +1,6 @@
-"""What a Python file defines and imports, by Python's own parser; the lines that break a file are left out.
+"""What a Python file defines and imports, by Python's own parser.
 
-Knows text.  At a cursor little parses: what the parser tells of is taken away until the rest is Python.
+Knows text.  At a cursor little parses: lines with syntax errors are removed until the rest is Python.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Iterator, Sequence
 
 from longgraft.completion.repository.symbols import Definition, Import
 
-MENDED = 16             # lines that may be left out for a Python file to parse
-PARSED = 1_000_000      # characters that are parsed again for that
-# A Python import, where the file around it cannot be parsed.
+REPAIRS = 16            # lines that may be changed for a file to parse
+REPARSED = 1_000_000    # characters parsed again for that
+# A Python import, for files that cannot be parsed.
 IMPORT = re.compile(r"^[ \t]*(from[ \t]+[.\w]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\n(]+)|import[ \t]+[^\n]+)",
                     re.MULTILINE)
 
 
-def mended(text: str) -> ast.Module | None:
-    """The tree of a Python file, without the lines that break it; None where too many do."""
+def repaired(text: str) -> ast.Module | None:
+    """The tree of a Python file without its lines with syntax errors; None where they are too many."""
     lines = text.split("\n")
-    for _ in range(min(MENDED, 1 + PARSED // (len(text) + 1))):
+    for _ in range(min(REPAIRS, 1 + REPARSED // (len(text) + 1))):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return ast.parse("\n".join(lines) + "\n")
         except SyntaxError as error:
-            _mend(lines, min(error.lineno or 1, len(lines)) - 1, str(error.msg))
-        except (ValueError, RecursionError, MemoryError):      # what is nested too deeply is either of the latter
+            _repair(lines, min(error.lineno or 1, len(lines)) - 1, str(error.msg))
+        except (ValueError, RecursionError, MemoryError):      # the latter two: nested too deeply
             return None
     return None
 
 
-def _mend(lines: list[str], at: int, error: str) -> None:
-    """Give a header without a block one; else leave out the line that is told of, or the nearest above it."""
+def _repair(lines: list[str], at: int, error: str) -> None:
+    """Give a header a block where it has none; else remove the reported line, or the nearest non-blank one above."""
     header = re.search(r"expected an indented block after .* on line (\d+)", error)
     if header and lines[at := int(header[1]) - 1].rstrip().endswith(":"):
         lines[at] += " pass"
@@ -58,7 +58,7 @@ def definitions(body: Sequence[ast.stmt], owner: str = "") -> Iterator[Definitio
             if not isinstance(node, ast.ClassDef):
                 yield Definition(node.name, first, last, min(head, last), "function", owner)
                 continue
-            # What stands before the first method tells of a class: its fields.
+            # The lines before the first method have the class's fields.
             methods = [inner for inner in node.body if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))]
             if methods:
                 head = max(head, min([methods[0].lineno, *(m.lineno for m in methods[0].decorator_list)]) - 1)
@@ -93,10 +93,10 @@ def imports(tree: ast.AST) -> Iterator[Import]:
                              f"from {module} import {alias.name}")
 
 
-def told_imports(text: str) -> Iterator[Import]:
-    """Import statements of a file that cannot be mended, each parsed by itself."""
+def imports_by_statement(text: str) -> Iterator[Import]:
+    """Import statements of a file that cannot be repaired, each parsed by itself."""
     for statement in IMPORT.findall(text):
-        if (tree := mended(statement)) is not None:
+        if (tree := repaired(statement)) is not None:
             yield from imports(tree)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Definition:
     """Lines first..last (from 1) of a file; lines first..head are its signature and docstring.
 
-    owner: the class that it is a method of, or ""; bases: of a class, the last names of what it derives from
+    owner: the class of a method, or ""; bases: names of a class's base classes, without modules
     """
 
     name: str
@@ -23,13 +23,13 @@ class Definition:
 
 @dataclass(frozen=True)
 class Import:
-    """module: dotted, "" in `from . import x`; level: of leading dots; names: (name, as what): empty where the module
-    itself is imported, as alias."""
+    """module: dotted, "" in `from . import x`; level: number of leading dots; names: (name, alias), empty where the
+    module itself is imported, as `alias`."""
 
     module: str
     level: int
     names: tuple[tuple[str, str], ...]
-    line: str           # as a person would say it: "from .cache import KVCache"
+    line: str           # as a person would write it: "from .cache import KVCache"
     alias: str = ""
 
 
@@ -39,7 +39,7 @@ class Outline:
     imports: tuple[Import, ...] = ()
 
     def named(self, name: str) -> list[Definition]:
-        """What stands at the file's top level under a name."""
+        """The definitions of a name at the file's top level."""
         return [found for found in self.definitions if found.name == name and not found.owner]
 
     def methods(self, owner: str) -> list[Definition]:

@@ -1,6 +1,5 @@
-"""What a file of any other language defines: by its tree-sitter grammar, else by first words and indentation.
-
-Knows text and languages.  Grammars are taken where their packages are installed.
+"""What a file of another language than Python defines: by its tree-sitter grammar where that is installed, else by
+keywords and indentation.  Knows text and languages.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from tree_sitter import Language, Node, Query
 
 COMMENTS = ("//", "/*", "*", "#[", "@", "///")
-# What stands around the part of a definition that tags name, and begins and ends with it.
-_AROUND = frozenset((
+# Nodes around a tagged node that belong to the same definition.
+_WRAPPERS = frozenset((
     "export_statement", "function_definition", "declaration", "pointer_declarator", "reference_declarator",
     "parenthesized_declarator", "function_declarator", "template_declaration", "type_declaration",
     "lexical_declaration", "variable_declaration", "variable_declarator", "const_declaration",
@@ -37,7 +36,7 @@ def by_grammar(text: bytes, language: Language, tags: Query) -> Iterator[Definit
         if not kind or "name" not in captured:
             continue
         name, node = captured["name"][0], captured[f"definition.{kind}"][0]
-        while node.parent is not None and node.parent.type in _AROUND:
+        while node.parent is not None and node.parent.type in _WRAPPERS:
             node = node.parent
         owner = _owner(node)
         if _within_function(node):
@@ -54,11 +53,11 @@ def by_grammar(text: bytes, language: Language, tags: Query) -> Iterator[Definit
 
 
 def _body(node: Node) -> Node | None:
-    """The body of a definition, also where a declarator lies between."""
+    """The body of a definition, also within a declarator."""
     for _ in range(4):
         if (body := node.child_by_field_name("body")) is not None:
             return body
-        inner = [child for child in node.named_children if child.type in _AROUND or child.child_by_field_name("body")
+        inner = [child for child in node.named_children if child.type in _WRAPPERS or child.child_by_field_name("body")
                  or child.child_by_field_name("value")]
         if not inner:
             value = node.child_by_field_name("value")
@@ -67,15 +66,15 @@ def _body(node: Node) -> Node | None:
     return None
 
 
-_HOLDERS = frozenset(("class_declaration", "class", "abstract_class_declaration", "interface_declaration", "impl_item",
-                      "trait_item", "class_specifier", "struct_specifier", "enum_declaration", "record_declaration"))
-_FUNCTIONS = frozenset(("statement_block", "block", "compound_statement"))
+_OWNERS = frozenset(("class_declaration", "class", "abstract_class_declaration", "interface_declaration", "impl_item",
+                     "trait_item", "class_specifier", "struct_specifier", "enum_declaration", "record_declaration"))
+_BLOCKS = frozenset(("statement_block", "block", "compound_statement"))
 
 
 def _owner(node: Node) -> str:
     """The name of the class around a node, or ""."""
     while (node := node.parent) is not None:    # type: ignore[assignment]
-        if node.type in _HOLDERS:
+        if node.type in _OWNERS:
             name = node.child_by_field_name("name") or node.child_by_field_name("type")
             return "" if name is None else _text(name)
     return ""
@@ -86,25 +85,25 @@ def _text(node: Node) -> str:
 
 
 def _within_function(node: Node) -> bool:
-    """Whether a node is local to a function; what lies in a namespace or a module is not."""
+    """Whether a node is local to a function; a definition in a namespace or module is not."""
     while (node := node.parent) is not None:    # type: ignore[assignment]
-        if node.type in _FUNCTIONS and node.parent is not None and node.parent.type not in (
+        if node.type in _BLOCKS and node.parent is not None and node.parent.type not in (
                 "internal_module", "module", "mod_item", "namespace_definition"):
             return True
     return False
 
 
 def by_words(path: str, text: str) -> Iterator[Definition]:
-    """Definitions told by their first words; they end where a line is indented no more than they are."""
+    """Definitions found by keywords; each ends before a line that is indented no more, or with its closing bracket."""
     lines = text.split("\n")
     for name, start in heads(path, text):
         first = text.count("\n", 0, start) + 1
         if first > len(lines):
             continue
-        deep, last = _indent(lines[first - 1]), first
+        indent, last = _indent(lines[first - 1]), first
         for number in range(first, min(len(lines), first + 200)):
             line = lines[number]
-            if line.strip() and _indent(line) <= deep:
+            if line.strip() and _indent(line) <= indent:
                 last = number + 1 if re.match(r"\s*(?:[\])}]|end\b)", line) else last
                 break
             last = number + 1 if line.strip() else last

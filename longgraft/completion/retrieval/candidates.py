@@ -1,8 +1,8 @@
-"""What in a repository could help at a cursor: what the file imports, what names near the cursor mean, who uses what is
-being written, the file's tests, and text like the lines before the cursor.
+"""Candidate snippets of a repository for a cursor: imported definitions, definitions of names near the cursor, callers
+of the enclosing definitions, the file's tests, and text like the lines before the cursor.
 
-Each finder says of lines of a file how much they are worth, 0..1, and why, in words for people.  The worths were set by
-looking at what is found for cursors in real packages, and by `benchmarks/completion.py`; nothing was trained.
+Each finder yields lines of a file with their worth, 0..1, and the reason, in words for people.  The worths were set by
+hand on cursors in real packages and with `benchmarks/completion.py`; nothing was trained.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from longgraft.completion.retrieval.similar_windows import alike
 from longgraft.completion.snippets import Cursor
 
 WHOLE = 40              # lines up to which a definition is shown whole
-HEAD_LINES = 12         # of a longer one's signature and docstring
+HEAD_LINES = 12         # of the signature and docstring of a longer definition
 SEARCHED = 24           # names near the cursor whose definitions are searched for in the whole repository
-MEANINGS = 6            # files with a definition of a name beyond which it says little
-CALLERS = 6
+MEANINGS = 6            # files that define a name, at most: a name with more definitions is ambiguous
+CALLERS = 6             # files
 ALIKE = 60              # windows
-LEAST_LIKE = 0.05       # below which they are chance: fewer names of held-out lines are found by less than 1 in 100
+LEAST_LIKE = 0.05       # likeness below which windows are chance: < 1 in 100 finds names of held-out lines
 LIKE = "like the lines before the cursor"
 
 
@@ -44,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Place:
-    """A cursor in a repository, with what was found out about both."""
+    """A cursor in a repository, with the names near it and the files around it."""
 
     cursor: Cursor
     names: CursorNames
@@ -52,7 +52,7 @@ class Place:
     sources: Mapping[str, Source]       # without the cursor's own file
 
     def shown(self, path: str, what: Definition, worth: float, why: str) -> Iterator[Candidate]:
-        """A definition: whole where it is short; of a long class its fields, and its methods by their use."""
+        """A definition: a short one whole; of a long class its fields, and its methods by their use."""
         if what.last - what.first < WHOLE:
             yield Candidate(path, what.first, what.last, worth, why)
             return
@@ -62,10 +62,10 @@ class Place:
             yield Candidate(path, head + 1, min(what.last, head + WHOLE), 0.5 * worth, f"{why}, its body")
             return
         for method in self.repository.outline(self.sources[path]).methods(what.name):
-            asked = method.name in self.names.weights
-            if method.name.startswith("_") and method.name != "__init__" and not asked:
+            named = method.name in self.names.weights
+            if method.name.startswith("_") and method.name != "__init__" and not named:
                 continue
-            share = 0.95 if asked else 0.85 if method.name in ("__init__", "constructor", "new") else 0.5
+            share = 0.95 if named else 0.85 if method.name in ("__init__", "constructor", "new") else 0.5
             last = method.last if method.last - method.first < WHOLE else min(method.last, method.head)
             if share < 0.6 and last - method.first >= HEAD_LINES:
                 last = min(method.head, method.first + HEAD_LINES - 1)
@@ -73,7 +73,7 @@ class Place:
 
 
 def imported(place: Place) -> Iterator[Candidate]:
-    """What the file imports from the repository: worth most where it is used at the cursor, or is not used yet."""
+    """Definitions that the file imports from the repository: worth most if used near the cursor, or not used yet."""
     names, path = place.names, place.cursor.path
     text = place.cursor.before + "\n" + place.cursor.after
     if path.endswith((".py", ".pyi", ".pyx")):
@@ -83,7 +83,7 @@ def imported(place: Place) -> Iterator[Candidate]:
             if file not in place.sources:
                 continue
             if found is not None:
-                worth = _asked(names, name, counts[name] < 2)
+                worth = _import_worth(names, name, counts[name] < 2)
                 yield from place.shown(file, found, worth, f"imported: {one.line}")
             else:
                 yield from _of_module(place, file, f"imported: {one.line}", one.alias or name)
@@ -96,18 +96,18 @@ def imported(place: Place) -> Iterator[Candidate]:
         for name in wanted:
             for found in inner.named(name):
                 found_any = True
-                yield from place.shown(file, found, _asked(names, name, False), f"imported: {line}")
+                yield from place.shown(file, found, _import_worth(names, name, False), f"imported: {line}")
         if not found_any:
             yield from _of_module(place, file, line if line.startswith(("of ", "the ")) else f"imported: {line}")
 
 
-def _asked(names: CursorNames, name: str, unused: bool) -> float:
-    """The worth of an imported name: by the distance of its nearest use from the cursor."""
+def _import_worth(names: CursorNames, name: str, unused: bool) -> float:
+    """The worth of an imported name, by the distance from the cursor to its nearest use."""
     return max(0.1 + 0.4 * names.weights.get(name, 0.0), 0.25 if unused else 0.0)
 
 
 def _of_module(place: Place, file: str, why: str, alias: str = "") -> Iterator[Candidate]:
-    """Of a module that is imported whole: what of it is named in the file, and its beginning."""
+    """Of a module that is imported whole: its definitions that the file names, and its beginning."""
     for found in place.repository.outline(place.sources[file]).definitions:
         if not found.owner and found.name in place.names.seen and len(found.name) > 2:
             worth = 0.07 + 0.35 * place.names.weights.get(found.name, 0.0)
@@ -116,13 +116,13 @@ def _of_module(place: Place, file: str, why: str, alias: str = "") -> Iterator[C
     yield Candidate(file, 1, min(place.sources[file].lines, WHOLE), 0.05 + 0.1 * called, why)
 
 
-def _apart(path: str, place: Place) -> int:
-    """How far a file is from the cursor's: the fewer folders they share, the more."""
+def _distance(path: str, place: Place) -> int:
+    """Distance of a file from the cursor's: minus the number of folders that they share."""
     return -commonpath((path, place.cursor.path)).count("/") - bool(commonpath((path, place.cursor.path)))
 
 
 def meant(place: Place) -> Iterator[Candidate]:
-    """Definitions, anywhere, of names near the cursor that the file does not define itself."""
+    """Definitions, in any file, of names near the cursor that the cursor's own file does not define."""
     names = place.names
     wanted = sorted((name for name in names.weights if name not in names.own or name in names.around),
                     key=lambda name: (-names.pull(name), name))[:SEARCHED]
@@ -131,7 +131,7 @@ def meant(place: Place) -> Iterator[Candidate]:
         for name in source.heads.intersection(wanted):
             where[name].append(path)
     for name in wanted:
-        paths = sorted(where[name], key=lambda path: (_apart(path, place), is_test(path), path))
+        paths = sorted(where[name], key=lambda path: (_distance(path, place), is_test(path), path))
         if not paths or names.pull(name) < 0.02:
             continue
         why = f"also defines {name}" if name in names.around else f"defines {name}, which is used near the cursor"
@@ -143,10 +143,10 @@ def meant(place: Place) -> Iterator[Candidate]:
 
 
 def callers(place: Place) -> Iterator[Candidate]:
-    """Lines around the uses, in other files, of the definitions that the cursor stands in."""
+    """Lines around the uses, in other files, of the definitions that enclose the cursor."""
     for name in place.names.around[:2]:
         users = [path for path, source in place.sources.items() if name in source.names and name not in source.heads]
-        users.sort(key=lambda path: (_apart(path, place), path))
+        users.sort(key=lambda path: (_distance(path, place), path))
         for path in users[:CALLERS] if len(name) > 3 and place.names.rarity.get(name, 1.0) > 0.3 else ():
             lines = place.repository.text(path).split("\n")
             at = next((number for number, line in enumerate(lines, 1)
@@ -156,7 +156,7 @@ def callers(place: Place) -> Iterator[Candidate]:
 
 
 def similar(place: Place) -> Iterator[Candidate]:
-    """Windows like the lines before the cursor, likelier in files that belong to this one."""
+    """Windows like the lines before the cursor; those of files in the same folder are worth more."""
     for window in alike(place.cursor, place.repository, place.sources, ALIKE):
         worth = 2 * window.likeness + 0.08 * (dirname(window.path) == dirname(place.cursor.path))
         if window.likeness >= LEAST_LIKE:
@@ -164,7 +164,7 @@ def similar(place: Place) -> Iterator[Candidate]:
 
 
 def related(place: Place) -> Iterator[Candidate]:
-    """The beginnings of the files that belong to this one by their names: its tests, what it tests, its neighbours."""
+    """The beginnings of files related by name: the file's tests, the file that it tests, its neighbours."""
     path, own = place.cursor.path, counterpart(place.cursor.path)
     for other, source in place.sources.items():
         if len(own) > 2 and counterpart(other) == own:

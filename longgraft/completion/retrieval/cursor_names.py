@@ -1,4 +1,4 @@
-"""What the text around a cursor is about: its identifiers, weighed by how near they stand and how rare they are.
+"""The identifiers around a cursor, weighed by their distance from it and by their rarity.
 
 Knows text and names; parses nothing, since at a cursor little parses.
 """
@@ -17,9 +17,9 @@ from longgraft.completion.repository.languages import family, heads
 from longgraft.completion.snippets import Cursor
 
 REACH = 60              # lines above the cursor of which names count
-HALF = 12               # lines by which the weight of a name halves
+HALF = 12               # lines over which the weight of a name halves
 BELOW = 12              # lines below the cursor of which names count, half as much
-# Words of languages, and names that are everywhere.
+# Keywords of languages, and names that are in most files.
 COMMON = frozenset(re.findall(r"\w+", """
     self cls this super the and for not are with from import return def class function func const let var val new true
     false none null nil undefined True False None else elif then while try except catch finally raise throw throws yield
@@ -28,21 +28,21 @@ COMMON = frozenset(re.findall(r"\w+", """
     default extends implements case switch match where include define ifdef endif template typename namespace using auto
     print len range isinstance assert that will this has have any all was its which when can may one two int64 uint8 err
     fmt std size_t unsigned Option Result Some Self String number extern typeof instanceof"""))
-# What is said and not named: strings, and comments where "#" or "//" begins them.
-_SAID = (r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?')
-_STRINGS = {True: re.compile(_SAID + r"|#[^\n]*"), False: re.compile(_SAID + r"|//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")}
+# Strings, and comments that begin with "#" or "//".
+_STRING = (r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?')
+_QUOTED = {True: re.compile(_STRING + r"|#[^\n]*"), False: re.compile(_STRING + r"|//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")}
 _HASH = frozenset(("python", "ruby", "shell", "yaml", "perl", "elixir", ".r", ".jl", ".toml", ".nim"))
 
 
-def unsaid(path: str, text: str) -> str:
-    """The text without what its strings and comments say; as many lines."""
-    return _STRINGS[family(path) in _HASH].sub(lambda match: "\n" * match[0].count("\n"), text)
+def without_strings(path: str, text: str) -> str:
+    """The text without strings and comments, in as many lines."""
+    return _QUOTED[family(path) in _HASH].sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
 @dataclass(frozen=True)
 class CursorNames:
-    """weights: name -> 0..1, 1 on the cursor's own line; around: the definitions that the cursor stands in, by their
-    first words; own: names that the file itself seems to define; seen: every name of it; rarity: of a name, 0..1"""
+    """weights: name -> 0..1, 1 on the cursor's own line; around: names of the definitions that enclose the cursor, the
+    innermost first; own: names that the file seems to define; seen: all its names; rarity: name -> 0..1"""
 
     weights: Mapping[str, float]
     around: tuple[str, ...]
@@ -51,21 +51,21 @@ class CursorNames:
     rarity: Mapping[str, float]
 
     def pull(self, name: str) -> float:
-        """How much the place of the cursor asks for a name, 0..1."""
+        """How relevant a name is at the cursor, 0..1."""
         return self.weights.get(name, 0.0) * self.rarity.get(name, 1.0)
 
 
 def cursor_names(cursor: Cursor, sources: Iterable[Source]) -> CursorNames:
-    before = unsaid(cursor.path, cursor.before).split("\n")
+    before = without_strings(cursor.path, cursor.before).split("\n")
     weights: dict[str, float] = {}
     for distance, line in enumerate(reversed(before[-REACH:])):
         for name in WORD.findall(line):
             weights.setdefault(name, 0.5 ** (distance / HALF))
-    for distance, line in enumerate(unsaid(cursor.path, cursor.after).split("\n")[:BELOW]):
+    for distance, line in enumerate(without_strings(cursor.path, cursor.after).split("\n")[:BELOW]):
         for name in WORD.findall(line):
             weights.setdefault(name, 0.5 * 0.5 ** (distance / HALF))
     around = _around(cursor)
-    for name in around:                         # however long ago they began
+    for name in around:                         # however far above they begin
         weights[name] = max(weights.get(name, 0), 0.7)
     for line in _headers(cursor):
         for name in WORD.findall(line):
@@ -77,7 +77,7 @@ def cursor_names(cursor: Cursor, sources: Iterable[Source]) -> CursorNames:
 
 
 def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
-    """Of each name: 1 where no file has it, 0 where all have; by the logarithm of the number of files."""
+    """name -> 1 - log(1 + files with the name) / log(1 + files): 1 where no file has it, 0 where all have."""
     wanted, counts, files = frozenset(names), Counter[str](), 0
     for source in sources:
         files += 1
@@ -86,16 +86,16 @@ def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
 
 
 def _headers(cursor: Cursor) -> list[str]:
-    """The lines above that are indented less and less, the nearest first: what the cursor stands in."""
+    """The headers of the blocks that enclose the cursor, the innermost first: each is indented less than the last."""
     lines = cursor.before.split("\n")
-    deep = _indent(lines[-1]) if lines[-1].strip() else _indent(next((x for x in reversed(lines) if x.strip()), ""))
-    deep += not lines[-1].strip()               # an empty line may continue the block above it
+    indent = _indent(lines[-1]) if lines[-1].strip() else _indent(next((x for x in reversed(lines) if x.strip()), ""))
+    indent += not lines[-1].strip()             # an empty line may continue the block above it
     found = []
     for line in reversed(lines[:-1]):
-        if line.strip() and not re.match(r"\s*[\])}]", line) and _indent(line) < deep:
-            deep = _indent(line)
+        if line.strip() and not re.match(r"\s*[\])}]", line) and _indent(line) < indent:
+            indent = _indent(line)
             found.append(line)
-        if not deep:
+        if not indent:
             break
     return found
 
@@ -109,7 +109,7 @@ def _indent(line: str) -> int:
 
 
 def counterpart(path: str) -> str:
-    """The name of a file without what makes it a test: the same for a file and its tests."""
+    """The name of a file without test prefix or suffix: the same for a file and its tests."""
     stem = splitext(path.rsplit("/", 1)[-1])[0]
     return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "", stem).strip("_")
 

@@ -1,7 +1,7 @@
-"""Of a repository, the snippets that are worth showing to a model that goes on at a cursor; the best first.
+"""The snippets of a repository that help a model to complete at a cursor, the best first.
 
-Knows no model and no tokenizer: tokens are estimated from characters, and more is given than fits.  The same repository
-and cursor give the same snippets.
+Knows no model and no tokenizer: tokens are estimated from characters, and more snippets are returned than fit.  The
+same repository and cursor give the same snippets.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Finder, Pla
 from longgraft.completion.retrieval.cursor_names import cursor_names
 from longgraft.completion.snippets import Cursor, Snippet
 
-CHARACTERS = 4          # of code in a token: more than most tokenizers make of it
-MORE = 2                # times what fits
-REASONS = 3             # that are said of a snippet
-LEAST = 2               # lines without which the rest of a candidate is not worth its place
+CHARACTERS = 4          # of code per token: more than with most tokenizers
+MORE = 2                # times the tokens that fit
+REASONS = 3             # of a snippet, at most
+LEAST = 2               # lines: a shorter rest of a candidate is dropped
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Gathered:
 
 
 def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathered:
-    """Snippets of a repository's other files for a cursor, about twice as much as `tokens` tokens of them.
+    """Snippets of a repository's other files for a cursor, about 2 * `tokens` tokens of them.
 
     ValueError where the root is no folder, or where the cursor's own file lies outside it or holds secrets.
     """
@@ -51,11 +51,11 @@ def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathere
 
 
 def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Snippet]:
-    """The best that finders find, about as many characters: each without the lines that a better one has shown, which
-    says the others' reasons, too."""
+    """The finders' best candidates, about `characters` in all.  Each is without the lines of better ones, which take
+    over its reasons."""
     candidates = [one for finder in finders for one in finder(place)]
     texts: dict[str, list[str]] = {}
-    taken: dict[tuple[str, int], int] = {}      # (file, line) -> its place among the snippets
+    taken: dict[tuple[str, int], int] = {}      # (file, line) -> index of its snippet
     chosen, reasons = list[Snippet](), list[list[str]]()
     for one in sorted(candidates, key=lambda one: (-one.worth, one.path, one.first, one.last)):
         holders = {taken[one.path, number] for number in range(one.first, one.last + 1) if (one.path, number) in taken}
@@ -84,7 +84,7 @@ def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Sni
 
 
 def _free(free: list[bool], first: int) -> Iterator[tuple[int, int]]:
-    """(first, last) of each run of free lines, of which the first is `first`."""
+    """(first, last) of each run of free lines; free[0] is line `first`."""
     for is_free, run in groupby(enumerate(free, first), key=lambda one: one[1]):
         if is_free:
             numbers = [number for number, _ in run]

@@ -1,8 +1,8 @@
-"""Windows of other files that read like the lines before a cursor: overlap of their identifiers, the rare ones first.
+"""Windows of other files that resemble the lines before a cursor, by overlap of identifiers weighed by rarity.
 
-RepoCoder (arXiv 2303.12570) searches a repository so, by the Jaccard index of tokens and in windows of 20 lines; here
-names count by their rarity, and half as many lines found more of the names that held-out lines need.  What follows such
-a window may be like what follows the cursor, and is shown with it.
+RepoCoder (arXiv 2303.12570) uses the Jaccard index of tokens in windows of 20 lines; here names count by their rarity,
+and windows of 10 lines found more of the names that held-out lines need.  The lines after a window are shown with it:
+they may be like those after the cursor.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from longgraft.completion.snippets import Cursor
 
 WINDOW = 10             # lines
 STRIDE = 10
-FOLLOWING = 10          # lines behind a window that are shown with it
-ORDINARY = 15           # names of a window that the query lacks
-COPY = 0.8              # of two windows' names, that they share where one is taken for the other's copy
-FILES = 48              # that are searched window by window: those that share most with the lines before the cursor
+FOLLOWING = 10          # lines after a window that are shown with it
+ORDINARY = 15           # names of a window that the query lacks, at least
+COPY = 0.8              # Jaccard index of the names of two windows above which they count as copies
+FILES = 48              # searched window by window: those that share most names with the query
 
 
 @dataclass(frozen=True)
 class Window:
-    """Lines first..last of a file (from 1), and how like the query its first lines are, 0..1; names: in those."""
+    """Lines first..last of a file (from 1); likeness of its first WINDOW lines to the query, 0..1; names in those."""
 
     path: str
     first: int
@@ -33,15 +33,14 @@ class Window:
     names: frozenset[str]
 
     def repeats(self, other: Window) -> bool:
-        """Whether it shows what the other does: the same lines, or their copy in another file."""
+        """Whether it overlaps the other window, or is nearly a copy of it."""
         if self.path == other.path and self.first <= other.last and other.first <= self.last:
             return True
         return len(self.names & other.names) > COPY * len(self.names | other.names)
 
 
 def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source], most: int) -> list[Window]:
-    """The windows of other files, each with what follows it, by falling likeness; of those that repeat one another the
-    best."""
+    """At most `most` windows of other files, by falling likeness; of windows that repeat one another the best."""
     query = frozenset(name for line in [line for line in cursor.before.split("\n") if line.strip()][-WINDOW:]
                       for name in WORD.findall(line)) - COMMON
     if not query:
@@ -71,12 +70,12 @@ def _windows(repository: Repository, source: Source, query: frozenset[str],
              frozenset(name for line in lines[start:start + WINDOW] for name in WORD.findall(line)) - COMMON)
             for start in range(0, max(1, len(lines) - STRIDE), STRIDE)]
     kept: list[tuple[int, int, frozenset[str]]] = source.kept["windows"]    # type: ignore[assignment]
-    asked = sum(weights.values())
+    total = sum(weights.values())
     found = []
     for first, last, names in kept:
         shared = sum(weights[name] for name in query & names)
-        # A name that the query lacks counts as half one; a few lines alone do not make a window alike.
+        # A name that the query lacks counts half; at least ORDINARY of them, so that short windows do not win.
         if shared > 0:
-            likeness = shared / (asked + 0.5 * max(len(names - query), ORDINARY))
+            likeness = shared / (total + 0.5 * max(len(names - query), ORDINARY))
             found.append(Window(source.path, first, last, likeness, names))
     return found
