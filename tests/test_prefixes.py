@@ -72,7 +72,7 @@ def test_what_a_prompt_foretells_of_its_answer_is_counted_over_all_that_is_recal
         request = session.open(prompt, 2)
         while not request.step().tokens:
             pass
-        learns, = (one for one in session.engine.proposer.memories if isinstance(one, acceptance_estimates.Experience))
+        learns, = (one for one in session.engine.proposer.memories if one.name == "acceptance estimates")
         counted.append(learns.learnt.prompt)
         assert request.stats.reused_tokens == (335 if session is kept else 0)
         request.close()
