@@ -8,7 +8,8 @@ from math import floor, log10
 
 import numpy as np
 
-RESAMPLES = 50_000      # where there are no more, all are taken: of up to six values
+ALL = 50_000            # resamples that are all taken where there are no more: of up to six values
+RESAMPLES = 10_000      # of more values
 FEWEST = 5              # values: the interval of fewer is little more than their range
 MANY = 30               # values: of fewer, an interval's width is known to one digit at best
 
@@ -19,7 +20,7 @@ def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tu
     if not len(sample):
         raise ValueError("There is nothing to average: no prompt was measured.")
     size = len(sample)
-    if size ** size <= RESAMPLES:
+    if size ** size <= ALL:
         drawn = np.indices((size,) * size).reshape(size, -1).T
     else:
         drawn = np.random.default_rng(seed).integers(size, size=(RESAMPLES, size))

@@ -128,9 +128,8 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
                  ) -> tuple[Session, Loaded]:
     """A session, and what it was made from; arguments as of `load`."""
-    settings = with_own_settings(settings)
     loaded = assemble(model, drafter, settings)
-    session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix)
+    session = loaded.session(with_own_settings(settings).budget, settings.chunk, settings.prefixes, settings.prefix)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session, loaded
@@ -138,6 +137,7 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
 
 def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Loaded:
     """Resolve and load the target and everything that the method needs."""
+    settings = with_own_settings(settings)
     method, source = find(settings.method), resolve(model)
     check_given(settings.given, method.needs)
     target, tokenizer = load_target(source, settings)
@@ -224,7 +224,9 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
         try:
             given[need.name] = need.load(sources)
         except Missing as error:
-            if not (method.fallback and sources.drafter in (AUTO, None)):
+            # A choice that was made is of this method: another method would not have it.
+            falls_back = method.fallback and sources.drafter in (AUTO, None) and method.choices == method.usual
+            if not falls_back:
                 raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
             why = str(error).splitlines()[0].rstrip(".")
             other, given, notes = load_needs(find(method.fallback), sources)

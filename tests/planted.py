@@ -193,7 +193,7 @@ MUTATIONS = (
     Mutation("a correction is drawn by the noise of the draft", "Rejection.settle", "self.sampled.apart(CORRECTED)", "self.sampled.apart(DRAFTED)", "test_rejection.py::test_what_is_said_has_the_targets_law"),
     Mutation("acceptance and correction share their noise's position", "rejection:", "ACCEPTED, CORRECTED = 1, 2, 3", "ACCEPTED, CORRECTED = 1, 1, 3", "test_rejection.py::test_what_is_said_has_the_targets_law"),
     Mutation("a chain's law is walked", "Verifier._rule_of", "Rejection(self.rule) if", "self.rule if", "test_chains.py::test_the_rejection_rule_accepts_more_than_a_walk_of_the_same_drafts"),
-    Mutation("a small model keeps its guesses when it rewinds", "DraftModelCache.mark", "        self.begin()\n", "", "test_small_model.py::test_a_small_model_rewinds_also_in_the_middle_of_a_chain"),
+    Mutation("a small model keeps its guesses when it rewinds", "DraftModelCache.mark", "return self.cache.length - self._chain, self._waiting", "return self.cache.length, self._waiting", "test_small_model.py::test_a_small_model_rewinds_also_in_the_middle_of_a_chain"),
     Mutation("a small model's guesses stay behind what is committed", "DraftModelCache.observe", "        self.begin()\n", "", "test_small_model.py::test_what_is_committed_takes_the_scratch_chains_place"),
     Mutation("heads read the first kept token's state", "LastHidden.observe", "seen.final[-1:].clone()", "seen.final[:1].clone()", "test_chains.py::test_heads_read_the_state_that_the_root_was_drawn_from"),
     Mutation("of equally deep typical paths the first", "Typical._best", "log_probability + logs[node - 1]", "0.0", "test_chains.py::test_typical_acceptance_takes_the_longest_probable_path_then_the_most_probable"),

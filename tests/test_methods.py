@@ -101,6 +101,23 @@ def test_a_missing_need_is_told_and_a_default_falls_back():
         load_needs(loose, Sources(toy_target(), drafter="some/head"))
 
 
+@pytest.mark.parametrize("method", ["graft+retrieval=none", "graft-x+text=false", "graft-x+source=pld+text=false"])
+def test_a_choice_of_a_method_has_no_fallback(method):
+    """Another method would not have it: graft without retrieval is not retrieval alone."""
+    if find(method).needs:
+        with pytest.raises(ValueError, match="needs an EAGLE-3 drafter"):
+            load_needs(find(method), Sources(toy_target(), drafter=None))
+    else:
+        assert load_needs(find(method), Sources(toy_target(), drafter=None))[0].name == "graft-x"
+
+
+@pytest.mark.parametrize("method, wrong", [
+    ("graft+retrieved=20", "never pruned"), ("graft+pruning=none+retrieval=none", "frees slots for retrieval")])
+def test_choices_that_contradict_one_another_are_refused(method, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        find(method)
+
+
 @pytest.mark.parametrize("drafter", [None, "none", "auto"])
 def test_without_a_drafter_the_fallback_decodes(drafter):
     session = longgraft.load((toy_model("qwen3"), None), drafter, tell=False)

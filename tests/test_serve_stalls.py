@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 
-import h11
 import httpx
 import pytest
 from pydantic import ValidationError
@@ -150,7 +149,8 @@ def test_the_work_of_other_files_is_bounded_by_the_prompt_and_not_by_what_is_sen
     (b"GET /health HT", 0), (b"G", 100), (b"", 0), (request(COMPLETIONS, b'{"prompt": "a"}')[:-3], 0),
     (request(COMPLETIONS, b'{"prompt": "%s"}' % (b"a" * 200))[:-200], 100)])
 def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_closed(monkeypatch, data, trickle):
-    monkeypatch.setattr(http_server, "DEADLINES", {h11.IDLE: 0.15, h11.SEND_BODY: 0.15})
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.15)
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.15)
     with listening() as (url, _):
         with sent(url, data) as wire:
             left = trickle
@@ -165,7 +165,8 @@ def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_c
 
 
 def test_the_deadline_of_a_request_is_none_of_its_answer(monkeypatch):
-    monkeypatch.setattr(http_server, "DEADLINES", {h11.IDLE: 0.1, h11.SEND_BODY: 0.1})
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.1)
     gate = Gate()
     with listening(None, gate) as (url, _), httpx.Client(base_url=url, timeout=20) as http:
         for _ in range(2):      # over one connection
@@ -190,3 +191,24 @@ def test_the_page_and_health_answer_head():
     with listening() as (url, _):
         answer = httpx.head(f"{url}/health")
         assert answer.status_code == 200 and answer.content == b"" and int(answer.headers["content-length"]) > 0
+
+
+def test_a_body_that_is_too_large_is_refused_while_its_sender_waits():
+    """In pieces, so that its length is not known before; the sender reads before it has sent the end."""
+    piece = b"100000\r\n" + b"a" * 2 ** 20 + b"\r\n"
+    head = b"POST " + COMPLETIONS.encode() + (b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                                              b"Transfer-Encoding: chunked\r\n\r\n")
+    with listening() as (url, _), sent(url, head) as wire:
+        wire.settimeout(10)
+        for _ in range(17):
+            wire.sendall(piece)
+        assert wire.recv(64).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server(caplog):
+    with listening() as (url, _):
+        with sent(url, request(COMPLETIONS, b'{"prompt": "a"}')[:-3]):
+            pass
+        for _ in range(3):
+            assert httpx.get(f"{url}/health").status_code == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -150,3 +150,11 @@ def test_a_method_with_a_rule_of_its_own_is_no_source(monkeypatch, promise):
         find("graft-x+source=odd")
     with pytest.raises(ValueError, match="'nothing' is unknown"):
         find("graft-x+source=nothing")
+
+
+@pytest.mark.parametrize("names", [("graft-x", "graft-x+source=eagle3"), ("graft-x+source=eagle3", "graft-x")])
+def test_a_source_and_a_drafter_of_one_cache_have_estimates_of_their_own(names):
+    """Whichever a sweep builds first."""
+    parts = toy_parts()
+    made = {name: build(name, parts, adaptive=True).estimates for name in names}
+    assert made["graft-x"].drafter_cache is not None and made["graft-x+source=eagle3"].drafter_cache is None

@@ -17,8 +17,9 @@ from longgraft.comparison.with_plain import plain_session
 from longgraft.config.settings import Settings
 from longgraft.engine.session import Session, answer
 from longgraft.loading import assemble
-from longgraft.methods.find import Method
+from longgraft.methods.find import Method, find
 from longgraft.methods.needs import AUTO
+from longgraft.methods.own_settings import with_own_settings
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.kv_cache import KVCache
@@ -63,7 +64,10 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
     lookups find something, read in chunks; budgets of 1, 2, 8 and 60 nodes; greedy, and sampled where it is exact: what
     promises the distribution alone may draw other tokens then.  ValueError of a lossy method, which promises neither.
     """
-    loaded = assemble(model, drafter, Settings(method=method, dtype="float32", calibration=None))
+    settings = with_own_settings(Settings(method=method, dtype="float32", calibration=None))
+    asked, loaded = find(settings.method), assemble(model, drafter, settings)
+    if loaded.method.name != asked.name:
+        raise ValueError(f"{asked.name} cannot be checked: {loaded.notes[0]}. Give what it needs.")
     promise = loaded.method.promise
     if promise == "lossy":
         raise ValueError(f"Method {loaded.method.name!r} is lossy: its tokens need not be plain decoding's. Check a "

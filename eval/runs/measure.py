@@ -137,11 +137,11 @@ class Prefilled:
         """By variant and run: all share their memories, but each run has lasting ones of its own.  Run "" is none."""
         kept: dict[tuple, Memory] = {}
         made = {}
+        # Each prompt begins with the costs that were measured at load; a rewound memory restores them.
+        costs = {head: parts.costs and parts.costs.copy() for head, parts in stock.heads.items()}
         for variant in variants:
-            parts = stock.parts(variant)
-            # Each prompt begins with the costs that were measured at load, whatever was decoded before it.
-            costs = parts.costs and parts.costs.copy()
-            parts = replace(parts, clock=self._clock, regions=self._regions, kept=kept, costs=costs)
+            parts = replace(stock.parts(variant), clock=self._clock, regions=self._regions, kept=kept,
+                            costs=costs[variant.head])
             make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
             proposer = made[variant.name, ""] = make(parts)
             self._verifies[variant.name] = verifies(variant.method, parts)

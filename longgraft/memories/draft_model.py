@@ -116,8 +116,7 @@ class DraftModelCache(DraftCache):
         self._chain = 0
 
     def mark(self) -> Any:
-        self.begin()
-        return super().mark()
+        return self.cache.length - self._chain, self._waiting
 
     def rewind(self, mark: Any) -> None:
         super().rewind(mark)

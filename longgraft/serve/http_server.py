@@ -11,6 +11,7 @@ import gc
 import json
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import h11
@@ -22,8 +23,8 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
 
 GRACE_SECONDS = 5       # in which clients can receive the rest of their answers when the server stops
-# Seconds in which a client sends a request's headers, and then its body: of --max-body's 16 MiB 2.2 Mbit/s.
-DEADLINES: Mapping[Any, float] = {h11.IDLE: 10.0, h11.SEND_BODY: 60.0}
+HEADER_SECONDS = 10.0   # in which a client sends a request's headers
+BODY_SECONDS = 60.0     # and then a body of up to 16 MiB, which takes 2.2 Mbit/s; where more is allowed, as much longer
 
 
 def bind(options: Serving) -> socket.socket:
@@ -65,8 +66,10 @@ class Server(uvicorn.Server):
     """Cancels running requests at shutdown, where uvicorn would wait for them."""
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
+        body_seconds = BODY_SECONDS * max(1.0, app.state.longgraft.options.max_body / 16)
+        connection: Any = partial(Connection, body_seconds=body_seconds)
         super().__init__(uvicorn.Config(
-            app, http=Connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
+            app, http=connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS))
         self._app, self._ready = app, ready
 
@@ -87,6 +90,10 @@ class Connection(H11Protocol):
 
     _client_state: Any = None
     _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, body_seconds: float = BODY_SECONDS, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._seconds: Mapping[Any, float] = {h11.IDLE: HEADER_SECONDS, h11.SEND_BODY: body_seconds}
 
     def connection_made(self, transport: Any) -> None:
         """The deadline of the first headers begins."""
@@ -112,7 +119,7 @@ class Connection(H11Protocol):
         self._client_state = state
         if self._deadline is not None:
             self._deadline.cancel()
-        seconds = DEADLINES.get(state)
+        seconds = self._seconds.get(state)
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._expire, seconds)
 
     def _expire(self, seconds: float) -> None:

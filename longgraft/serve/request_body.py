@@ -28,7 +28,7 @@ class BodyRequest(Request):
 
     def __init__(self, request: Request, model: type[BaseModel]) -> None:
         super().__init__(request.scope, request.receive)
-        self._model = model
+        self._model, self.size = model, 0       # bytes of the body, once it is read
 
     async def json(self) -> Any:
         """An instance of the model, which FastAPI's own validation passes through."""
@@ -37,8 +37,8 @@ class BodyRequest(Request):
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """What `work` returns, in a thread of the pool.  ApiError: 429 where the pool is full, 499 where the client
         has gone; work that has not begun by then never does."""
-        size = len(await self.body())
-        task = asyncio.ensure_future(self.app.state.longgraft.pool.run(size, work, *args))
+        self.size = len(await self.body())
+        task = asyncio.ensure_future(self.app.state.longgraft.pool.run(self.size, work, *args))
         gone = asyncio.create_task(disconnected(self))
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -67,7 +67,7 @@ class BodyRoute(APIRoute):
             try:
                 return await handler(made)
             finally:
-                request.app.state.longgraft.pool.trim_later(len(await made.body()))
+                request.app.state.longgraft.pool.trim_later(made.size)
         return handle
 
 

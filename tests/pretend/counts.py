@@ -192,7 +192,7 @@ class Fused:
 def made(device: Pretend, case: Case) -> tuple[Target, Eagle3Network]:
     """Once for all methods of a case: what takes longest is to make a large model."""
     model = device.module(lambda: AutoModelForCausalLM.from_config(case.target(), dtype=case.dtype))
-    fused = fused_modules.Fused(model, Fused(device)) if case.fused else None
+    fused = fused_modules.FusedModules(model, Fused(device)) if case.fused else None
     target = Target(model, attention=case.attention, fused=fused)
     return target, device.module(lambda: Eagle3Network(case.head, own_embedding=True).to(case.dtype))
 

@@ -9,7 +9,7 @@ PARTS = (graft_x, graft, lookup, retrieval, dynamic_trees, chains, blocks, long_
 
 METHODS: dict[str, Method] = {method.name: method for part in PARTS for method in part.METHODS}
 
-# Ablations that had names in 0.1.0 and are choices of their method now.
+# Ablations that had names of their own before 0.2.0, and are choices of their method now.
 RENAMED = {
     "eagle3-window": "eagle3+window=2048",
     "graft-root": "graft+pruning=none+retrieved=20",

@@ -33,6 +33,9 @@ class GraftChoices:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.pruning != "none" and self.retrieved is not None:
+            raise ValueError(f"graft+retrieved={self.retrieved} is a share of a tree that is never pruned. Add "
+                             "+pruning=none, or leave it out: gates decide how many slots are freed.")
         if self.pruning == "none" and self.retrieval in ("drafted", "none"):
             raise ValueError(f"graft+pruning=none frees slots for retrieval, and retrieval is {self.retrieval}. Choose "
                              "one of the two; a dense drafted tree is eagle3.")

@@ -77,7 +77,7 @@ def controlled(p: Parts) -> Controller:
                          "budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
     costs, text, levels = _needed_costs(p), p.text(c.order), p.shape.levels
     if p.source is not None:
-        estimates = p.one(("estimates", c.order, c.probing, *map(id, p.source.memories)),
+        estimates = p.one(("estimates", "source", c.order, c.probing, *map(id, p.source.memories)),
                           lambda: AcceptanceEstimates(text, costs, p.calibration.odds))
         return Controller(RankedProposer(text, p.source, None, estimates, p.clock, pool=1), estimates,
                           probing=c.probing, clock=p.clock)

@@ -37,7 +37,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class WatchRequest(GenerationRequest):
-    """The page's request.  chat: send the prompt as a chat message; compare: decode it plain_job afterwards."""
+    """The page's request.  chat: send the prompt as a chat message; compare: decode it plainly afterwards."""
 
     prompt: str
     chat: bool = False
