@@ -333,4 +333,12 @@ MUTATIONS = (
     Mutation("of equal matches the earlier answer's counts", "RollOuts.after", "other[0] > own[0]", "other[0] >= own[0]", "test_rollouts.py::test_of_equal_matches_the_one_of_this_answer_counts"),
     Mutation("cells to which nothing leads are kept", "Prefixes.lacks", " and all(map(self._has, before[-1:]))", "", "test_prefixes.py::test_a_cell_without_the_one_before_it_is_not_kept"),
     Mutation("a prediction begins as a prompt does", "Encoder.bare", ", add_special_tokens=False", "", "test_encoding.py::test_a_prediction_is_text_from_the_middle_and_has_no_token_that_begins_a_prompt"),
+    # choices, loading and bodies
+    Mutation("a source and a drafter share estimates", "controlled", '"estimates", "source", c.order', '"estimates", c.order', "test_sources.py::test_a_source_and_a_drafter_of_one_cache_have_estimates_of_their_own"),
+    Mutation("a body that could not be read is read again", "BodyRoute.get_route_handler.handle", "trim_later(made.size)", "trim_later(len(await made.body()))", "test_serve_stalls.py::test_a_body_that_is_too_large_is_refused_while_its_sender_waits"),
+    Mutation("a choice of a method falls back", "load_needs", " and method.choices == method.usual", "", "test_methods.py::test_a_choice_of_a_method_has_no_fallback"),
+    Mutation("costs that steps taught outlive a rewind", "AcceptanceEstimates.restore", "        self.costs.restore(state[2])\n", "", "test_controller.py::test_a_rewound_request_decides_by_the_costs_that_it_had"),
+    Mutation("a fallback is checked in the place of a method", "assert_lossless", "if loaded.method.name != asked.name:", "if False:", "test_lossless.py::test_what_falls_back_is_not_checked_in_the_place_of_what_was_named"),
+    Mutation("a share that nothing reads is accepted", "GraftChoices.__post_init__", 'if self.pruning != "none" and self.retrieved is not None:', "if False:", "test_methods.py::test_choices_that_contradict_one_another_are_refused"),
+    Mutation("the hub's own client is left to retry", "load_target", "nullcontext() if Path(path).exists() or hub_answers() else offline()", "nullcontext(hub_answers())", "test_weights.py::test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read"),
 )

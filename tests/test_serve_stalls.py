@@ -200,8 +200,10 @@ def test_a_body_that_is_too_large_is_refused_while_its_sender_waits():
                                               b"Transfer-Encoding: chunked\r\n\r\n")
     with listening() as (url, _), sent(url, head) as wire:
         wire.settimeout(10)
-        for _ in range(17):
+        for _ in range(16):
             wire.sendall(piece)
+        time.sleep(0.5)     # all of that is read
+        wire.sendall(b"2\r\naa\r\n")
         assert wire.recv(64).startswith(b"HTTP/1.1 413")
 
 
