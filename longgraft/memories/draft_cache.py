@@ -34,8 +34,8 @@ class DraftCache(Memory):
 
     @abstractmethod
     def _read(self, columns: list[Tensor]) -> None:
-        """Run the network on waiting tokens; rows are written behind the cache's length.  The callee may empty the
-        list, to free wide tensors."""
+        """Run the network on these pending tokens; rows are written behind the cache's length.  An implementation may
+        empty the list, to free wide tensors."""
 
     @property
     def waiting(self) -> int:

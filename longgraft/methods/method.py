@@ -44,8 +44,8 @@ class Method:
     choices:  options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`), which `build`
               finds in `parts.choices`; None: none
     usual:    the choices that its bare name stands for; None: `choices`
-    over:     from its choices to the name of the method whose proposer, `parts.source`, replaces the drafter, and
-              whose needs replace its own; "": none
+    over:     from its choices to the name of another method, which drafts in the drafter's place: its proposer is
+              `parts.source`, and its needs are this method's; "": none
     verifies: from parts to a function that changes the request's verifier; only a lossy method changes it
     """
 

@@ -58,7 +58,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Parts:
-    """Proposers that need the same memory share it, also those of two methods: `replace(parts, ...)` shares `kept`.
+    """A target, what was loaded beside it, settings, and the memories that were made of them.
+
+    Each memory is made once, and shared by all proposers that need it, also those of two methods: `replace(parts, ...)`
+    shares `kept`.
 
     given:    loaded needs, by name
     costs:    a step's costs here: needed by a controller

@@ -21,7 +21,7 @@ class Memory(ABC):
     wants:     what the target must report for it
     positions: tokens that it can observe; None: any number
     lasting:   whether what it learnt outlives the request: then `reset` forgets nothing
-    tail:      how many of a prompt's last tokens must be observed where the others are recalled
+    tail:      last tokens of a prompt that must be read anew, where the tokens before them are recalled
     """
 
     name: str = "memory"

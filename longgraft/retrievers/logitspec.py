@@ -18,6 +18,9 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
+WIDTH = 64                  # of the last top-k, and nodes of the tree, root included: the official capacity
+KEPT = ((8, 4), (32, 3))    # (highest rank, tokens of a guess with its continuation); above, the guess alone
+
 
 class LastTopK(Memory):
     """The top-k at the position that produced the root: observed before it is used, so that decoding stays exact."""
@@ -86,10 +89,6 @@ class Rounds(Memory):
         last = np.searchsorted(sizes, ends - ngram + 2 * length, side="right") - 1
         first = np.searchsorted(sizes, ends, side="right")
         return np.minimum(length, sizes[np.maximum(first, last)] - ends)
-
-
-WIDTH = 64                  # of the last top-k, and nodes of the tree, root included: the official capacity
-KEPT = ((8, 4), (32, 3))    # (highest rank, tokens of a guess with its continuation); above, the guess alone
 
 
 class LogitSpec:

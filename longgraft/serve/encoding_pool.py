@@ -58,7 +58,7 @@ class EncodingPool:
             self._large.submit(trim)
 
     def close(self) -> None:
-        """Drop the tasks that wait.  Does not wait for those that run."""
+        """Drop waiting tasks.  Running ones go on, and the process ends when they have."""
         for threads in (self._small, self._large):
             threads.shutdown(wait=False, cancel_futures=True)
 
