@@ -11,8 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -223,20 +222,13 @@ class Worker:
             end = None if isinstance(found, Exception) else found
             # Before the client has the end, and may read the counts.
             for watcher in self.watchers:
-                with self._logged():
+                try:
                     watcher.ended(running, end)
+                except Exception:
+                    LOG.exception("a watcher failed")
             self._recent.append(time.monotonic() - began)
             closed = self._closed and end is not None and end.reason == "cancelled"
             running.send(Closing() if closed else found)
-
-    @staticmethod
-    @contextmanager
-    def _logged() -> Iterator[None]:
-        """A watcher that fails is logged; the answer goes on."""
-        try:
-            yield
-        except Exception:
-            LOG.exception("a watcher failed")
 
     def _outcome(self, running: Running) -> End | Exception:
         """Its end, or the exception for its client: what is wrong with the job, or that decoding failed."""
@@ -276,8 +268,7 @@ class Worker:
             running.send(step)
             now = time.monotonic()
             for watcher in self.watchers:
-                with self._logged():
-                    watcher.stepped(running, step, now - began)
+                watcher.stepped(running, step, now - began)
             if step.tokens and job.seconds is not None:
                 until = min(until, now + job.seconds)
             cut = job.complete is not None and job.complete(step)

@@ -31,7 +31,7 @@ def assert_before_loading(monkeypatch):
     def never(*_, **__):
         raise AssertionError("a model was loaded before the mistake was reported")
 
-    monkeypatch.setattr("longgraft.loading.assemble", never)
+    monkeypatch.setattr("longgraft.loading.load_target", never)     # `assemble` may be imported by name
 
 
 def saved_pair(folder: Path) -> Path:
