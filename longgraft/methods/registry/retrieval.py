@@ -65,19 +65,11 @@ class SuffixChoices:
 
 
 @dataclass(frozen=True)
-class SuffixRouteChoices:
+class SuffixRouteChoices(SuffixChoices):
     """Choices of `suffix-eagle3`."""
 
-    depth: int = like(Speculation, "depth")
-    factor: float = like(Speculation, "factor")
-    offset: float = like(Speculation, "offset")
-    least: float = like(Speculation, "least")
-    outputs: int = like(SuffixChoices, "outputs")
     threshold: float | None = option(None, "Expected tokens from which no tree is drafted", low=0, high=4096,
                                      none="as many as the drafter has levels")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def _datastore(sources: Sources) -> Datastore:
