@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from longgraft.comparison.repetition import loops
+from longgraft.engine.repetition import loops
 
 DRAW = random.Random(3)
 

@@ -20,6 +20,7 @@ from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.runtime.clock import Clock
 from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
+from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
@@ -37,8 +38,11 @@ from longgraft.yarn_drafters.training.drafter import (
 )
 from longgraft.yarn_drafters.training.fresh import build_network, draft_vocabulary
 from longgraft.yarn_drafters.training.objective import (
+    Seen,
+    StepFigures,
     _joint_flash,
     _Memory,
+    distilled,
     joint_attention,
     training_time_test,
 )
@@ -68,14 +72,22 @@ def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monk
         torch.testing.assert_close(fast, reference, atol=1e-5, rtol=1e-4)
 
 
+def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor, features: torch.Tensor,
+            positions: torch.Tensor, learnt: torch.Tensor | None = None) -> StepFigures:
+    """The figures of a training-time test whose target has the final states features[..., :32]."""
+    hidden = features[..., :32]
+    seen = Seen(features, hidden, head(hidden).argmax(-1))
+    return training_time_test(network, seen, tokens, positions, lambda states, ids: head(states)[:, ids], STEPS,
+                              learnt)[1]
+
+
 def taught_states(tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
     """The states of every training step, [1, S, H] each, as `training_time_test` makes them."""
     network, states = toy_network(), []
     handle = network.register_forward_hook(lambda _, __, out: states.append(out))
     try:
         with torch.no_grad():
-            training_time_test(network, features, tokens, positions, features[..., :32],
-                               torch.nn.Linear(32, VOCAB, bias=False), STEPS)
+            compare(network, torch.nn.Linear(32, VOCAB, bias=False), tokens, features, positions)
     finally:
         handle.remove()
     return states
@@ -130,7 +142,7 @@ def test_a_step_does_not_see_tokens_that_are_not_drafted_yet():
 def test_the_loss_is_the_cross_entropy_of_the_predicted_tokens_in_the_vocabulary():
     tokens, features, positions = toy_text()
     network, head = toy_network(), torch.nn.Linear(32, VOCAB, bias=False)
-    _, figures = training_time_test(network, features, tokens, positions, features[..., :32], head, STEPS)
+    figures = compare(network, head, tokens, features, positions)
     logits = head(features[..., :32])
     for k, states in enumerate(taught_states(tokens, features, positions)):
         nats = []
@@ -139,6 +151,46 @@ def test_the_loss_is_the_cross_entropy_of_the_predicted_tokens_in_the_vocabulary
             if network.t2d[theirs.argmax()]:
                 nats.append(-(theirs[network.t2d].softmax(-1) * network.logits(states[0, slot]).log_softmax(-1)).sum())
         assert figures.losses[k] == pytest.approx(torch.stack(nats).mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["kl", "lk"])
+def test_the_gradients_of_a_loss_are_those_of_its_formula(loss, monkeypatch):
+    monkeypatch.setattr("longgraft.yarn_drafters.training.objective.BLOCK", 3)
+    torch.manual_seed(0)
+    shares, found = (2 * torch.randn(7, 11)).softmax(-1), []
+    for fast in (True, False):
+        torch.manual_seed(1)
+        states, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5, requires_grad=True)
+        if fast:
+            total, hits = distilled(states, weight, shares, shares.argmax(-1), loss)
+            assert hits == ((states @ weight.T).argmax(-1) == shares.argmax(-1)).sum()
+        else:
+            ours = (states @ weight.T).log_softmax(-1)
+            accepted = torch.minimum(ours.exp(), shares).sum(-1)
+            total = -(shares * ours).sum() if loss == "kl" else -accepted.log().sum()
+        (3 * total).backward()
+        found.append([total.detach(), states.grad, weight.grad])
+    for ours, formula in zip(*found, strict=True):
+        torch.testing.assert_close(ours, formula, atol=1e-5, rtol=1e-4)
+
+
+def test_later_epochs_read_the_targets_features_from_disk(corpus, tmp_path, monkeypatch):
+    """Rows repeat, their features come back as they were computed, and the target's forward is not called again."""
+    recipe = dataclasses.replace(DRAFTER, stages=(Stage(64),), features=str(tmp_path / "features"))
+    size = (len(corpus.tokens) // 64 - 1) * 64
+    corpus = EncodedCorpus(corpus.tokens[:size], np.array([0, size]), corpus.types[:1], corpus.sources[:1])
+    run = drafter_trainer(corpus, tmp_path, recipe)
+    rows = run.streams["mixed"].rows(0, size // 64, 64)
+    again = run.streams["mixed"].rows(size, size // 64, 64)
+    assert {tuple(row) for row in rows} == {tuple(row) for row in again}
+    tokens, positions = torch.from_numpy(rows[:2, :-1]), torch.arange(64)[None]
+    first = run._seen(tokens, positions)
+    monkeypatch.setattr(run, "_computed", None)
+    second = run._seen(tokens, positions)
+    torch.testing.assert_close(second.features.float(), first.features.float(), atol=0.05, rtol=0.01)
+    assert torch.equal(second.choice, first.choice)
+    other = dataclasses.replace(recipe, feature_layers=(3, 1, 2))
+    assert drafter_trainer(corpus, tmp_path / "o", other).store.get(tokens[0], positions[0]) is None
 
 
 def test_the_draft_vocabulary_is_sorted_offsets_and_has_the_end(corpus):
@@ -156,14 +208,15 @@ def test_features_are_hidden_states_and_a_jump_cuts_no_attention(family, corpus,
     recipe = dataclasses.replace(DRAFTER, feature_layers=(3, 1, 2))
     run, rows = drafter_trainer(corpus, tmp_path, recipe, family), torch.arange(1, 33)[None]
     plain = torch.arange(32)[None]
-    features, hidden = run._observe(rows, plain)
+    seen = run._seen(rows, plain)
     states = hidden_states(run.target.model, rows)
-    torch.testing.assert_close(features, torch.cat([states[3], states[1], states[2]], dim=-1))
-    torch.testing.assert_close(hidden, states[4])
+    torch.testing.assert_close(seen.features, torch.cat([states[3], states[1], states[2]], dim=-1))
+    torch.testing.assert_close(seen.hidden, states[4])
+    assert torch.equal(seen.choice, run.target.model(rows).logits.argmax(-1))
     jumped = plain + 100 * (plain >= 16)
     changed = rows.clone()
     changed[0, 0] += 1
-    assert not torch.equal(run._observe(rows, jumped)[1][0, -1], run._observe(changed, jumped)[1][0, -1])
+    assert not torch.equal(run._seen(rows, jumped).hidden[0, -1], run._seen(changed, jumped).hidden[0, -1])
 
 
 def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(corpus, tmp_path):
@@ -233,7 +286,7 @@ def test_only_what_is_to_be_learnt_counts_and_it_is_the_predicted_token():
     hidden = features[..., :32]
 
     def losses(learnt):
-        return training_time_test(network, features, tokens, positions, hidden, head, STEPS, learnt)[1].losses
+        return compare(network, head, tokens, features, positions, learnt).losses
 
     after = 7       # learnt[t]: the token after slot t, number t + 1
     with torch.no_grad():

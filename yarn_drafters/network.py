@@ -228,7 +228,11 @@ class Eagle3Network(nn.Module):
 
     def logits(self, states: Tensor, product: Product = linear) -> Tensor:
         """[..., H] -> [..., D] over the draft vocabulary."""
-        return through(self.lm_head, states if self.config.norm_output else self.norm(states), product)
+        return through(self.lm_head, self.normed(states), product)
+
+    def normed(self, states: Tensor) -> Tensor:
+        """States [..., H] as the output layer takes them."""
+        return states if self.config.norm_output else self.norm(states)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft vocabulary ids -> target vocabulary ids."""

@@ -17,10 +17,10 @@ import torch
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
-from longgraft.comparison.repetition import loops
 from longgraft.config.settings import Budget
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import KEPT_OF_60, kept_nodes
+from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session, answer
 from longgraft.eval.checks.odds import accepted, estimate
 from longgraft.eval.prompts.suites import Example

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.comparison.repetition import loops
 from longgraft.config.method_roles import HEADLESS
+from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, load_suite

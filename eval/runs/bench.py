@@ -16,10 +16,10 @@ import torch
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_measurement import costs_for
 from longgraft.comparison.levels import Check, first_divergence
-from longgraft.comparison.repetition import loops
 from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.config.settings import HeadOverrides, Settings
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
+from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import Fitted, as_it_is
 from longgraft.eval.runs.config import SweepConfig

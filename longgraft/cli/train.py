@@ -124,6 +124,38 @@ def train_extend(
     print(run(made, target, _found(data), _found(valid or []), out, start=drafter, dtype=_dtype(dtype, device)))
 
 
+@train.command("regenerate", epilog="Example: longgraft train regenerate --model smollm2 --magpie --documents texts/ "
+                                    "--tokens 4m --out chats.jsonl")
+def train_regenerate(
+    out: Annotated[Path, typer.Option(help="JSONL to write; the same command again continues it.")],
+    model: Model = None,
+    prompts: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
+        help="Chats or texts whose user turns are answered; repeatable.")] = None,
+    magpie: Annotated[bool, typer.Option("--magpie", help="The model invents requests (arXiv 2406.08464).")] = False,
+    documents: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
+        help="Texts to summarise, quote, rewrite, explain, edit; repeatable.")] = None,
+    exclude: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
+        help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped.")] = None,
+    tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.")] = "1m",
+    batch: Annotated[int, typer.Option(min=1, help="Answers sampled at once.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of a turn; longer ones are cut.")] = 512,
+    temperatures: Annotated[str, typer.Option(help="One is drawn for each chat.")] = "0,0.7,1",
+    seed: Annotated[int, typer.Option(min=0)] = 0, device: Device = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+) -> None:
+    """Sample a model's own answers, to train a head on: to given requests, invented ones, and tasks over documents."""
+    from longgraft.runtime.devices import dtype_of
+    from longgraft.yarn_drafters.training.regenerate import Sampling, regenerate
+
+    sampling = Sampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
+    counts = regenerate(_model(model), out, sampling, _found(prompts or []), _found(documents or []), magpie,
+                        _found(exclude or []), dtype_of(dtype), device)
+    print(f"{out}: {counts['kept']:,} chats with {counts['tokens']:,} answer tokens")
+    for reason, chats in sorted(counts.items()):
+        if reason not in ("kept", "tokens"):
+            print(f"  dropped, {reason}: {chats:,}")
+
+
 @heads.callback(epilog="Example: longgraft heads")
 def list_heads(context: typer.Context) -> None:
     """List the known EAGLE-3 heads and their targets."""
@@ -204,3 +236,13 @@ def _dtype(name: str | None, device: str | None) -> Any:
     from longgraft.runtime.devices import device_of, dtype_of
 
     return dtype_of(name or ("bfloat16" if device_of(device).type == "cuda" else "float32"))
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= value <= 10 for value in found):
+        raise ValueError(f"--temperatures is {text!r}; numbers from 0 to 10 with commas are needed, such as 0,0.7,1.")
+    return found

@@ -206,9 +206,12 @@ class Target:
             raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
                              "attention interface, so its tree mask would be ignored. This model cannot be used.")
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final hidden states [.., H] -> the model's logits [.., V], soft-capped or scaled as in its family."""
-        logits, c = self.head(hidden), self.config
+    def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Final hidden states [.., H] -> the model's logits [.., V], soft-capped or scaled as in its family; [.., n] of
+        the `ids` [n] alone."""
+        c, head = self.config, self.head
+        logits = head(hidden) if ids is None else nn.functional.linear(
+            hidden, head.weight[ids], None if head.bias is None else head.bias[ids])
         if cap := getattr(c, "final_logit_softcapping", None):      # Gemma
             logits = cap * torch.tanh(logits / cap)
         return logits * getattr(c, "logit_scale", 1.0) / getattr(c, "logits_scaling", 1.0)     # Cohere, Granite

@@ -10,7 +10,7 @@ import hashlib
 import math
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -122,7 +122,7 @@ def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) ->
         # With the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
-            found = _chat_ids(document.turns, tokenizer) if document.turns else [[*next(plain), *end]]
+            found = _chat_ids(document, tokenizer) if document.turns else [[*next(plain), *end]]
             dropped += not found
             for ids in found:
                 pieces.append(np.array(ids, dtype=np.int32))
@@ -135,7 +135,7 @@ def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) ->
     return EncodedCorpus(np.concatenate([np.empty(0, np.int32), *pieces]), starts, tuple(types), tuple(sources))
 
 
-def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
+def _chat_ids(chat: Document, tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
     """A chat in the tokenizer's template, ~id for all tokens outside the assistant's answers.
 
     One document, or several if the template rewrites earlier turns (Qwen3 drops earlier thoughts): then each answer
@@ -147,6 +147,8 @@ def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizer
         raise ValueError("The data holds chats, and the tokenizer has no chat template. Give plain text, or the "
                          "tokenizer of an instruct model.")
 
+    turns = chat.turns
+
     def ids(count: int, ask: bool) -> list[int]:
         plain = [dict(turn) for turn in turns[:count]]
         found: Any = tokenizer.apply_chat_template(plain, add_generation_prompt=ask, return_dict=True)
@@ -157,7 +159,10 @@ def _chat_ids(turns: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizer
         if turn["role"] != "assistant" or i == 0:
             continue
         try:
-            asked, answered = ids(i, True), ids(i + 1, False)
+            asked = ids(i, True)
+            whole = chat.ended or i + 1 < len(turns)
+            answered = ids(i + 1, False) if whole else asked + list(
+                tokenizer(turn["content"], add_special_tokens=False)["input_ids"])
         except TemplateError:       # a role or an order that this template does not know
             break
         if answered[:len(asked)] != asked:
@@ -226,15 +231,17 @@ class TokenStream:
     """An endless token sequence: epochs, each an order of documents drawn from (seed, epoch).
 
     Reading depends on the position alone, so that resuming needs only a position.
-    shuffled: the rows of a window come in random order, so that a batch does not consist of one long document.
+    shuffled: the rows of a window come in random order, so that a batch does not consist of one long document;
+    repeated: tokens of an epoch, of which each then is the first one again, so that its rows repeat.
     """
 
     window = 2 ** 20        # tokens within which rows are shuffled: some 250 files
 
     def __init__(self, corpus: EncodedCorpus, seed: int,
                  order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
-                 shuffled: bool = False) -> None:
+                 shuffled: bool = False, repeated: int | None = None) -> None:
         self._corpus, self._seed, self._order, self._shuffled = corpus, seed, order, shuffled
+        self._repeated, self.window = repeated, repeated or TokenStream.window
         self._bounds = [0]                  # the stream position at which each epoch begins
         self._held: dict[int, np.ndarray] = {}
 
@@ -284,11 +291,11 @@ class TokenStream:
 
     def _tokens(self, epoch: int) -> np.ndarray:
         if epoch not in self._held:
-            rng = np.random.default_rng([self._seed, epoch])
+            rng = np.random.default_rng([self._seed, epoch if self._repeated is None else 0])
             # A window may span two epochs, so two are kept.
             kept = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
             order = self._order(self._corpus, rng)
             if not self._corpus.lengths()[order].sum():     # no number of epochs would fill a row
                 raise ValueError("The files hold no tokens to read, or prose_share leaves none. Give other text.")
-            self._held = kept | {epoch: self._corpus.gather(order)}
+            self._held = kept | {epoch: self._corpus.gather(order)[:self._repeated]}
         return self._held[epoch]

@@ -22,12 +22,13 @@ PROSE = frozenset({"meeting", "book", "report"})
 @dataclass(frozen=True)
 class Document:
     """One file, text or chat of the corpus.  source: its origin, for code `owner/name@commit:path`; turns: those of a
-    chat, {role, content} each."""
+    chat, {role, content} each; ended: whether its last answer is whole, so that an end token belongs behind it."""
 
     text: str
     type: str = "text"
     source: str = ""
     turns: Sequence[Mapping[str, str]] = ()
+    ended: bool = True
 
     @property
     def group(self) -> str:
@@ -39,7 +40,8 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
     """The documents of JSONL(.gz) files, JSON arrays, other text files (one document each), and folders of these.
 
     A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}), and optionally
-    `type` and `source`.  ValueError names the file and line of any other row.
+    `type`, `source` and `ended` (false: the last answer was cut off).  ValueError names the file and line of any
+    other row.
     """
     for path in map(Path, paths):
         if path.is_dir():
@@ -96,7 +98,7 @@ def _document(row: Any, place: str) -> Document:
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
         plain.append({"role": ROLES.get(role, role), "content": _string(content, f"{place}: a turn's content")})
-    return Document("", "chat", source, tuple(plain))
+    return Document("", "chat", source, tuple(plain), row.get("ended") is not False)
 
 
 def _string(value: Any, what: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
 from longgraft.yarn_drafters.training.distributed import ALONE, World
+from longgraft.yarn_drafters.training.features import FeatureStore
 from longgraft.yarn_drafters.training.fresh import build_network
 from longgraft.yarn_drafters.training.frozen import Frozen, check_logits, observed, replayed
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
-from longgraft.yarn_drafters.training.objective import training_time_test
+from longgraft.yarn_drafters.training.objective import BLOCK, Seen, training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
 
 
@@ -46,17 +48,20 @@ class DrafterTrainer(Trainer):
         matrices = [p for n, p in learnt if p.ndim == 2 and not n.startswith("lm_head")]
         others = [p for n, p in learnt if p.ndim == 1 or n.startswith("lm_head")]
         super().__init__(recipe, network, muon_and_adam(matrices, [{"params": others, "lr": recipe.adam_lr}], recipe),
-                         corpus, out, {"target": target.name} | asdict(network.config), world)
+                         corpus, out, {"target": target.name} | asdict(network.config), world, bool(recipe.features))
         self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
+        self.store = None
+        if recipe.features:
+            self.store = FeatureStore(Path(recipe.features), target, network.config.feature_layers)
         check_logits(target)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         # ~id is negative: context only.  The token after slot t is rows[t + 1].
         tokens, learnt = torch.where(rows < 0, ~rows, rows)[:, :-1], rows[:, 1:] >= 0
+        seen = self._seen(tokens, positions)
         with self.recipe.autocast(self.device):
-            features, hidden = self._observe(tokens, positions)
-            loss, figures = training_time_test(self.network, features, tokens, positions, hidden, self.target.logits,
-                                               self.recipe.ttt_steps, learnt)
+            loss, figures = training_time_test(self.network, seen, tokens, positions, self.target.logits,
+                                               self.recipe.ttt_steps, learnt, self.recipe.loss)
         return loss, {"losses": figures.losses, "agreements": figures.agreements}
 
     @torch.no_grad()
@@ -71,10 +76,23 @@ class DrafterTrainer(Trainer):
                 found[f"{kind}_mat"] = replayed(self.target, drafter, rows, self.recipe.mat_tokens)
         return found
 
-    def _observe(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's features [B, S, A * Ht] and final hidden states [B, S, Ht]."""
-        features, hidden = observed(self.target, self.network.config.feature_layers, tokens, positions)
-        return features.to(self.network.fc.weight.dtype), hidden
+    @torch.no_grad()
+    def _seen(self, tokens: Tensor, positions: Tensor) -> Seen:
+        """What the target gives for these rows: read from the store, or computed."""
+        if self.store is None:
+            return self._computed(tokens, positions)
+        found = [self.store.get(*row) or self._computed(*(part[None] for part in row))
+                 for row in zip(tokens, positions.expand_as(tokens), strict=True)]
+        for row, seen in zip(zip(tokens, positions.expand_as(tokens), strict=True), found, strict=True):
+            self.store.put(*row, seen)
+        return Seen(*(torch.cat([getattr(seen, f.name) for seen in found]).to(self.device) for f in fields(Seen)))
+
+    def _computed(self, tokens: Tensor, positions: Tensor) -> Seen:
+        # A target in half precision needs no casts.
+        with self.recipe.autocast(self.device) if self.target.dtype == torch.float32 else nullcontext():
+            features, hidden = observed(self.target, self.network.config.feature_layers, tokens, positions)
+            choice = torch.cat([self.target.logits(block).argmax(-1) for block in hidden.flatten(0, 1).split(BLOCK)])
+        return Seen(features, hidden, choice.view_as(tokens))
 
 
 def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path],

@@ -70,26 +70,29 @@ def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, A
 class Trainer(ABC):
     """One run in one folder: owns module, optimizers, streams and state.  Subclasses define the objective.
 
-    first_learnt: the first token of a row that the objective predicts.
+    first_learnt: the first token of a row that the objective predicts; repeat_rows: every epoch has the first one's
+    rows.
     """
 
     first_learnt = 1
 
     def __init__(self, recipe: Recipe, module: nn.Module, optimizers: list[torch.optim.Optimizer],
-                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = ALONE) -> None:
+                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = ALONE,
+                 repeat_rows: bool = False) -> None:
         if world.size > 1 and recipe.budget_minutes:
             raise ValueError("budget_minutes cannot be used with several processes, whose clocks differ. Set "
                              "total_tokens.")
         self.recipe, self.module, self.optimizers, self.world = recipe, module, optimizers, world
         self.out, self.state, self.device = Path(out), TrainingState(), world.device
         self.identity = json.loads(json.dumps(identity))    # as a checkpoint returns it
-        share = recipe.prose_share
-        self.streams = {
-            "mixed": TokenStream(corpus, recipe.seed, shuffled=True, order=partial(mixed_documents, prose_share=share)),
-            "grouped": TokenStream(corpus, recipe.seed + 1, order=partial(grouped_documents, prose_share=share))}
-        if (size := self.streams["mixed"].size()) <= recipe.longest:
+        share, seed = recipe.prose_share, recipe.seed
+        mixed, grouped = (partial(order, prose_share=share) for order in (mixed_documents, grouped_documents))
+        if (size := TokenStream(corpus, seed, mixed).size()) <= recipe.longest:
             raise ValueError(f"The training files hold {size:,} tokens, and a row takes {recipe.longest + 1:,}. Give "
                              "more text, or shorter stages in the recipe.")
+        repeated = size // recipe.longest * recipe.longest if repeat_rows else None
+        self.streams = {"mixed": TokenStream(corpus, seed, mixed, shuffled=True, repeated=repeated),
+                        "grouped": TokenStream(corpus, seed + 1, grouped, repeated=repeated)}
 
     @abstractmethod
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from longgraft.yarn_drafters.network import Eagle3Network
 
-BLOCK = 1024        # slots whose [block, D] logits exist at once
+BLOCK = 512         # slots whose [block, D] logits exist at once
 QUERIES = 1024      # slots whose attention weights exist at once
 DECAY = 0.8         # weight of step k is 0.8^k (EAGLE-3's training code)
 
@@ -115,76 +115,102 @@ class StepFigures:
     agreements: list[float]
 
 
-def training_time_test(network: Eagle3Network, features: Tensor, tokens: Tensor, positions: Tensor, hidden: Tensor,
-                       target_head: Callable[[Tensor], Tensor], steps: int,
-                       learnt: Tensor | None = None) -> tuple[Tensor, StepFigures]:
+@dataclass(frozen=True)
+class Seen:
+    """What the target gives for rows of tokens.
+
+    features: [B, S, A * Ht]; hidden: [B, S, Ht], final states; choice: [B, S] int64, the most probable next tokens
+    """
+
+    features: Tensor
+    hidden: Tensor
+    choice: Tensor
+
+
+def training_time_test(network: Eagle3Network, seen: Seen, tokens: Tensor, positions: Tensor,
+                       target_logits: Callable[[Tensor, Tensor], Tensor], steps: int, learnt: Tensor | None = None,
+                       loss: str = "kl") -> tuple[Tensor, StepFigures]:
     """(the weighted loss, figures).
 
-    features: [B, S, A * Ht], the target's; tokens, positions: [B, S]; hidden: [B, S, Ht], from which `target_head`
-    computes logits [.., V]; learnt: [B, S] bool, whether the token after each slot is learnt (a chat's answers), None
-    for all.  At step k slot t is fed token t + 1 + k and its own last state, is at position t + k, and predicts token
-    t + 2 + k, of which the target gives the distribution at t + 1 + k.
+    tokens, positions: [B, S]; target_logits: (final states [n, Ht], ids [D]) -> the target's logits of these ids;
+    learnt: [B, S] bool, whether the token after each slot is learnt (a chat's answers), None for all; loss: of
+    `distilled`.
+    At step k slot t is fed token t + 1 + k and its own last state, is at position t + k, and predicts token t + 2 + k,
+    of which the target gives the distribution at t + 1 + k.  Slots count whose token is learnt and whose most probable
+    token the draft vocabulary has.  Deviates from EAGLE's code: the loss is divided by the number of these slots, taken
+    at the predicted token.
     """
-    length = tokens.shape[1]
     memory = _Memory(network.config.head_dim ** -0.5)
-    wanted = _Wanted.read(network, hidden, target_head, learnt)
-    state = network.fuse(features)
+    learnt = torch.ones_like(tokens, dtype=torch.bool) if learnt is None else learnt
+    # The last slots first: those that a step predicts are the first ones, for which no copy is needed.
+    slots, rows = (learnt & network.t2d[seen.choice]).T.nonzero().flip(0).unbind(1)
+    kept = network.t2d.nonzero().flatten()
+    with torch.no_grad():
+        shares = torch.cat([target_logits(block, kept).float().softmax(-1)
+                            for block in seen.hidden[rows, slots].split(BLOCK)])
+    choice = torch.searchsorted(kept, seen.choice[rows, slots])
+    state = network.fuse(seen.features)
     total, losses, agreements = torch.zeros((), device=tokens.device), [], []
     for k in range(steps):
         shifted = F.pad(tokens[:, 1 + k:], (0, 1 + k))
         state = network(state, shifted, positions + k, memory.attend)
-        loss, agreement = _loss(network, state[:, :length - 1 - k], wanted, 1 + k)
-        total = total + DECAY ** k * loss
-        losses.append(loss.item())
-        agreements.append(agreement)
+        count = int((slots > k).sum())
+        states = network.normed(state[rows[:count], slots[:count] - 1 - k])
+        step_loss, hits = distilled(states, network.lm_head.weight, shares[:count], choice[:count], loss)
+        step_loss = step_loss / max(1, count)
+        total = total + DECAY ** k * step_loss
+        losses.append(step_loss.item())
+        agreements.append(int(hits) / max(1, int(learnt[:, 1 + k:].sum())))
     return total, StepFigures(losses, agreements)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """The target's distributions at each slot, computed once for all steps.
+def distilled(states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str) -> tuple[Tensor, Tensor]:
+    """(the summed loss of an output layer against the target's distributions, how often the first choices agree).
 
-    shares: [B, S, D], probabilities on the draft vocabulary; choice: [B, S], the most probable token; learnt: [B, S],
-    whether the slot counts; inside: whether it counts and the draft vocabulary has its most probable token.
+    states: [n, H]; weight: [D, H]; shares: [n, D] probabilities; choice: [n] the target's most probable ids.
+    loss: kl, the cross-entropy, or lk, -log of the probability that a sampled draft is accepted (arXiv 2602.23881).
     """
-
-    shares: Tensor
-    choice: Tensor
-    learnt: Tensor
-    inside: Tensor
-
-    @classmethod
-    @torch.no_grad()
-    def read(cls, network: Eagle3Network, hidden: Tensor, target_head: Callable[[Tensor], Tensor],
-             learnt: Tensor | None) -> _Wanted:
-        kept, shares, choices = network.t2d.nonzero().flatten(), [], []
-        for block in hidden.flatten(0, 1).split(BLOCK):
-            logits = target_head(block)
-            choices.append(logits.argmax(-1))
-            shares.append(logits[:, kept].float().softmax(-1))
-        choice = torch.cat(choices).view(hidden.shape[:2])
-        learnt = torch.ones_like(choice, dtype=torch.bool) if learnt is None else learnt
-        return cls(torch.cat(shares).view(*hidden.shape[:2], -1), choice, learnt, learnt & network.t2d[choice])
+    return _Distilled.apply(states, weight, shares, choice, loss)
 
 
-def _loss(network: Eagle3Network, states: Tensor, wanted: _Wanted, shift: int) -> tuple[Tensor, float]:
-    """Soft cross-entropy on the draft vocabulary, over the slots with the target's choice in it, block by block.
+class _Distilled(torch.autograd.Function):
+    """`distilled`: the forward computes the gradients as well, block by block, so that no [n, D] is kept or computed
+    twice."""
 
-    Deviates from EAGLE's code: divided by the number of these slots, taken at the predicted token.
-    """
-    total, hits = torch.zeros((), device=states.device), 0
-    parts = (t[:, shift:].flatten(0, 1).split(BLOCK)
-             for t in (wanted.shares, wanted.choice, wanted.learnt, wanted.inside))
-    for ours, share, choice, learnt, inside in zip(states.flatten(0, 1).split(BLOCK), *parts, strict=True):
-        # The backward pass recomputes the block's logits, since all of them would be K times [S, D].
-        nats, guess = checkpoint(_nats, network, ours, share, use_reentrant=False, preserve_rng_state=False)
-        total = total + nats[inside].sum()
-        hits += int(((network.target_ids(guess) == choice) & learnt).sum())
-    count = int(wanted.inside[:, shift:].sum())
-    return total / max(1, count), hits / max(1, int(wanted.learnt[:, shift:].sum()))
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str
+                ) -> tuple[Tensor, Tensor]:
+        wanted, kind = any(ctx.needs_input_grad), states.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+        inputs, matrix = states.to(dtype), weight.to(dtype)
+        for_states, for_weight = torch.empty_like(inputs), torch.zeros_like(weight)
+        total = torch.zeros((), device=states.device)
+        hits = torch.zeros((), device=states.device, dtype=torch.int64)
+        for start in range(0, len(states), BLOCK):
+            rows = slice(start, start + BLOCK)
+            scores, share = (inputs[rows] @ matrix.T).float(), shares[rows]
+            most = scores.amax(-1, keepdim=True)
+            hits += (scores.gather(1, choice[rows, None]) >= most).sum()
+            ours = (scores - most).exp_()
+            summed = ours.sum(-1, keepdim=True)
+            if loss == "kl":
+                total += (summed.log() + most).sum() - (share * scores).sum()
+                gradient = ours.div_(summed).sub_(share)
+            else:
+                ours.div_(summed)
+                accepted = torch.minimum(ours, share).sum(-1, keepdim=True)
+                total -= accepted.log().sum()
+                below = ours * (ours < share)
+                gradient = ours.mul_(below.sum(-1, keepdim=True)).sub_(below).div_(accepted)
+            if wanted:
+                gradient = gradient.to(dtype)
+                for_states[rows] = gradient @ matrix
+                for_weight += gradient.T @ inputs[rows]
+        ctx.save_for_backward(for_states, for_weight)
+        ctx.mark_non_differentiable(hits)
+        return total, hits
 
-
-def _nats(network: Eagle3Network, states: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """(cross-entropy against `shares` [block], the drafter's most probable token [block])."""
-    logits = network.logits(states).float()
-    return -(shares * logits.log_softmax(-1)).sum(-1), logits.argmax(-1)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        for_states, for_weight = ctx.saved_tensors
+        return grads[0] * for_states, grads[0] * for_weight, None, None, None

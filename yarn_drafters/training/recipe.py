@@ -136,6 +136,9 @@ class DrafterRecipe(Recipe):
     draft_vocab: Count = 32000
     rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
     ttt_steps: Annotated[int, Range(1, 64)] = 7
+    loss: Annotated[str, OneOf(("kl", "lk"))] = "kl"
+    # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the same rows.
+    features: str | None = None
 
     stages: tuple[Stage, ...] = (Stage(2048),)
     total_tokens: Tokens = 100_000_000

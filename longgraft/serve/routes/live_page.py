@@ -21,9 +21,9 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
 from longgraft.comparison.levels import first_divergence, may_differ
-from longgraft.comparison.repetition import loops
 from longgraft.comparison.with_plain import plain_session
 from longgraft.engine.decoder import Step
+from longgraft.engine.repetition import loops
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, GenerationRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans

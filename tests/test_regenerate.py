@@ -1,0 +1,169 @@
+"""Claims about on-policy training chats: sampling in batches, and the files of `longgraft train regenerate`."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from toys.commands import run
+from toys.training import tiny_target
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from longgraft.yarn_drafters.training import regenerate as module
+from longgraft.yarn_drafters.training.batched_sampling import Sampled, sample_batch
+from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
+from longgraft.yarn_drafters.training.document_tasks import CODE_TASKS, PROSE_TASKS
+from longgraft.yarn_drafters.training.regenerate import Regenerator, Sampling, requests_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}")
+SAMPLING = Sampling(batch=4, most=12, follow_up=0.5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    tiny_target(folder, [f"<user>What is {i} plus two?\n<assistant>{i + 2}, I think.\n" for i in range(30)])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def worker(folder, model, sampling=SAMPLING, excluded=()) -> Regenerator:
+    return Regenerator(model, AutoTokenizer.from_pretrained(folder), sampling, excluded)
+
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3], [11], [30, 31, 32, 33]]
+
+
+@pytest.mark.parametrize("family", ["own", "windows"])
+def test_greedy_rows_of_a_batch_are_transformers_own_answers(family, model, folder):
+    """Also where rows end early and leave the cache, and with layers that see a window."""
+    if family == "windows":
+        config = AutoModelForCausalLM.from_pretrained(folder).config
+        config.use_sliding_window, config.sliding_window = True, 6
+        config.layer_types = ["sliding_attention", "full_attention"] * 2
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.set_attn_implementation("sdpa")
+    alone = [model.generate(torch.tensor([p]), max_new_tokens=20, do_sample=False, eos_token_id=-1)[0, len(p):].tolist()
+             for p in PROMPTS]
+    ends = {alone[0][3], alone[2][5]}
+    wanted = []
+    for tokens in alone:
+        cut = next((i for i, token in enumerate(tokens) if token in ends), None)
+        wanted.append(Sampled(tokens[:cut], cut is not None))
+    assert {found.ended for found in wanted} == {True, False} or all(found.ended for found in wanted)
+    found = sample_batch(model, PROMPTS, [(0, i) for i in range(4)], [0.0] * 4, 20, sorted(ends))
+    assert found == wanted
+
+
+def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(model):
+    rows = 400
+    together = sample_batch(model, [PROMPTS[0]] * rows, [(7, i) for i in range(rows)], [1.0] * rows, 1, [-1])
+    alone = sample_batch(model, PROMPTS[:1], [(7, 5)], [1.0], 1, [-1])
+    assert together[5] == alone[0]
+    shares = model(torch.tensor(PROMPTS[:1])).logits[0, -1].softmax(-1)
+    counts = torch.bincount(torch.tensor([found.tokens[0] for found in together]), minlength=len(shares)) / rows
+    best = shares.topk(40).indices
+    assert abs(counts[best].sum() - shares[best].sum()) < 0.1 and (counts > 0).sum() > 100
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_an_interrupted_run_continues_to_the_same_file(folder, model, tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
+    texts = [module.Document(f"What is {i}?") for i in range(24)]
+    counts = worker(folder, model).run(requests_of(texts, [], False, SAMPLING), whole)
+    assert counts["kept"] == len(rows_of(whole)) > 8
+    calls, turns = [], Regenerator._turns
+
+    def failing(self, window):
+        calls.append(window)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        turns(self, window)
+
+    monkeypatch.setattr(Regenerator, "_turns", failing)
+    with pytest.raises(KeyboardInterrupt):
+        worker(folder, model).run(requests_of(texts, [], False, SAMPLING), broken)
+    with open(broken, "ab") as file:
+        file.write(b'{"half a line')
+    assert worker(folder, model).run(requests_of(texts, [], False, SAMPLING), broken) == counts
+    assert broken.read_bytes() == whole.read_bytes()
+
+
+def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> None:
+    """A prompt that holds one of these texts gets its answer; every other one "Fine."."""
+    def sampled(model, prompts, *_):
+        texts = [tokenizer.decode(prompt) for prompt in prompts]
+        found = [next((a for part, a in answers.items() if part in text), ("Fine.", True)) for text in texts]
+        return [Sampled(tokenizer(text)["input_ids"], ended) for text, ended in found]
+
+    monkeypatch.setattr(module, "sample_batch", sampled)
+
+
+def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, model, tmp_path, monkeypatch):
+    sampling = Sampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    known = "who was the first person that walked on the moon"
+    given = [module.Document(text) for text in ("One?", "Two?", " one? ", f"Tell me, {known}?", "Three?")]
+    made = worker(folder, model, sampling, [f"Yes: {known}, and when?"])
+    answering(monkeypatch, made.tokenizer, {"Two?": ("again " * 60, False), "Three?": (" ", True)})
+    counts = made.run(requests_of(given, [], False, sampling), tmp_path / "c.jsonl")
+    assert {k: v for k, v in counts.items() if k != "tokens"} == {
+        "kept": 1, "loops": 1, "repeated": 1, "excluded": 1, "empty": 1}
+    row, = rows_of(tmp_path / "c.jsonl")
+    assert row["messages"][1] == {"role": "assistant", "content": "Fine."} and row["source"] == "given"
+
+
+def test_an_answer_that_was_cut_off_is_learnt_without_an_end(folder, model, tmp_path, monkeypatch):
+    sampling = Sampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    made, out = worker(folder, model, sampling), tmp_path / "c.jsonl"
+    answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think", False)})
+    made.run(islice(requests_of([], [], True, sampling), 1), out)
+    end = made.tokenizer.eos_token_id
+    coded = encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens
+    ids, learnt = split_coded(coded)
+    assert made.tokenizer.decode(ids[learnt]) == "I think" and ids[-1] != end
+    out.write_text(out.read_text().replace('"ended": false', '"ended": true'))
+    ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "d.npz").tokens)
+    assert ids[-1] == end and learnt[-1]
+
+
+def test_documents_get_tasks_of_their_kind(tmp_path):
+    texts = [module.Document(f"def f{i}():\n    return {i}\n" * 80, "code-python") for i in range(3)]
+    texts += [module.Document(f"It rained on day {i}.\n" * 90, "book") for i in range(3)]
+    made = [chat.requests[0] for chat in islice(requests_of([], texts, False, Sampling()), 60)]
+    for request in made:
+        tasks = CODE_TASKS if "def f" in request else PROSE_TASKS
+        assert any(task in request for task in tasks)
+    assert made == [chat.requests[0] for chat in islice(requests_of([], texts, False, Sampling()), 60)]
+    assert len({request[:30] for request in made}) > 15
+
+
+def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "chats.jsonl"
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"text": f"What is {i}?"}) + "\n" for i in range(6)))
+    options = ["train", "regenerate", "--model", str(folder), "--prompts", str(tmp_path / "p.jsonl"), "--batch", "4",
+               "--max-new-tokens", "12", "--dtype", "float32", "--out", str(out)]
+    code, printed, _ = run(capsys, monkeypatch, *options)
+    assert code == 0 and "answer tokens" in printed
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert (encode_corpus([out], tokenizer, tmp_path / "c.npz").tokens >= 0).sum() >= 24
+    (tmp_path / "chats.jsonl.progress").unlink()
+    with pytest.raises(ValueError, match="does not say how far it is"):
+        module.regenerate(str(folder), out, SAMPLING, magpie=True)
+    with pytest.raises(ValueError, match="Nothing to answer"):
+        module.regenerate(str(folder), tmp_path / "o.jsonl", SAMPLING)

@@ -1,0 +1,248 @@
+"""On-policy training chats: a target's own answers to given, invented and document requests, as JSONL.
+
+Knows chat templates, sampling and files; knows no drafter.  A head learns what its target says, best from its answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from longgraft.config.json_input import parse_json
+from longgraft.engine.repetition import loops
+from longgraft.runtime.devices import device_of
+from longgraft.target_model.weights import read_config, read_model, read_tokenizer
+from longgraft.yarn_drafters.training.batched_sampling import sample_batch
+from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request
+from longgraft.yarn_drafters.training.documents import Document, read_documents
+
+MARK = "\u2063request\u2063"    # stands for a user's turn in the template
+WINDOW = 4                      # batches whose chats are sorted by length, so that little is padded
+AT_ONCE = 32768                 # prompt tokens of a batch, padding included
+RUN = 8                         # consecutive words that a request must not share with excluded rows
+INVENTED_TEMPERATURE = 0.8      # of invented requests: at 1, those of small models make no sense
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How chats are sampled.  temperatures: one is drawn for each chat; most: tokens of a turn; follow_up: share of
+    chats whose model invents a second request."""
+
+    tokens: int = 1_000_000
+    batch: int = 64
+    most: int = 512
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    follow_up: float = 0.2
+    seed: int = 0
+
+
+@dataclass
+class Chat:
+    """A chat in the making.  requests: the user's turns, None for one that the model invents."""
+
+    index: int
+    requests: list[str | None]
+    source: str
+    temperature: float = 0.0
+    messages: list[dict[str, str]] = field(default_factory=list)
+    ended: bool = True          # the last answer, by an end token
+    tokens: int = 0             # of the answers
+    dropped: str = ""           # the reason
+
+    def row(self) -> dict[str, Any]:
+        return {"messages": self.messages, "type": "chat", "source": self.source, "index": self.index,
+                "temperature": self.temperature, "ended": self.ended, "tokens": self.tokens}
+
+
+def requests_of(given: Sequence[Document], documents: Sequence[Document], magpie: bool, sampling: Sampling
+                ) -> Iterator[Chat]:
+    """Chats to answer, in an order that depends on the seed and the index alone.
+
+    given: chats or texts whose user turns are answered, each once; documents: texts for `document_request`; magpie:
+    the model invents the requests (arXiv 2406.08464).  Several kinds take turns.
+    """
+    kinds = [name for name, wanted in (("given", given), ("documents", documents), ("magpie", magpie)) if wanted]
+    order = np.random.default_rng([sampling.seed, 1]).permutation(len(given))
+    taken = 0
+    for index in count():
+        rng = np.random.default_rng([sampling.seed, 2, index])
+        kind = kinds[index % len(kinds)]
+        if kind == "given":
+            if taken == len(given):
+                kinds.remove("given")
+                if not kinds:
+                    return
+                continue
+            document, taken = given[order[taken]], taken + 1
+            asked: list[str | None] = [t["content"] for t in document.turns if t["role"] == "user"] or [document.text]
+        else:
+            asked = [document_request(documents, rng) if kind == "documents" else None]
+        if rng.random() < sampling.follow_up and kind != "given":
+            asked.append(None)
+        yield Chat(index, asked, kind, float(rng.choice(sampling.temperatures)))
+
+
+class Regenerator:
+    """Samples chats of one model into one file; the same call again continues after the last whole batch."""
+
+    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, excluded: Iterable[str] = ()) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError("The model has no chat template, so it answers no requests. Train its head on the texts "
+                             "themselves, or give an instruct model.")
+        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+        ends = model.generation_config.eos_token_id
+        ends = model.config.eos_token_id if ends is None else ends
+        self.ends = [ends] if isinstance(ends, int) else list(ends)
+        self.excluded = {run for text in excluded for run in _runs(text)}
+        self.seen: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def run(self, chats: Iterator[Chat], out: Path) -> Counter[str]:
+        """Write chats until there are enough answer tokens; returns what was kept and dropped, by reason."""
+        from tqdm import tqdm
+
+        following = self._resume(out)
+        chats = (chat for chat in chats if chat.index >= following)
+        with open(out, "ab") as file, tqdm(total=self.sampling.tokens, initial=self.counts["tokens"], unit="tok",
+                                           unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            while self.counts["tokens"] < self.sampling.tokens:
+                window = list(islice(chats, WINDOW * self.sampling.batch))
+                if not window:
+                    break
+                self._turns(window)
+                before = self.counts["tokens"]
+                for chat in window:
+                    self._judge(chat)
+                    if not chat.dropped:
+                        file.write(json.dumps(chat.row(), ensure_ascii=False).encode() + b"\n")
+                file.flush()
+                bar.update(self.counts["tokens"] - before)
+                _progress(out).write_text(json.dumps({"following": window[-1].index + 1, "bytes": file.tell(),
+                                                      "counts": self.counts}))
+        return self.counts
+
+    def _turns(self, window: Sequence[Chat]) -> None:
+        """Every turn of these chats: the invented requests, then the answers."""
+        for turn in range(max(len(chat.requests) for chat in window)):
+            live = [chat for chat in window if turn < len(chat.requests) and not chat.dropped and chat.ended]
+            for chat in live:
+                if (given := chat.requests[turn]) is not None:
+                    chat.messages.append({"role": "user", "content": given})
+            self._sample([chat for chat in live if chat.requests[turn] is None], 2 * turn)
+            self._sample([chat for chat in live if chat.messages and chat.messages[-1]["role"] == "user"], 2 * turn + 1)
+
+    def _sample(self, chats: Sequence[Chat], turn: int) -> None:
+        """One turn of each chat, in batches of similar length."""
+        answer = bool(turn % 2)
+        prompts = {chat.index: self._prompt(chat, answer) for chat in chats}
+        waiting = sorted(chats, key=lambda chat: len(prompts[chat.index]))
+        while waiting:
+            room = AT_ONCE // len(prompts[waiting[-1].index])
+            keep = max(0, len(waiting) - max(1, min(self.sampling.batch, room)))
+            waiting, part = waiting[:keep], waiting[keep:]
+            sampled = sample_batch(
+                self.model, [prompts[chat.index] for chat in part],
+                [(self.sampling.seed, 3, chat.index, turn) for chat in part],
+                [chat.temperature if answer else INVENTED_TEMPERATURE for chat in part], self.sampling.most, self.ends)
+            for chat, found in zip(part, sampled, strict=True):
+                text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
+                if answer:
+                    chat.ended = found.ended
+                    chat.tokens += len(found.tokens)
+                    chat.dropped = "empty" if not text.strip() else "loops" if loops(found.tokens) else ""
+                elif not found.ended or not text.strip():
+                    # Without a first request there is nothing to answer; a second one may be missing.
+                    chat.dropped = "" if chat.messages else "unfinished request"
+                    continue
+                chat.messages.append({"role": "assistant" if answer else "user", "content": text})
+
+    def _prompt(self, chat: Chat, answer: bool) -> list[int]:
+        """The ids before the next turn: as the template opens an answer, or a user's turn."""
+        if answer:
+            text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
+        else:
+            asked = [*chat.messages, {"role": "user", "content": MARK}]
+            text = self.tokenizer.apply_chat_template(asked, tokenize=False).split(MARK)[0]
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _judge(self, chat: Chat) -> None:
+        """Drop a chat that repeats another, or requests of excluded rows; count it."""
+        if not chat.dropped:
+            requests = [m["content"] for m in chat.messages if m["role"] == "user"]
+            if chat.source != "documents" and any(run in self.excluded for text in requests for run in _runs(text)):
+                chat.dropped = "excluded"
+            elif (known := _digest(requests[0])) in self.seen:
+                chat.dropped = "repeated"
+            else:
+                self.seen.add(known)
+        self.counts[chat.dropped or "kept"] += 1
+        self.counts["tokens"] += 0 if chat.dropped else chat.tokens
+
+    def _resume(self, out: Path) -> int:
+        """The index that follows the last whole window; what was written after it is cut off."""
+        if not out.exists():
+            return 0
+        try:
+            state = parse_json(_progress(out).read_text(encoding="utf-8"), str(_progress(out)))
+            following, size, self.counts = int(state["following"]), int(state["bytes"]), Counter(state["counts"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{out} exists, and {_progress(out)} does not say how far it is. Give another --out, or "
+                             "delete the file to begin again.") from error
+        with open(out, "r+b") as file:
+            file.truncate(size)
+        for document in read_documents([out]):
+            self.seen.add(_digest(document.turns[0]["content"]))
+        return following
+
+
+def regenerate(model: str, out: Path, sampling: Sampling, prompts: Sequence[Path] = (), documents: Sequence[Path] = (),
+               magpie: bool = False, excluded: Sequence[Path] = (), dtype: torch.dtype = torch.bfloat16,
+               device: str | None = None) -> Counter[str]:
+    """Sample a model's own chats into `out`, JSONL with messages; returns the number of kept and dropped ones.
+
+    model: hub id or folder; prompts, documents: see `read_documents` and `requests_of`; excluded: JSONL of rows whose
+    requests must not be among them
+    """
+    given = list(read_documents(prompts))
+    texts = [document for document in read_documents(documents) if len(document.text) >= SHORTEST]
+    if not given and not texts and not magpie:
+        raise ValueError("Nothing to answer: give --prompts, --documents or --magpie.")
+    tokenizer, config = read_tokenizer(model, model), read_config(model, model)
+    loaded: Any = read_model(model, model, config, dtype).to(device_of(device))
+    rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
+    worker = Regenerator(loaded, tokenizer, sampling, (text for row in rows for text in _strings(row)))
+    return worker.run(requests_of(given, texts, magpie, sampling), out)
+
+
+def _progress(out: Path) -> Path:
+    return out.with_name(out.name + ".progress")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part)
+
+
+def _runs(text: str) -> set[int]:
+    """Hashes of all runs of RUN words."""
+    words = re.findall(r"\w+", text.lower())
+    return {hash(" ".join(words[i:i + RUN])) for i in range(len(words) - RUN + 1)}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(" ".join(re.findall(r"\w+", text.lower())).encode()).hexdigest()
