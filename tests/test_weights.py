@@ -173,7 +173,7 @@ def test_a_loaded_model_is_checked_as_well():
 
 
 @pytest.mark.parametrize("given, said", [
-    (lambda model: model, "^A LlamaForCausalLM was given as the model. Pass .model, tokenizer., a folder or a hub"),
+    (lambda model: model, "^A LlamaForCausalLM was given as the model. Pass .model, tokenizer., a name of"),
     (lambda model: (model,), "^.LlamaForCausalLM. was given"), (lambda model: (None, model), "^.NoneType, Llama"),
     (lambda model: (model.to("meta"), None), "is on the meta device, so it has no weights")])
 def test_what_is_no_pair_of_model_and_tokenizer_is_refused_without_printing_it(given, said):

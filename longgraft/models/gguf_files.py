@@ -6,6 +6,7 @@ Knows transformers' reading of GGUF; knows no catalogue.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stderr
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from longgraft.config.file_errors import reason
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
 from longgraft.runtime.hub import hub_answers, offline
@@ -110,6 +110,7 @@ def _read(file: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
     try:
         if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
             raise ImportError
+        from gguf import GGMLQuantizationType
         from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
     except ImportError:
         raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate and a transformers of "
@@ -118,8 +119,10 @@ def _read(file: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
         metadata, _ = read_gguf_metadata(str(file), ())
         header = GgufHeader.from_file(str(file))
     except Exception as error:      # cut and foreign files raise errors of struct and numpy
-        why = reason(error) if str(error).startswith(("GGUF", "ggml", str(file))) else "it is cut or damaged"
-        raise ValueError(f"GGUF file {file} cannot be read: {why}. Download it again.") from error
+        why = re.sub(r"ggml type (\d+)", lambda found: GGMLQuantizationType(int(found[1])).name, str(error))
+        ours = type(error) is ValueError and str(file) in why
+        raise ValueError(f"GGUF file {why.split('. ')[0] if ours else f'{file} is cut or damaged'}. Download it again, or "
+                         "another of the model's files.") from error
     needed = header.data_start + max((tensor.offset + tensor.nbytes for tensor in header.tensors), default=0)
     if int(metadata.get("split.count", 1)) > 1:
         raise ValueError(f"{file} is one of the {metadata['split.count']} parts of a split model. Join them by "
