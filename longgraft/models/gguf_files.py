@@ -6,18 +6,17 @@ Knows transformers' reading of GGUF; knows no catalogue.
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from longgraft.config.file_errors import reason
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
 from longgraft.runtime.hub import hub_answers, offline
@@ -48,14 +47,15 @@ def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None) -
     """A transformers folder of a GGUF file's weights, made in the cache where it is not there; `dtype` as in `kept`."""
     if path := kept(sha256, dtype):
         return path
-    header, metadata = _read(file, name)
+    reader, metadata = _read(file, name)
     dtype = _dtype(dtype)
-    path, size = _folder(sha256, dtype), dtype.itemsize * sum(prod(tensor.shape) for tensor in header.tensors)
+    path, size = _folder(sha256, dtype), dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
     with making(f"Model {name!r}", path, size) as part:
         if part:
             print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
                   file=sys.stderr, flush=True)
-            _convert(file, name, metadata, dtype, part)
+            with _parsed_once(reader):
+                _convert(file, name, metadata, dtype, part)
             part.rename(path)
     return path
 
@@ -106,47 +106,45 @@ def _of_hub(model: str) -> Path:
 
 
 def _read(file: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
-    """(header with the tensors, scalar metadata); ValueError where the file is cut, or is no language model."""
+    """(the file's reader, its scalar metadata); ValueError where the file is cut, or is no language model."""
+    if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
+        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install them with: "
+                          'pip install "longgraft[gguf]"')
+    import gguf
+
     try:
-        if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
-            raise ImportError
-        from gguf import GGMLQuantizationType
-        from transformers.integrations.gguf import GgufHeader, read_gguf_metadata
-    except ImportError:
-        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate and a transformers of "
-                          '5.23 or later. Install them with: pip install "longgraft[gguf]"') from None
-    try:
-        metadata, _ = read_gguf_metadata(str(file), ())
-        header = GgufHeader.from_file(str(file))
-    except Exception as error:      # cut and foreign files raise errors of struct and numpy
-        why = re.sub(r"ggml type (\d+)", lambda found: GGMLQuantizationType(int(found[1])).name, str(error))
-        ours = type(error) is ValueError and str(file) in why
-        raise ValueError(f"GGUF file {why.split('. ')[0] if ours else f'{file} is cut or damaged'}. Download it again, or "
-                         "another of the model's files.") from error
-    needed = header.data_start + max((tensor.offset + tensor.nbytes for tensor in header.tensors), default=0)
-    if int(metadata.get("split.count", 1)) > 1:
-        raise ValueError(f"{file} is one of the {metadata['split.count']} parts of a split model. Join them by "
-                         "llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole.")
-    if header.architecture == "clip" or metadata.get("general.type") == "mmproj":
+        reader = gguf.GGUFReader(file)
+        metadata = {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
+        arch = metadata["general.architecture"]
+    except Exception as error:      # cut and foreign files raise errors of numpy, and of the package's enums
+        raise ValueError(f"GGUF file {file} is cut or damaged ({reason(error)}). Download it again.") from error
+    if (parts := metadata.get("split.count", 1)) > 1:
+        raise ValueError(f"{file} is one of the {parts} parts of a split model. Join them by llama.cpp's "
+                         "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole.")
+    if arch == "clip" or metadata.get("general.type") == "mmproj":
         raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, of which "
                          "longgraft reads text alone.")
     if (kind := metadata.get("general.type", "model")) != "model":
         raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
-    if needed > (size := file.stat().st_size):
-        raise ValueError(f"GGUF file {file} is cut: it has {size:,} bytes and needs {needed:,}. Download it again.")
-    _refuse_unread_rope(header, metadata, name)
-    return header, metadata
+    factors = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+    if (scaling := metadata.get(f"{arch}.rope.scaling.type", "none")) != "none":
+        factors.append(f"rope scaling {scaling!r}")
+    if factors and arch != "gpt-oss":       # it would answer long prompts wrongly
+        raise ValueError(f"Model {name!r} has {factors[0]}, which transformers drops from GGUF without a word. Give "
+                         "the original model: a folder with safetensors, or its hub id.")
+    return reader, metadata
 
 
-def _refuse_unread_rope(header: Any, metadata: Mapping[str, Any], name: str) -> None:
-    """ValueError for rotary scaling, which transformers drops without a word: long prompts would be misread."""
-    arch = header.architecture
-    scaling = metadata.get(f"{arch}.rope.scaling.type", "none")
-    tensors = [tensor.name for tensor in header.tensors if tensor.name.startswith("rope_f")]
-    if arch != "gpt-oss" and (scaling != "none" or tensors):
-        what = tensors[0] if tensors else f"rope scaling {scaling!r}"
-        raise ValueError(f"Model {name!r} has {what}, which transformers does not read from GGUF: it would answer long "
-                         "prompts wrongly. Give the original model: a folder with safetensors, or its hub id.")
+@contextmanager
+def _parsed_once(reader: Any) -> Iterator[None]:
+    """transformers parses the file five times, which takes up to 16 seconds each: here it is given this reader."""
+    import gguf
+
+    before, gguf.GGUFReader = gguf.GGUFReader, lambda _: reader     # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = before        # type: ignore[misc]
 
 
 def _convert(file: Path, name: str, metadata: Mapping[str, Any], dtype: torch.dtype, out: Path) -> None:

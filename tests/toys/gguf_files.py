@@ -31,7 +31,7 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
     "__" for "."
     """
     torch.manual_seed(3)
-    config = LlamaConfig(**SMALL | {"vocab_size": len(TOKENS), "num_hidden_layers": 2, "tie_word_embeddings": tied})
+    config = LlamaConfig(**SMALL | {"vocab_size": len(TOKENS), "tie_word_embeddings": tied})
     model = AutoModelForCausalLM.from_config(config).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, entries.pop("architecture", "llama"))
