@@ -195,7 +195,8 @@ def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
         wanted = _wanted(settings.dtype, device)
         path = place_of(name, wanted).path
         with nullcontext() if Path(path).exists() or hub_answers() else offline():
-            config, tokenizer = read_config(path, name), read_tokenizer(path, name)
+            config: Any = read_config(path, name)
+            tokenizer = read_tokenizer(path, name)
             read: Any = read_model(path, name, config, wanted or config.dtype or torch.bfloat16)
         target = _target(read.to(device), name, settings)
     # Without added tokens: some models ship a few that they never predict.

@@ -142,6 +142,7 @@ def test_a_file_is_refused(what, tmp_path, cache):
 
 def test_without_the_extra_one_sentence_says_how_to_get_it(file, monkeypatch, capsys):
     monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
-    code, _, err = run(capsys, monkeypatch, "doctor", "--model", file)
-    assert code == 2 and re.fullmatch(r"longgraft: Model .* is GGUF, which needs .*pip install \"longgraft\[gguf\]\"\n",
-                                      err)
+    for model in (file, "smollm2"):     # the latter is not fetched for nothing
+        code, _, err = run(capsys, monkeypatch, "doctor", "--model", model)
+        assert code == 2 and re.fullmatch(r"longgraft: Model .* is GGUF, which needs .*: pip install "
+                                          r"\"longgraft\[gguf\]\"\n", err)

@@ -105,11 +105,16 @@ def _of_hub(model: str) -> Path:
                          f"({type(error).__name__}). Download it and give the file.") from error
 
 
-def _read(file: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
-    """(the file's reader, its scalar metadata); ValueError where the file is cut, or is no language model."""
+def check_packages(name: str) -> None:
+    """ImportError where what reads GGUF is not installed."""
     if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
         raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install them with: "
                           'pip install "longgraft[gguf]"')
+
+
+def _read(file: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
+    """(the file's reader, its scalar metadata); ValueError where the file is cut, or is no language model."""
+    check_packages(name)
     import gguf
 
     try:

@@ -9,7 +9,7 @@ import torch
 
 from longgraft.models.catalogue import CATALOGUE, shipped
 from longgraft.models.fetch import get
-from longgraft.models.gguf_files import dequantised, gguf_of, kept
+from longgraft.models.gguf_files import check_packages, dequantised, gguf_of, kept
 from longgraft.models.store import sha256_of
 
 EMBEDDED = "embedded"       # the pair that ships with the package
@@ -33,7 +33,10 @@ def place_of(model: str | Path | None, dtype: torch.dtype | None = None) -> Plac
     if name == EMBEDDED:
         return Place(name, str(embedded("target")))
     if entry := CATALOGUE.get(name):
-        return Place(name, str(kept(entry.sha256, dtype) or dequantised(get(entry), entry.sha256, name, dtype)))
+        if path := kept(entry.sha256, dtype):
+            return Place(name, str(path))
+        check_packages(name)        # before a download
+        return Place(name, str(dequantised(get(entry), entry.sha256, name, dtype)))
     if file := gguf_of(name):
         return Place(name, str(dequantised(file, sha256_of(file), name, dtype)))
     return Place(name, name)
