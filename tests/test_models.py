@@ -20,11 +20,15 @@ from longgraft.config.settings import Settings
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.sweep import sweep
 from longgraft.loading import assemble
+from longgraft.methods.needs import SMALL
 from longgraft.models import fetch, gguf_files
 from longgraft.models.catalogue import CATALOGUE
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.training.drafter import DrafterRecipe
+from longgraft.yarn_drafters.training.frozen import Frozen
 
+IDS = torch.tensor([[1, 40, 50, 60, 70]])
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 
 
@@ -205,9 +209,8 @@ def test_two_processes_at_once_fetch_it_once(tmp_path, cache):
 
 
 def test_a_name_is_a_model_in_python_on_the_command_line_in_sweeps_and_in_servers(model, tmp_path, monkeypatch, capsys):
-    ids = torch.tensor([[1, 40, 50, 60, 70]])
     session = longgraft.load("toy", None, tell=False, method="pld")
-    assert torch.equal(session.target.model(ids).logits, model(ids).logits) and session.target.name == "toy"
+    assert torch.equal(session.target.model(IDS).logits, model(IDS).logits) and session.target.name == "toy"
     monkeypatch.setattr(gguf_files, "_convert", lambda *_: pytest.fail("dequantised again"))
     (fetch.cached(CATALOGUE["toy"])).unlink()       # what was dequantised is enough
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the end " * 40, "continuation": "the end " * 8}))
@@ -217,6 +220,17 @@ def test_a_name_is_a_model_in_python_on_the_command_line_in_sweeps_and_in_server
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["target"] == "toy"
     assert asking(lambda http: http.get("/v1/models"), session).json()["data"][0]["id"] == "toy"
     assert "target toy: llama, 4 layers" in run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)[1]
+
+
+def test_a_name_is_a_small_model_a_frozen_target_and_a_tokenizer(model, tmp_path, capsys, monkeypatch):
+    small = assemble("toy", None, Settings(method="sps", given={"small-model": "toy"})).parts.given[SMALL.name]
+    assert torch.equal(small.model(IDS).logits, model(IDS).logits)
+    text = tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": "the end " * 40}))
+    with Frozen.prepared(DrafterRecipe(device="cpu"), "toy", [text], [], tmp_path / "out", torch.float32) as frozen:
+        assert frozen.target.name == "toy" and torch.equal(frozen.model(IDS).logits, model(IDS).logits)
+    out = tmp_path / "store"
+    assert run(capsys, monkeypatch, "datastore", "build", text, "--model", "toy", "--out", out)[0] == 0
 
 
 def test_a_calibration_belongs_to_the_name_and_not_to_the_caches_place(model):
