@@ -31,7 +31,8 @@ MUTATIONS = (
     Mutation("a file that changed keeps its hash", "sha256_of", "found.st_size, found.st_mtime_ns", "0, 0", "test_gguf.py::test_a_file_that_changed_is_another_model"),
     Mutation("bfloat16 and float32 share a folder", "gguf_files:_folder", "-{str(dtype)[6:]}", "-kept", "test_gguf.py::test_a_file_is_dequantised_once_wherever_it_lies_and_for_each_dtype"),
     Mutation("the end of a turn is no end", "gguf_files:ENDS", '("eos", "eot", "eom")', '("eos", "eom")', "test_gguf.py::test_tokenizer_template_and_every_end_token_are_the_files"),
-    Mutation("scaled positions are dropped in silence", "gguf_files:_read", 'if factors and arch != "gpt-oss":', "if False:", "test_gguf.py::test_a_file_is_refused"),
+    Mutation("scaled positions are dropped in silence", "gguf_files:_read", '!= "none" and arch', '== "" and arch', "test_gguf.py::test_a_file_is_refused"),
+    Mutation("Llama 3's scaling is dropped", "_restore_rope", "    if not found:", "    if True:", "test_gguf.py::test_a_file_is_the_model_it_was_written_from_bit_for_bit test_gguf.py::test_a_file_is_refused"),
     Mutation("a head that ships is not found", "shipped_head", "folder if folder and folder.is_dir() else None", "None", "test_models.py::test_auto_finds_the_head_that_ships"),
     Mutation("a named model's name is its place", "place_of", "            return Place(name, str(path))", "            return Place(str(path), str(path))", "test_models.py::test_a_name_is_a_model_in_python_on_the_command_line_in_sweeps_and_in_servers"),
     # draws

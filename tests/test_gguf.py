@@ -37,9 +37,10 @@ def load(model, **options):
     return longgraft.load(model, None, tell=False, method="pld", **options)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_file_is_the_model_it_was_written_from_bit_for_bit(tmp_path, tied):
-    written = write_gguf(tmp_path / "toy.gguf", tied)
+@pytest.mark.parametrize(("tied", "divided"), [(False, 0), (True, 0), (False, 8.0)])
+def test_a_file_is_the_model_it_was_written_from_bit_for_bit(tmp_path, tied, divided):
+    """divided: Llama 3's rotary scaling, which transformers drops."""
+    written = write_gguf(tmp_path / "toy.gguf", tied, divided=divided)
     target = load(tmp_path / "toy.gguf").target
     assert torch.equal(target.model(IDS).logits, written(IDS).logits)
     assert target.config.tie_word_embeddings == tied and target.max_positions == 512
@@ -126,6 +127,8 @@ REFUSED = {
     "that is an adapter": (lambda path: write_gguf(path, general__type="adapter"), r".* is of type 'adapter', and"),
     "with scaled positions": (lambda path: write_gguf(path, llama__rope__scaling__type="yarn"),
                               r"Model '.*' has rope scaling 'yarn', which transformers drops from GGUF"),
+    "with positions scaled otherwise": (lambda path: write_gguf(path, divided=8.0, llama__rope__freq_base=7),
+                                        r"Model '.*' has rope_freqs.weight, which transformers drops from GGUF"),
     "that is not there": (lambda path: None, r"GGUF file .* does not exist\. Give a file, a folder"),
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longgraft.config.file_errors import reason
 from longgraft.models.store import making, models_folder
@@ -47,7 +48,7 @@ def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None) -
     """A transformers folder of a GGUF file's weights, made in the cache where it is not there; `dtype` as in `kept`."""
     if path := kept(sha256, dtype):
         return path
-    reader, metadata = _read(file, name)
+    reader = _read(file, name)
     dtype = _dtype(dtype)
     path, size = _folder(sha256, dtype), dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
     with making(f"Model {name!r}", path, size) as part:
@@ -55,7 +56,7 @@ def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None) -
             print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
                   file=sys.stderr, flush=True)
             with _parsed_once(reader):
-                _convert(file, name, metadata, dtype, part)
+                _convert(reader, file, name, dtype, part)
             part.rename(path)
     return path
 
@@ -112,8 +113,8 @@ def check_packages(name: str) -> None:
                           'pip install "longgraft[gguf]"')
 
 
-def _read(file: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
-    """(the file's reader, its scalar metadata); ValueError where the file is cut, or is no language model."""
+def _read(file: Path, name: str) -> Any:
+    """The file's reader; ValueError where the file is cut, or is no language model."""
     check_packages(name)
     import gguf
 
@@ -131,13 +132,35 @@ def _read(file: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
                          "longgraft reads text alone.")
     if (kind := metadata.get("general.type", "model")) != "model":
         raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
-    factors = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
-    if (scaling := metadata.get(f"{arch}.rope.scaling.type", "none")) != "none":
-        factors.append(f"rope scaling {scaling!r}")
-    if factors and arch != "gpt-oss":       # it would answer long prompts wrongly
-        raise ValueError(f"Model {name!r} has {factors[0]}, which transformers drops from GGUF without a word. Give "
-                         "the original model: a folder with safetensors, or its hub id.")
-    return reader, metadata
+    if (scaling := metadata.get(f"{arch}.rope.scaling.type", "none")) != "none" and arch != "gpt-oss":
+        raise _unread_rope(name, f"rope scaling {scaling!r}")
+    return reader
+
+
+def _unread_rope(name: str, what: str) -> ValueError:
+    return ValueError(f"Model {name!r} has {what}, which transformers drops from GGUF: it would misread long prompts. "
+                      "Give the original model: a folder with safetensors, or its hub id.")
+
+
+def _restore_rope(config: Any, reader: Any, name: str) -> None:
+    """Set the rotary scaling that transformers drops: Llama 3's, a tensor of divisors per frequency.
+
+    ValueError for other divisors.  Their formula has one free number, the largest of them (`convert_hf_to_gguf.py` of
+    llama.cpp).
+    """
+    found = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")}
+    if not found:
+        return
+    if list(found) != ["rope_freqs.weight"] or config.model_type != "llama":
+        raise _unread_rope(name, next(iter(found)))
+    divisors = torch.tensor(found["rope_freqs.weight"].data)
+    plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors)))
+    config.rope_parameters = config.rope_parameters | {
+        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    if len(scaled) != len(plain) or not torch.allclose(plain / scaled, divisors, rtol=1e-3):
+        raise _unread_rope(name, "rope_freqs.weight")
 
 
 @contextmanager
@@ -152,15 +175,16 @@ def _parsed_once(reader: Any) -> Iterator[None]:
         gguf.GGUFReader = before        # type: ignore[misc]
 
 
-def _convert(file: Path, name: str, metadata: Mapping[str, Any], dtype: torch.dtype, out: Path) -> None:
+def _convert(reader: Any, file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
     """Write configuration, tokenizer, end tokens and weights as transformers' own files."""
     place = str(file.parent)
     config = read_config(place, name, file.name)
+    _restore_rope(config, reader, name)
     tokenizer = read_tokenizer(place, name, file.name)
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):      # transformers' bar
         model: Any = read_model(place, name, config, dtype, file.name)
-    ids = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
-    ends = list(dict.fromkeys(int(i) for i in ids if i is not None))
+    keys = [f"tokenizer.ggml.{end}_token_id" for end in ENDS]
+    ends = list(dict.fromkeys(int(reader.fields[key].contents()) for key in keys if key in reader.fields))
     model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
     first: dict[int, str] = {}      # tied weights are written once
     tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()

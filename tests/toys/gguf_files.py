@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import zipfile
 from pathlib import Path
 
@@ -24,14 +25,18 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|i
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
-def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "", **entries) -> torch.nn.Module:
+def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "", divided: float = 0,
+               **entries) -> torch.nn.Module:
     """Write a random Llama in float32 with a byte-level tokenizer; returns the model.
 
     without: a tensor that is left out; odd: one of a quantisation that nothing dequantises; entries: metadata by key,
-    "__" for "."
+    "__" for "."; divided: the factor of Llama 3's rotary scaling, 0 for none
     """
     torch.manual_seed(3)
-    config = LlamaConfig(**SMALL | {"vocab_size": len(TOKENS), "tie_word_embeddings": tied})
+    rope = dict(rope_type="llama3", factor=divided, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=8192) if divided else {}
+    config = LlamaConfig(**SMALL | {"vocab_size": len(TOKENS), "tie_word_embeddings": tied,
+                                    "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"} | rope})
     model = AutoModelForCausalLM.from_config(config).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, entries.pop("architecture", "llama"))
@@ -69,11 +74,22 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
             writer.add_tensor(name, np.zeros((len(tensor), 40), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_1)
         else:
             writer.add_tensor(name, tensor.contiguous().numpy())
+    if divided:
+        writer.add_tensor("rope_freqs.weight", np.array([_divisor(5e5 ** (n / 4), divided) for n in range(4)], "f"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def _divisor(inverse: float, factor: float) -> float:
+    """Of one frequency, as llama.cpp's converter writes it."""
+    wavelength = 2 * math.pi * inverse
+    if wavelength < 8192 / 4:
+        return 1.0
+    smooth = (8192 / wavelength - 1) / (4 - 1)
+    return factor if wavelength > 8192 else 1 / ((1 - smooth) / factor + smooth)
 
 
 def write_wheel(folder: Path, package: str, file: str, content: bytes) -> Wheel:
