@@ -26,9 +26,10 @@ from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
-from longgraft.methods.needs import AUTO, EMBEDDED, HEAD, Missing, Sources, check_given, embedded
+from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
 from longgraft.methods.own_settings import with_own_settings
 from longgraft.methods.parts import Parts, Shape
+from longgraft.models.places import EMBEDDED, embedded, place_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
@@ -103,7 +104,8 @@ class Loaded:
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
     """A session: `load(...)` once, then `generate` and `stream` as often as you like.
 
-    model:   a hub id, a folder, a loaded (model, tokenizer), or None for the embedded pair
+    model:   a name of `longgraft models`, a folder, a GGUF file, a hub id, a loaded (model, tokenizer), or None for the
+             embedded pair
     drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else none, as the method says;
              None or "none": no drafter, and the method's fallback where it needs one
     tell:    print the choices on stderr
@@ -157,22 +159,21 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
 
 @dataclass(frozen=True)
 class Source:
-    """Where a target comes from.  path: a hub id or folder; given: a loaded model and its tokenizer."""
+    """Where a target comes from.  name: as it was given; given: a loaded model and its tokenizer."""
 
     name: str
-    path: str = ""
     given: tuple[PreTrainedModel, Any] | None = None
 
 
 def resolve(model: Any) -> Source:
     """Reads nothing.  ValueError for what is no model."""
     if model in (None, EMBEDDED):
-        return Source(EMBEDDED, str(embedded("target")))
+        return Source(EMBEDDED)
     if isinstance(model, (str, Path)):
-        return Source(str(model), str(model))
+        return Source(str(model))
     if not isinstance(model, tuple):
         raise ValueError(f"A {type(model).__name__} was given as the model. "
-                         "Pass (model, tokenizer), a folder or a hub id.")
+                         "Pass (model, tokenizer), a name of `longgraft models`, a folder, a GGUF file or a hub id.")
     if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
         raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
                          "(model, tokenizer): a transformers model, and its tokenizer or None.")
@@ -184,16 +185,19 @@ def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
     if source.given is not None:
         model, tokenizer = source.given
         target = _target(model, source.name, settings)
-        wanted = None if settings.dtype is None else dtype_of(settings.dtype)
-        if wanted not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
+        asked = None if settings.dtype is None else dtype_of(settings.dtype)
+        if asked not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
             raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
                              f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
         check_finite(model, source.name)
     else:
-        path, name, device = source.path, source.name, device_of(settings.device)
+        name, device = source.name, device_of(settings.device)
+        wanted = _wanted(settings.dtype, device)
+        path = place_of(name, wanted).path
         with nullcontext() if Path(path).exists() or hub_answers() else offline():
-            config, tokenizer = read_config(path, name), read_tokenizer(path, name)
-            read: Any = read_model(path, name, config, _dtype(settings.dtype, device, config))
+            config: Any = read_config(path, name)
+            tokenizer = read_tokenizer(path, name)
+            read: Any = read_model(path, name, config, wanted or config.dtype or torch.bfloat16)
         target = _target(read.to(device), name, settings)
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
@@ -210,11 +214,11 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
                   small if isinstance(small, FusedModules) else None)
 
 
-def _dtype(dtype: str | torch.dtype | None, device: torch.device, config: Any) -> torch.dtype:
-    """On a CPU float32, where decoding is exact; on a GPU what the weights were saved in."""
+def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
+    """On a CPU float32, where decoding is exact; None: what the weights were saved in."""
     if dtype is not None:
         return dtype_of(dtype)
-    return torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16
+    return torch.float32 if device.type == "cpu" else None
 
 
 def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:

@@ -21,6 +21,20 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # models by name, and GGUF
+    Mutation("a file of another hash is kept", "fetch:_join", "if (found := hashed(whole)) != entry.sha256:", "if (found := hashed(whole)) == '':", "test_models.py::test_a_file_with_another_hash_than_the_pinned_one_is_refused"),
+    Mutation("any installed wheel is the pinned one", "fetch:installed", "and sha256_of(path) == entry.sha256", "", "test_models.py::test_an_installed_wheel_is_used_where_it_lies_if_it_is_the_pinned_one"),
+    Mutation("any word accepts terms", "fetch:get", "if entry.terms and accept != entry.licence:", "if entry.terms and not accept:", "test_models.py::test_terms_are_accepted_by_name_once_before_anything_is_fetched"),
+    Mutation("two processes fetch at once", "making", "fcntl.flock(lock, fcntl.LOCK_EX)", "lock.fileno()", "test_models.py::test_two_processes_at_once_fetch_it_once"),
+    Mutation("what a killed process left is in the way", "making", "            shutil.rmtree(part, ignore_errors=True)\n            if", "            if", "test_models.py::test_an_interrupted_fetch_leaves_nothing_and_a_killed_one_is_cleared_away"),
+    Mutation("a full disk is noticed while writing", "making", "< ROOM * size:", "< 0 * size:", "test_models.py::test_a_cache_without_room_is_one_sentence"),
+    Mutation("a file that changed keeps its hash", "sha256_of", "found.st_size, found.st_mtime_ns", "0, 0", "test_gguf.py::test_a_file_that_changed_is_another_model"),
+    Mutation("bfloat16 and float32 share a folder", "gguf_files:_folder", "-{str(dtype)[6:]}", "-kept", "test_gguf.py::test_a_file_is_dequantised_once_wherever_it_lies_and_for_each_dtype"),
+    Mutation("the end of a turn is no end", "gguf_files:ENDS", '("eos", "eot", "eom")', '("eos", "eom")', "test_gguf.py::test_tokenizer_template_and_every_end_token_are_the_files"),
+    Mutation("scaled positions are dropped in silence", "gguf_files:_read", '!= "none" and arch', '== "" and arch', "test_gguf.py::test_a_file_is_refused"),
+    Mutation("Llama 3's scaling is dropped", "_restore_rope", "    if not found:", "    if True:", "test_gguf.py::test_a_file_is_the_model_it_was_written_from_bit_for_bit test_gguf.py::test_a_file_is_refused"),
+    Mutation("a head that ships is not found", "shipped_head", "folder if folder and folder.is_dir() else None", "None", "test_models.py::test_auto_finds_the_head_that_ships"),
+    Mutation("a named model's name is its place", "place_of", "            return Place(name, str(path))", "            return Place(str(path), str(path))", "test_models.py::test_a_name_is_a_model_in_python_on_the_command_line_in_sweeps_and_in_servers"),
     # draws
     Mutation("the noise ignores the position", "Sampled.keys", "mix(positions * GOLDEN + ", "mix(0 * positions + ", "test_sampling.py::test_the_noise_is_that_of_plain_integers"),
     Mutation("top-p drops the token that crosses its border", "nucleus", "mass.cumsum(-1).add_(below).gt(", "mass.cumsum(-1).add_(below).sub_(mass).gt(", "test_sampling.py::test_what_can_be_drawn_is_what_transformers_warpers_leave"),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.config.file_errors import reason, refuse_gguf
+from longgraft.config.file_errors import reason
 from longgraft.config.json_input import parse_json
 
 WEIGHTS = "pytorch_model.bin"
@@ -21,9 +21,12 @@ KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int3
 
 def folder_of(path: str | Path) -> Path:
     """The folder itself, or the downloaded folder of a hub id."""
-    refuse_gguf(path, f"Drafter {path}")
-    if str(path) and Path(path).is_dir():
-        return Path(path)
+    folder = Path(path)
+    if folder.name.lower().endswith("gguf") or (any(folder.glob("*.gguf")) and not (folder / "config.json").exists()):
+        raise ValueError(f"Drafter {path} is GGUF, which is not read for drafters. Give a folder with config.json and "
+                         "safetensors, or its hub id.")
+    if str(path) and folder.is_dir():
+        return folder
     if Path(path).is_absolute() or str(path).count("/") != 1 or str(path).startswith("."):
         raise ValueError(f"Drafter {path} is not a folder. Give a folder with config.json and the weights, or a hub "
                          "id (owner/name).")

@@ -9,14 +9,15 @@ import importlib.metadata
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from longgraft.attention.backends import available
 from longgraft.config.settings import HeadOverrides, Pair
 from longgraft.memories.adjacency import WIDTH
-from longgraft.methods.needs import EMBEDDED, embedded, head_path
+from longgraft.methods.needs import head_path
+from longgraft.models.places import place_of
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import free_bytes, resident
@@ -48,8 +49,8 @@ class Share:
 
 def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None) -> Report:
     """ValueError where the target cannot be decoded here, or the head is another target's."""
-    name = pair.model or EMBEDDED
-    config: Any = read_config(str(embedded("target")) if name == EMBEDDED else name, name)
+    place = place_of(pair.model, dtype)
+    name, config = place.name, cast(Any, read_config(place.path, place.name))
     dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
     text, shape = config.get_text_config(decoder=True), TargetShape.of(config)
     lines = [*machine(device),

@@ -16,7 +16,7 @@ from longgraft.eval.prompts.suites import Example, load_suite, suite_name
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Plan
 from longgraft.eval.scores import score
-from longgraft.methods.needs import EMBEDDED, embedded
+from longgraft.models.places import place_of
 from longgraft.target_model.weights import read_config, read_tokenizer
 
 Suites = Mapping[str, Sequence[Example]]
@@ -33,9 +33,9 @@ class Reader:
     @classmethod
     def open(cls, model: str | None) -> Reader:
         """Of a hub id or folder, None for the embedded model; ValueError where it cannot be read or decoded."""
-        path, name = (str(embedded("target")), EMBEDDED) if model in (None, EMBEDDED) else (str(model), str(model))
-        config, tokenizer = read_config(path, name), read_tokenizer(path, name)
-        return cls(name, tokenizer, int(config.get_text_config(decoder=True).max_position_embeddings))
+        place = place_of(model)
+        config, tokenizer = read_config(place.path, place.name), read_tokenizer(place.path, place.name)
+        return cls(place.name, tokenizer, int(config.get_text_config(decoder=True).max_position_embeddings))
 
     @classmethod
     def of(cls, session: Session) -> Reader:

@@ -25,7 +25,8 @@ def build(
         help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them.")],
     out: Annotated[Path, typer.Option(help="New file.")],
     model: Annotated[Optional[str], typer.Option(       # noqa: UP045
-        help="Model with the tokenizer: hub id or folder; default: the embedded.")] = None,
+        help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: the "
+             "embedded.")] = None,
     endings: Annotated[Optional[str], typer.Option(     # noqa: UP045
         metavar=".A,.B", help="Of folders, only files with these endings.")] = None,
 ) -> None:
@@ -33,15 +34,15 @@ def build(
     new_file(out)
     from tqdm import tqdm
 
-    from longgraft.methods.needs import EMBEDDED, embedded
+    from longgraft.models.places import place_of
     from longgraft.retrievers.datastore import Datastore
     from longgraft.runtime.fingerprint import vocabulary
     from longgraft.target_model.weights import read_tokenizer
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents
 
-    path = str(embedded("target")) if model in (None, EMBEDDED) else str(model)
-    tokenizer = read_tokenizer(path, model or EMBEDDED)
+    place = place_of(model)
+    tokenizer = read_tokenizer(place.path, place.name)
     documents = read_documents(_chosen(files, tuple(filter(None, (endings or "").split(",")))))
     tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), tokenizer).tokens)
     store = Datastore.build(tokens, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))

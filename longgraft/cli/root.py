@@ -14,6 +14,7 @@ from longgraft.cli.datastore import datastore
 from longgraft.cli.examine import looking
 from longgraft.cli.generate import generating
 from longgraft.cli.measure import measuring
+from longgraft.cli.models import models
 from longgraft.cli.prefill import prefilling
 from longgraft.cli.serve import serving
 from longgraft.cli.train import heads, train
@@ -23,6 +24,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 # In the order of what people do first.
 for part in (generating, completing, prefilling, looking, serving, measuring):
     app.registered_commands += part.registered_commands
+app.add_typer(models, name="models", rich_help_panel="Answer")
 app.add_typer(datastore, name="datastore", rich_help_panel="Drafters")
 app.add_typer(heads, name="heads", rich_help_panel="Drafters")
 app.add_typer(train, name="train", rich_help_panel="Drafters")

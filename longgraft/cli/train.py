@@ -12,6 +12,7 @@ from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
 
 MOST = 10 ** 15     # tokens: more than there are
+EMBEDDED = "embedded"
 
 Trained = Callable[[], tuple[Any, Any]]
 
@@ -29,7 +30,8 @@ Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is 
 Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
     help="The frozen target's: float32, bfloat16 or float16; default: bfloat16 on a GPU.")]
 Rate = Annotated[Optional[float], typer.Option(help="Peak, of AdamW; Muon takes ten times that.")]  # noqa: UP045
-Model = Annotated[Optional[str], typer.Option(help="The target: hub id or folder; default: the embedded.")]  # noqa: UP045
+Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
+    help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded.")]
 
 
 @train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run "
@@ -37,9 +39,10 @@ Model = Annotated[Optional[str], typer.Option(help="The target: hub id or folder
 def train_target(
     data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
     tokenizer: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="Hub id or folder; default: the teacher's, or one learnt from the data.")] = None,
+        help="Of a model, named as --teacher is; default: the teacher's, or one learnt from the data.")] = None,
     teacher: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="Hub id or folder of a model to learn the distributions of; embedded: the embedded target.")] = None,
+        help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF file or "
+             "hub id.")] = None,
     device: Device = None,
 ) -> None:
     """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one (--teacher)."""
@@ -47,8 +50,7 @@ def train_target(
     from longgraft.yarn_drafters.training.target import train_target as run
 
     made = TargetRecipe.load(recipe, total_tokens=_number(tokens), device=device)
-    print(run(made, _found(data), _found(valid or []), out, tokenizer and _named(tokenizer),
-              teacher and _named(teacher)))
+    print(run(made, _found(data), _found(valid or []), out, tokenizer, teacher))
 
 
 def _for_a_frozen_target(name: str, example: str = "chats.jsonl") -> Callable[[Trained], Callable[..., None]]:
@@ -59,7 +61,7 @@ def _for_a_frozen_target(name: str, example: str = "chats.jsonl") -> Callable[[T
                     dtype: Dtype = None) -> None:
             recipes, run = kind()
             made = recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
-            print(run(made, _model(model), _found(data), _found(valid or []), out, dtype=_dtype(dtype, device)))
+            print(run(made, model or EMBEDDED, _found(data), _found(valid or []), out, dtype=_dtype(dtype, device)))
 
         train.command(name, help=kind.__doc__, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B "
                                                       f"--data {example} --out run")(command)
@@ -110,18 +112,20 @@ def train_extend(
     device: Device = None, dtype: Dtype = None,
 ) -> None:
     """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
+    from longgraft.models.places import place_of
     from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.layouts import TargetShape
     from longgraft.yarn_drafters.training.drafter import extension_recipe
     from longgraft.yarn_drafters.training.drafter import train_drafter as run
 
-    target, length = _model(model), _number(to)
+    kind, length = _dtype(dtype, device), _number(to)
     assert length is not None
-    config = read_config(target, target)
+    target = place_of(model, kind)
+    config = read_config(target.path, target.name)
     shape, longest = TargetShape.of(config), _positions(config)
     made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
                             device=device, **_rates(learning_rate))
-    print(run(made, target, _found(data), _found(valid or []), out, start=drafter, dtype=_dtype(dtype, device)))
+    print(run(made, target.name, _found(data), _found(valid or []), out, start=drafter, dtype=kind))
 
 
 @train.command("regenerate", epilog="Example: longgraft train regenerate --model smollm2 --magpie --documents texts/ "
@@ -173,6 +177,7 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
            layout: Annotated[str, typer.Option(help="eagle3 (EAGLE, SGLang) or speculators (vLLM).")] = "speculators",
            ) -> None:
     """Write a head in another public layout."""
+    from longgraft.models.places import place_of
     from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
     from longgraft.yarn_drafters.layouts import TargetShape
@@ -181,25 +186,15 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
     if layout not in savers:
         raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
     new_folder(out)
-    target = _model(model)
-    config = read_config(target, target)
+    target = place_of(model)
+    config = read_config(target.path, target.name)
     network = load_head(drafter, TargetShape.of(config), dtype=None)
     if layout == "speculators":
-        save_speculators(network, out, verifier=target, architectures=config.architectures or [],
+        save_speculators(network, out, verifier=target.name, architectures=config.architectures or [],
                          positions=_positions(config) or 0)
     else:
         save_head(network, out)
     print(out)
-
-
-def _named(name: str) -> str:
-    return _model(None if name == "embedded" else name)
-
-
-def _model(name: str | None) -> str:
-    import importlib.resources
-
-    return name or str(importlib.resources.files("longgraft.yarn_drafters") / "embedded" / "target")
 
 
 def _positions(config: Any) -> int | None:

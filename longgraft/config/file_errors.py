@@ -1,10 +1,8 @@
-"""Why a file cannot be read, in plain words; and GGUF, which is not read.  Knows what libraries raise."""
+"""Why a file cannot be read, in plain words.  Knows what libraries raise."""
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 # (beginning or end of a library's message, its meaning)
 MEANINGS = (("Error while deserializing header", "it is no whole safetensors file"),
@@ -33,17 +31,3 @@ def reason(error: BaseException) -> str:
     if isinstance(error, (OSError, ValueError)):
         return getattr(error, "strerror", None) or text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def refuse_gguf(path: str | os.PathLike[str], what: str) -> None:
-    """ValueError for a GGUF file, a folder with one and no config.json, and a hub id of GGUF files.
-
-    what: the model or drafter, for the message
-    """
-    place = Path(path)
-    if (place / "config.json").exists():
-        return
-    found = [place] if place.name.lower().endswith("gguf") else sorted(place.glob("*.gguf")) if place.is_dir() else []
-    if found:
-        raise ValueError(f"{what} is GGUF ({found[0].name}), which longgraft does not read yet. Give the original "
-                         "model: a folder with config.json and safetensors, or its hub id.")

@@ -37,12 +37,20 @@ class HeadOverrides:
 class Pair:
     """The models that decode."""
 
-    model: str | None = option(None, "Hub id or folder", none="the embedded model")
+    model: str | None = option(None, "A name of `longgraft models`, a folder, a GGUF file or a hub id",
+                               none="the embedded model")
+    gguf_file: str | None = option(None, "GGUF file of --model, where that is a hub id or a folder with several",
+                                   none="what --model is")
     drafter: str | None = option("auto", "EAGLE-3 head: hub id or folder, auto (the known one) or none",
                                  none="no drafter")
 
     def __post_init__(self) -> None:
         check(self)
+        if self.gguf_file is not None:      # the model's one name from here on
+            if self.model is None:
+                raise ValueError("--gguf-file was given without --model. Give the folder or hub id that holds it.")
+            object.__setattr__(self, "model", f"{self.model.rstrip('/')}/{self.gguf_file}")
+            object.__setattr__(self, "gguf_file", None)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from longgraft.config.cache import cache_folder
+
 SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
 BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # a compiler may lack either
@@ -29,7 +31,7 @@ def library() -> Path:
     source = SOURCE.read_bytes()
     compiler = _compiler()
     key = hashlib.sha256(b"\0".join([source, compiler.encode(), _machine().encode(), repr(FLAGS).encode()]))
-    path = Path.home() / ".cache" / "longgraft" / f"cpu_kernels-{key.hexdigest()[:16]}.so"
+    path = cache_folder() / f"cpu_kernels-{key.hexdigest()[:16]}.so"
     if not path.exists():
         _compile(compiler, path)
     return path

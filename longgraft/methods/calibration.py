@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from longgraft.budget.match_odds import MatchOdds
+from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import WIDTH, load_rows, read_metadata, save_rows
@@ -126,4 +127,4 @@ def _about(meta: Mapping[str, str]) -> dict[str, str]:
 def default_path(identity: Mapping[str, str]) -> Path:
     """Where `longgraft calibrate` writes and `load` looks, per target, tokenizer and drafter."""
     name = "-".join(identity[key] for key in ("target", "tokenizer", "weights", "drafter")) + ".safetensors"
-    return Path.home() / ".cache" / "longgraft" / name
+    return cache_folder() / name

@@ -5,13 +5,14 @@ Knows drafter files and known heads; knows no method.
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from longgraft.config.settings import HeadOverrides
+from longgraft.models.catalogue import shipped_head
+from longgraft.models.places import EMBEDDED, embedded, place_of
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head
@@ -20,7 +21,6 @@ from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.medusa import FOLDER, MedusaHeads, load_medusa
 from longgraft.yarn_drafters.network import Eagle3Network
 
-EMBEDDED = "embedded"       # the pair that ships with the package
 AUTO = "auto"
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
     if drafter != AUTO:
         return drafter
     known = find_head(target)
-    return embedded("drafter") if target == EMBEDDED else known.head if known else None
+    return embedded("drafter") if target == EMBEDDED else known.head if known else shipped_head(target)
 
 
 def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
@@ -108,14 +108,15 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
 
 def _small(sources: Sources) -> Target:
     """A smaller model in the target's precision, on its device; ValueError where its vocabulary is another."""
-    target, path = sources.target, str(sources.path("small-model", "small"))
-    config = read_config(path, path)
+    target, name = sources.target, str(sources.path("small-model", "small"))
+    path = place_of(name, target.dtype).path
+    config = read_config(path, name)
     if sources.tokenizer is not None:
-        _check_vocabulary(sources, read_tokenizer(path, path), path)
-    loaded: Any = read_model(path, path, config, target.dtype)
-    small = Target(loaded.to(target.device), path, target.attention, target.kernels)
+        _check_vocabulary(sources, read_tokenizer(path, name), name)
+    loaded: Any = read_model(path, name, config, target.dtype)
+    small = Target(loaded.to(target.device), name, target.attention, target.kernels)
     if sources.tokenizer is None and small.vocab_size != target.vocab_size:
-        raise ValueError(f"The small model {path} has {small.vocab_size:,} tokens and {target.name} "
+        raise ValueError(f"The small model {name} has {small.vocab_size:,} tokens and {target.name} "
                          f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of equal size.")
     return small
 
@@ -139,8 +140,3 @@ def _medusa(sources: Sources) -> MedusaHeads:
 HEAD: Need[Eagle3Network] = Need("head", "an EAGLE-3 drafter", _head, "--drafter PATH")
 SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer", _small)
 MEDUSA: Need[MedusaHeads] = Need("medusa-heads", "Medusa heads", _medusa)
-
-
-def embedded(part: str) -> Path:
-    """A part of the pair that ships with the package."""
-    return Path(str(importlib.resources.files("longgraft.yarn_drafters"))) / "embedded" / part

@@ -34,10 +34,10 @@ class State:
 
     @property
     def name(self) -> str:
-        """Of the model, for clients: of a folder only its last part, which reveals nothing of this machine."""
+        """Of the model, for clients: of a path only its last part, which reveals nothing of this machine."""
         name = self.session.target.name
-        folder = Path(name).is_absolute() or Path(name).is_dir()
-        return self.options.model_name or (Path(name).name if folder else name)
+        path = Path(name).is_absolute() or Path(name).exists()
+        return self.options.model_name or (Path(name).name if path else name)
 
     @property
     def tokenizer(self) -> Any:

@@ -23,50 +23,57 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from longgraft.config.file_errors import reason, refuse_gguf
+from longgraft.config.file_errors import reason
 from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.supported import refuse
 
 BLOCK = 1 << 24     # elements summed at once: half formats are widened to float32 for it
 SAMPLED = 64        # values per tensor in `sample`
 NAMED = 3           # tensors that a message names
-_PLACE = "Give a folder with config.json and safetensors, or a hub id that this machine can reach."
+_PLACE = ("Give a name of `longgraft models`, a folder with config.json and safetensors, a GGUF file, or a hub id that "
+          "this machine can reach.")
 
 
-def read_config(path: str, name: str) -> PretrainedConfig:
-    """The configuration of a model; ValueError with the reason if the model cannot be decoded."""
-    refuse_gguf(path, f"Model {name!r}")
+def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
+    """The configuration of a model; ValueError with the reason if the model cannot be decoded.
+
+    gguf: a GGUF file of the folder, which takes the place of the others
+    """
     with _reading(f"Model {name!r}", _PLACE):
-        declared, _ = PretrainedConfig.get_config_dict(path)
+        declared, _ = PretrainedConfig.get_config_dict(path, **_of(gguf))
         kind = declared.get("model_type")
         if "auto_map" in declared and kind not in CONFIG_MAPPING:
             raise ValueError(f"its type {kind!r} comes with code of its own, which longgraft never runs")
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **_of(gguf))
     refuse(config, name)
     return config
 
 
-def read_tokenizer(path: str, name: str) -> Any:
+def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
     """The model's tokenizer; ValueError for one without words, as transformers makes up where the files are missing."""
     with _reading(f"The tokenizer of {name!r}", "Give a folder or hub id that holds the tokenizer's files too, or "
                                                  "(model, None) to decode token ids."):
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **_of(gguf))
         if len(tokenizer.get_vocab()) <= len(tokenizer.get_added_vocab()):
             raise ValueError("its files are missing, or hold no words")
     return tokenizer
 
 
-def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype, gguf: str = "") -> PreTrainedModel:
     """The model on the CPU, in eval mode; ValueError names tensors that are missing, misshapen or not finite."""
     with _quiet(), _reading(f"Model {name!r}", "Give whole weights of this model, as safetensors."):
         # Shapes are compared in `_check_names`, which can name the tensors.
         read: Any = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
-            ignore_mismatched_sizes=True)
+            ignore_mismatched_sizes=True, **_of(gguf))
         model, found = read
     _check_names(model, found, name)
     check_finite(model, name)
     return model.eval()
+
+
+def _of(gguf: str) -> dict[str, str]:
+    return {"gguf_file": gguf} if gguf else {}
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:

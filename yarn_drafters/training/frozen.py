@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
+from longgraft.models.places import place_of
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
@@ -42,17 +43,19 @@ class Frozen:
     @contextmanager
     def prepared(cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  dtype: torch.dtype) -> Iterator[Frozen]:
-        """Of a hub id or folder; folder `out` is locked until the block ends.  data, valid: see `read_documents`."""
+        """Of a model as `place_of` names it; folder `out` is locked until the block ends.  data, valid: see
+        `read_documents`."""
         world = World.join(recipe.device)
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         with sole_trainer(out, world):      # errors of folder and data are raised before a weight is read
-            config = read_config(name, name)
-            tokenizer = read_tokenizer(name, name)
+            path = place_of(name, dtype).path
+            config = read_config(path, name)
+            tokenizer = read_tokenizer(path, name)
             with world.first_in_turn():
                 corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
                 unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
-            loaded: Any = read_model(name, name, config, dtype).requires_grad_(False)
+            loaded: Any = read_model(path, name, config, dtype).requires_grad_(False)
             target = Target(loaded.to(world.device), name)
             for texts in filter(None, (corpus, unseen)):
                 _same_vocabulary(texts, target)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longgraft.models.places import place_of
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.kinds import Range
@@ -213,9 +214,9 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
                  tokenizer: str | None = None, teacher: str | None = None) -> Path:
     """Train in folder `out`, or resume there; returns the final model's folder.
 
-    tokenizer: folder or hub id; None: the teacher's, or one trained on the data.  teacher: folder or hub id of a model
-    whose distributions are learnt.  Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt and hf, the
-    model.
+    tokenizer, teacher: models, as `place_of` names them; without a tokenizer the teacher's, or one trained on the data,
+    is taken; the teacher's distributions are learnt.  Writes tokenizer/, .npz caches, recipe.json, log.jsonl,
+    checkpoint.pt and hf, the model.
     """
     world, out = World.join(recipe.device), Path(out)
     if recipe.threads:
@@ -238,7 +239,7 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str
     folder = out / "tokenizer"
     if not folder.exists():
         made = (train_tokenizer((d.text for d in read_documents(data)), recipe.vocab_size) if given is None else
-                read_tokenizer(given, given))
+                read_tokenizer(place_of(given).path, given))
         made.save_pretrained(out / "tokenizer.partial")
         (out / "tokenizer.partial").rename(folder)
     loaded: Any = AutoTokenizer.from_pretrained(folder)
@@ -252,12 +253,13 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str
 
 def _same_tokenizer(loaded: Any, folder: Path, given: str) -> None:
     """ValueError if a resumed folder was started with another tokenizer."""
-    if loaded.get_vocab() != read_tokenizer(given, given).get_vocab():
+    if loaded.get_vocab() != read_tokenizer(place_of(given).path, given).get_vocab():
         raise ValueError(f"{folder} holds another tokenizer than {given}. Give --out another folder.")
 
 
 def _teacher(name: str, recipe: TargetRecipe, world: World) -> Target:
-    loaded: Any = read_model(name, name, read_config(name, name), torch.float32).requires_grad_(False)
+    path = place_of(name, torch.float32).path
+    loaded: Any = read_model(path, name, read_config(path, name), torch.float32).requires_grad_(False)
     teacher = Target(loaded.to(world.device), name)
     if teacher.vocab_size != recipe.vocab_size:
         raise ValueError(f"{name} has a vocabulary of {teacher.vocab_size:,}, and vocab_size is "

@@ -1,0 +1,196 @@
+"""GGUF files: which one is meant, whether transformers can read it, and its weights as an ordinary folder, made once.
+
+Knows transformers' reading of GGUF; knows no catalogue.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from longgraft.config.file_errors import reason
+from longgraft.models.store import making, models_folder
+from longgraft.runtime.devices import device_of
+from longgraft.runtime.hub import hub_answers, offline
+from longgraft.target_model.weights import read_config, read_model, read_tokenizer
+
+ENDS = ("eos", "eot", "eom")        # of an answer, a turn, a message
+KEPT = (torch.float32, torch.bfloat16)
+NAMED = 6           # files that a message names
+
+
+def gguf_of(model: str) -> Path | None:
+    """The GGUF file that a path or hub id means, downloaded where it is on the hub; None where it means none.
+
+    A file of a hub repository is OWNER/REPOSITORY/FILE.gguf.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return None if (path / "config.json").exists() else _only(path)
+    if path.suffix.lower() == ".gguf":
+        return path if path.is_file() else _of_hub(model)
+    if model.lower().endswith("gguf") and model.count("/") == 1:
+        raise ValueError(f"Model {model!r} is a repository of GGUF files. Give one: --gguf-file FILE, or --model "
+                         f"{model}/FILE.")
+    return None
+
+
+def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None) -> Path:
+    """A transformers folder of a GGUF file's weights, made in the cache where it is not there; `dtype` as in `kept`."""
+    if path := kept(sha256, dtype):
+        return path
+    reader = _read(file, name)
+    dtype = _dtype(dtype)
+    path, size = _folder(sha256, dtype), dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    with making(f"Model {name!r}", path, size) as part:
+        if part:
+            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
+                  file=sys.stderr, flush=True)
+            with _parsed_once(reader):
+                _convert(reader, file, name, dtype, part)
+            part.rename(path)
+    return path
+
+
+def kept(sha256: str, dtype: torch.dtype | None) -> Path | None:
+    """The folder that an earlier call of `dequantised` made; None where there is none.
+
+    sha256: of the GGUF file; dtype: float16 is kept as float32; None: what this machine decodes in, else any
+    """
+    wanted = (_dtype(None), *KEPT) if dtype is None else (_dtype(dtype),)
+    return next((path for kind in wanted if (path := _folder(sha256, kind)).exists()), None)
+
+
+def _dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """In which weights are kept."""
+    if dtype is None:
+        return torch.float32 if device_of(None).type == "cpu" else torch.bfloat16
+    return dtype if dtype in KEPT else torch.float32
+
+
+def _folder(sha256: str, dtype: torch.dtype) -> Path:
+    return models_folder() / f"{sha256[:32]}-{str(dtype)[6:]}"
+
+
+def _only(folder: Path) -> Path | None:
+    """The GGUF file of a folder; ValueError where it holds several."""
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:NAMED]) + (", ..." if len(found) > NAMED else "")
+        raise ValueError(f"{folder} holds {len(found)} GGUF files: {names}. Give one of them: --model FOLDER/FILE.")
+    return found[0] if found else None
+
+
+def _of_hub(model: str) -> Path:
+    owner, _, rest = model.partition("/")
+    repository, _, file = rest.partition("/")
+    if not file or owner in ("", ".", "..", "~"):
+        raise ValueError(f"GGUF file {model} does not exist. Give a file, a folder that holds one, or a hub's as "
+                         "OWNER/REPOSITORY/FILE.gguf.")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        with nullcontext() if hub_answers() else offline():
+            return Path(hf_hub_download(f"{owner}/{repository}", file))
+    except Exception as error:      # the hub's client raises errors of several libraries
+        raise ValueError(f"GGUF file {model} is neither here nor on a hub that this machine can reach "
+                         f"({type(error).__name__}). Download it and give the file.") from error
+
+
+def check_packages(name: str) -> None:
+    """ImportError where what reads GGUF is not installed."""
+    if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
+        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install them with: "
+                          'pip install "longgraft[gguf]"')
+
+
+def _read(file: Path, name: str) -> Any:
+    """The file's reader; ValueError where the file is cut, or is no language model."""
+    check_packages(name)
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(file)
+        metadata = {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
+        arch = metadata["general.architecture"]
+    except Exception as error:      # cut and foreign files raise errors of numpy, and of the package's enums
+        raise ValueError(f"GGUF file {file} is cut or damaged ({reason(error)}). Download it again.") from error
+    if (parts := metadata.get("split.count", 1)) > 1:
+        raise ValueError(f"{file} is one of the {parts} parts of a split model. Join them by llama.cpp's "
+                         "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole.")
+    if arch == "clip" or metadata.get("general.type") == "mmproj":
+        raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, of which "
+                         "longgraft reads text alone.")
+    if (kind := metadata.get("general.type", "model")) != "model":
+        raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
+    if (scaling := metadata.get(f"{arch}.rope.scaling.type", "none")) != "none" and arch != "gpt-oss":
+        raise _unread_rope(name, f"rope scaling {scaling!r}")
+    return reader
+
+
+def _unread_rope(name: str, what: str) -> ValueError:
+    return ValueError(f"Model {name!r} has {what}, which transformers drops from GGUF: it would misread long prompts. "
+                      "Give the original model: a folder with safetensors, or its hub id.")
+
+
+def _restore_rope(config: Any, reader: Any, name: str) -> None:
+    """Set the rotary scaling that transformers drops: Llama 3's, a tensor of divisors per frequency.
+
+    ValueError for other divisors.  Their formula has one free number, the largest of them (`convert_hf_to_gguf.py` of
+    llama.cpp).
+    """
+    found = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")}
+    if not found:
+        return
+    if list(found) != ["rope_freqs.weight"] or config.model_type != "llama":
+        raise _unread_rope(name, next(iter(found)))
+    divisors = torch.tensor(found["rope_freqs.weight"].data)
+    plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors)))
+    config.rope_parameters = config.rope_parameters | {
+        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    if len(scaled) != len(plain) or not torch.allclose(plain / scaled, divisors, rtol=1e-3):
+        raise _unread_rope(name, "rope_freqs.weight")
+
+
+@contextmanager
+def _parsed_once(reader: Any) -> Iterator[None]:
+    """transformers parses the file five times, which takes up to 16 seconds each: here it is given this reader."""
+    import gguf
+
+    before, gguf.GGUFReader = gguf.GGUFReader, lambda _: reader     # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = before        # type: ignore[misc]
+
+
+def _convert(reader: Any, file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
+    """Write configuration, tokenizer, end tokens and weights as transformers' own files."""
+    place = str(file.parent)
+    config = read_config(place, name, file.name)
+    _restore_rope(config, reader, name)
+    tokenizer = read_tokenizer(place, name, file.name)
+    with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):      # transformers' bar
+        model: Any = read_model(place, name, config, dtype, file.name)
+    keys = [f"tokenizer.ggml.{end}_token_id" for end in ENDS]
+    ends = list(dict.fromkeys(int(reader.fields[key].contents()) for key in keys if key in reader.fields))
+    model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+    first: dict[int, str] = {}      # tied weights are written once
+    tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()
+               if first.setdefault(tensor.data_ptr(), key) == key}
+    for written in (model.config, model.generation_config, tokenizer):
+        if hasattr(written, "quantization_config"):
+            del written.quantization_config
+        written.save_pretrained(out)
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})

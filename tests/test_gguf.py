@@ -1,0 +1,151 @@
+"""A GGUF file is the model that it was written from, is dequantised once, or is refused in one sentence."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from toys.commands import run
+from toys.gguf_files import END, SPECIAL, TEMPLATE, TURN, write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import longgraft
+from longgraft.config.settings import Pair
+from longgraft.loading import assemble
+from longgraft.models import gguf_files
+from longgraft.models.places import place_of
+
+IDS = torch.tensor([[1, 40, 50, 60, 70, 41, 90, 33]])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    write_gguf(tmp_path / "toy.gguf")
+    return tmp_path / "toy.gguf"
+
+
+def load(model, **options):
+    return longgraft.load(model, None, tell=False, method="pld", **options)
+
+
+@pytest.mark.parametrize(("tied", "divided"), [(False, 0), (True, 0), (False, 8.0)])
+def test_a_file_is_the_model_it_was_written_from_bit_for_bit(tmp_path, tied, divided):
+    """divided: Llama 3's rotary scaling, which transformers drops."""
+    written = write_gguf(tmp_path / "toy.gguf", tied, divided=divided)
+    target = load(tmp_path / "toy.gguf").target
+    assert torch.equal(target.model(IDS).logits, written(IDS).logits)
+    assert target.config.tie_word_embeddings == tied and target.max_positions == 512
+    folder = place_of(str(tmp_path / "toy.gguf")).path
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(IDS).logits, written(IDS).logits)
+
+
+def test_tokenizer_template_and_every_end_token_are_the_files(file):
+    session = load(file)
+    tokenizer = session.tokenizer
+    assert session.eos == (END, TURN) and tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.chat_template == TEMPLATE and tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3]
+    text = "the end\t of 123  “it”<|im_end|>"
+    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert tokenizer(text).input_ids == theirs(text).input_ids and tokenizer.decode(tokenizer(text).input_ids) == text
+    chat = [{"role": "user", "content": "hi"}]
+    assert tokenizer.decode(session.encode(chat)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_file_is_dequantised_once_wherever_it_lies_and_for_each_dtype(file, tmp_path, cache, monkeypatch, capsys):
+    first = load(file).generate("the", max_new_tokens=8).token_ids
+    assert f"dequantising toy.gguf to float32, once: 0 MB in {cache}" in capsys.readouterr().err
+    half = load(file, dtype="bfloat16")
+    assert half.target.dtype == torch.bfloat16 and len(list(cache.glob("*-*"))) == 2
+    monkeypatch.setattr(gguf_files, "_convert", lambda *_: pytest.fail("a kept model was dequantised again"))
+    shutil.copy(file, tmp_path / "copy.gguf")
+    assert load(tmp_path / "copy.gguf").generate("the", max_new_tokens=8).token_ids == first
+    assert load(file, dtype="float16").target.dtype == torch.float16
+    assert len(list(cache.glob("*-*"))) == 2 and not (cache / "partial").exists()
+
+
+def test_a_file_that_changed_is_another_model(file):
+    before = place_of(str(file)).path
+    write_gguf(file, tied=True)
+    assert place_of(str(file)).path != before
+
+
+def test_the_model_is_named_as_it_was_given_and_a_calibration_belongs_to_the_file(file):
+    loaded = assemble(str(file), None, longgraft.loading.Settings(method="pld"))
+    assert loaded.target.name == str(file) and loaded.identity["target"] == "toy.gguf"
+
+
+def test_a_folder_with_one_file_and_the_flag_name_it_too(file, tmp_path):
+    place = place_of(str(file)).path
+    assert place_of(file.parent).path == place
+    write_gguf(tmp_path / "other.gguf", tied=True)
+    assert place_of(Pair(str(file.parent), gguf_file="toy.gguf").model).path == place
+    with pytest.raises(ValueError, match=r"^.* holds 2 GGUF files: other.gguf, toy.gguf. Give one of them: --mod"):
+        place_of(file.parent)
+    with pytest.raises(ValueError, match=r"^--gguf-file was given without --model\."):
+        Pair(gguf_file="toy.gguf")
+
+
+def test_a_file_of_a_hub_repository_is_downloaded(file, monkeypatch):
+    asked = []
+    monkeypatch.setattr(gguf_files, "hub_answers", lambda: True)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *of: asked.append(of) or str(file))
+    assert place_of(Pair("owner/repo-GGUF", gguf_file="sub/toy.gguf").model).name == "owner/repo-GGUF/sub/toy.gguf"
+    assert asked == [("owner/repo-GGUF", "sub/toy.gguf")]
+    with pytest.raises(ValueError, match=r"^Model 'owner/repo-GGUF' is a repository of GGUF files. Give one: --gguf-f"):
+        place_of("owner/repo-GGUF")
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+REFUSED = {
+    "of no known architecture": (lambda path: write_gguf(path, architecture="nope"),
+                                 r"Model '.*' could not be loaded: GGUF model with architecture nope is not supported"),
+    "with a missing tensor": (lambda path: write_gguf(path, without="blk.1.ffn_up.weight"),
+                              r".*toy.gguf: the weights lack model.layers.1.mlp.up_proj.weight\."),
+    "of a quantisation that cannot be read": (lambda path: write_gguf(path, odd="blk.1.ffn_up.weight"),
+                                              r"Model .* could not be loaded: .*Dequantization for Q8_1 is not yet"),
+    "cut in its weights": (lambda path: [write_gguf(path), cut(path, 90_000)],
+                           r"GGUF file .* is cut or damaged \(.*\)\. Download it again\."),
+    "cut in its header": (lambda path: [write_gguf(path), cut(path, 500)], r"GGUF file .* is cut or damaged"),
+    "that is none": (lambda path: path.write_bytes(b"version https://git-lfs" + b"0" * 100),
+                     r"GGUF file .* is cut or damaged \(GGUF magic invalid\)\. Download"),
+    "in parts": (lambda path: write_gguf(path, split__count=3),
+                 r".* is one of the 3 parts of a split model. Join them by llama.cpp's `llama-gguf-split --merge"),
+    "that is a vision projector": (lambda path: write_gguf(path, architecture="clip", general__type="mmproj"),
+                                   r".* is a vision projector, no language model\. Give the model's own"),
+    "that is an adapter": (lambda path: write_gguf(path, general__type="adapter"), r".* is of type 'adapter', and"),
+    "with scaled positions": (lambda path: write_gguf(path, llama__rope__scaling__type="yarn"),
+                              r"Model '.*' has rope scaling 'yarn', which transformers drops from GGUF"),
+    "with positions scaled otherwise": (lambda path: write_gguf(path, divided=8.0, llama__rope__freq_base=7),
+                                        r"Model '.*' has rope_freqs.weight, which transformers drops from GGUF"),
+    "that is not there": (lambda path: None, r"GGUF file .* does not exist\. Give a file, a folder"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_file_is_refused(what, tmp_path, cache):
+    make, said = REFUSED[what]
+    make(tmp_path / "toy.gguf")
+    with pytest.raises(ValueError, match=f"^{said}") as error:
+        place_of(tmp_path / "toy.gguf")
+    assert str(error.value).count("\n") <= 1
+    assert not list(cache.glob("*-*")) and not (cache / "partial").exists()
+
+
+def test_without_the_extra_one_sentence_says_how_to_get_it(file, monkeypatch, capsys):
+    monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
+    for model in (file, "smollm2"):     # the latter is not fetched for nothing
+        code, _, err = run(capsys, monkeypatch, "doctor", "--model", model)
+        assert code == 2 and re.fullmatch(r"longgraft: Model .* is GGUF, which needs .*: pip install "
+                                          r"\"longgraft\[gguf\]\"\n", err)
