@@ -152,7 +152,7 @@ def train_regenerate(
     from longgraft.yarn_drafters.training.regenerate import Sampling, regenerate
 
     sampling = Sampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
-    counts = regenerate(_model(model), out, sampling, _found(prompts or []), _found(documents or []), magpie,
+    counts = regenerate(model or EMBEDDED, out, sampling, _found(prompts or []), _found(documents or []), magpie,
                         _found(exclude or []), dtype_of(dtype), device)
     print(f"{out}: {counts['kept']:,} chats with {counts['tokens']:,} answer tokens")
     for reason, chats in sorted(counts.items()):

@@ -21,6 +21,7 @@ import torch
 
 from longgraft.config.json_input import parse_json
 from longgraft.engine.repetition import loops
+from longgraft.models.places import place_of
 from longgraft.runtime.devices import device_of
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.batched_sampling import sample_batch
@@ -211,15 +212,16 @@ def regenerate(model: str, out: Path, sampling: Sampling, prompts: Sequence[Path
                device: str | None = None) -> Counter[str]:
     """Sample a model's own chats into `out`, JSONL with messages; returns the number of kept and dropped ones.
 
-    model: hub id or folder; prompts, documents: see `read_documents` and `requests_of`; excluded: JSONL of rows whose
+    model: as of `place_of`; prompts, documents: see `read_documents` and `requests_of`; excluded: JSONL of rows whose
     requests must not be among them
     """
     given = list(read_documents(prompts))
     texts = [document for document in read_documents(documents) if len(document.text) >= SHORTEST]
     if not given and not texts and not magpie:
         raise ValueError("Nothing to answer: give --prompts, --documents or --magpie.")
-    tokenizer, config = read_tokenizer(model, model), read_config(model, model)
-    loaded: Any = read_model(model, model, config, dtype).to(device_of(device))
+    place = place_of(model, dtype)
+    tokenizer, config = read_tokenizer(place.path, place.name), read_config(place.path, place.name)
+    loaded: Any = read_model(place.path, place.name, config, dtype).to(device_of(device))
     rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
     worker = Regenerator(loaded, tokenizer, sampling, (text for row in rows for text in _strings(row)))
     return worker.run(requests_of(given, texts, magpie, sampling), out)
