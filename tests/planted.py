@@ -21,6 +21,16 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # on-policy data, and faster training of drafters
+    Mutation("nats lose what the target has", "_Distilled.forward", "gradient = ours.div_(summed).sub_(share)", "gradient = ours.div_(summed)", "test_training_drafter.py::test_the_gradients_of_a_loss_are_those_of_its_formula"),
+    Mutation("every epoch has rows of its own", "TokenStream._tokens", "epoch if self._repeated is None else 0", "epoch", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
+    Mutation("features of other layers are taken", "FeatureStore.__init__", "list(layers)", "[]", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
+    Mutation("rows of a batch do not move on", "sample_batch", "positions[:, -1:] + 1", "positions[:, -1:]", "test_regenerate.py::test_greedy_rows_of_a_batch_are_transformers_own_answers"),
+    Mutation("finished rows leave the cache, others take their places", "_GrowingLayer.select", "keys[rows]", "keys[:len(rows)]", "test_regenerate.py::test_greedy_rows_of_a_batch_are_transformers_own_answers"),
+    Mutation("every row draws the same number", "sample_batch", "default_rng(list(s))", "default_rng(0)", "test_regenerate.py::test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution"),
+    Mutation("half a window stays in the file", "Regenerator._resume", "            file.truncate(size)\n", "            pass\n", "test_regenerate.py::test_an_interrupted_run_continues_to_the_same_file"),
+    Mutation("evaluation rows are asked", "Regenerator._judge", 'chat.source != "documents" and any(', "False and any(", "test_regenerate.py::test_loops_repeats_and_excluded_requests_are_dropped_and_counted"),
+    Mutation("an answer that was cut off ends", "_chat_ids", "whole = chat.ended or", "whole = True or", "test_regenerate.py::test_an_answer_that_was_cut_off_is_learnt_without_an_end"),
     # models by name, and GGUF
     Mutation("a file of another hash is kept", "fetch:_join", "if (found := hashed(whole)) != entry.sha256:", "if (found := hashed(whole)) == '':", "test_models.py::test_a_file_with_another_hash_than_the_pinned_one_is_refused"),
     Mutation("any installed wheel is the pinned one", "fetch:installed", "and sha256_of(path) == entry.sha256", "", "test_models.py::test_an_installed_wheel_is_used_where_it_lies_if_it_is_the_pinned_one"),
