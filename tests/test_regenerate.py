@@ -13,7 +13,7 @@ from toys.training import tiny_target
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longgraft.yarn_drafters.training import regenerate as module
-from longgraft.yarn_drafters.training.batched_sampling import Sampled, sample_batch
+from longgraft.yarn_drafters.training.batched_sampling import Sampled, sample
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
 from longgraft.yarn_drafters.training.document_tasks import CODE_TASKS, PROSE_TASKS
 from longgraft.yarn_drafters.training.regenerate import Regenerator, Sampling, requests_of
@@ -64,14 +64,14 @@ def test_greedy_rows_of_a_batch_are_transformers_own_answers(family, model, fold
         cut = next((i for i, token in enumerate(tokens) if token in ends), None)
         wanted.append(Sampled(tokens[:cut], cut is not None))
     assert {found.ended for found in wanted} == {True, False} or all(found.ended for found in wanted)
-    found = sample_batch(model, PROMPTS, [(0, i) for i in range(4)], [0.0] * 4, 20, sorted(ends))
-    assert found == wanted
+    for batch in (4, 2, 1):     # others begin where some have ended
+        assert sample(model, PROMPTS, [(0, i) for i in range(4)], [0.0] * 4, 20, sorted(ends), batch) == wanted
 
 
 def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(model):
     rows = 400
-    together = sample_batch(model, [PROMPTS[0]] * rows, [(7, i) for i in range(rows)], [1.0] * rows, 1, [-1])
-    alone = sample_batch(model, PROMPTS[:1], [(7, 5)], [1.0], 1, [-1])
+    together = sample(model, [PROMPTS[0]] * rows, [(7, i) for i in range(rows)], [1.0] * rows, 1, [-1], rows)
+    alone = sample(model, PROMPTS[:1], [(7, 5)], [1.0], 1, [-1])
     assert together[5] == alone[0]
     shares = model(torch.tensor(PROMPTS[:1])).logits[0, -1].softmax(-1)
     counts = torch.bincount(torch.tensor([found.tokens[0] for found in together]), minlength=len(shares)) / rows
@@ -85,7 +85,7 @@ def rows_of(path: Path) -> list[dict]:
 
 def test_an_interrupted_run_continues_to_the_same_file(folder, model, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
-    texts = [module.Document(f"What is {i}?") for i in range(24)]
+    texts = [module.Document(f"What is {i}?") for i in range(48)]
     counts = worker(folder, model).run(requests_of(texts, [], False, SAMPLING), whole)
     assert counts["kept"] == len(rows_of(whole)) > 8
     calls, turns = [], Regenerator._turns
@@ -112,7 +112,7 @@ def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> N
         found = [next((a for part, a in answers.items() if part in text), ("Fine.", True)) for text in texts]
         return [Sampled(tokenizer(text)["input_ids"], ended) for text, ended in found]
 
-    monkeypatch.setattr(module, "sample_batch", sampled)
+    monkeypatch.setattr(module, "sample", sampled)
 
 
 def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, model, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.cache_utils import DynamicLayer
@@ -19,8 +20,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "longgraft_batched"
-COMPACT = 0.8       # of the rows are unfinished: then the finished ones leave the cache
 ROOM = 1.25         # growth of a full cache
+AT_ONCE = 32768     # prompt tokens that are read together, padding included
 
 
 @dataclass(frozen=True)
@@ -38,32 +39,39 @@ class _GrowingLayer(DynamicLayer):
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        new = [key_states.mT, value_states.mT]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.held, self.stored = 0, [block[..., :0] for block in new]
+            self._store(key_states[:, :, :0], value_states[:, :, :0])
         end = self.held + key_states.shape[-2]
-        if end > self.stored[0].shape[-1]:
-            room = int(end * ROOM) + 16
-            self.stored = [_roomier(old[..., :self.held], room, kind) for kind, old in enumerate(self.stored)]
-        for block, states in zip(self.stored, new, strict=True):
-            block[..., self.held:end] = states
-        self.held = end
-        self.keys, self.values = (block[..., :end].mT for block in self.stored)
+        if end > self.stored[0].shape[-2]:
+            self._store(self.keys, self.values, end)
+        for block, states in zip(self.stored, (key_states, value_states), strict=True):
+            block[:, :, self.held:end] = states
+        self._show(end)
         return self.keys, self.values
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch."""
-        keys, values = self.stored
-        self.stored = [keys[rows], values.mT[rows].mT]      # indexing would lose the order of the numbers
+    def keep(self, rows: Tensor, first: int) -> None:
+        """Of the batch these rows alone, from token `first` on."""
+        self._store(self.keys[rows, :, first:], self.values[rows, :, first:])
 
+    def join(self, other: _GrowingLayer) -> None:
+        """The rows of another batch too; of both the last tokens stand in the same place."""
+        width = max(self.held, other.held)
+        self._store(*(torch.cat([F.pad(block, (0, 0, width - block.shape[-2], 0)) for block in pair])
+                      for pair in ((self.keys, other.keys), (self.values, other.values))))
 
-def _roomier(old: Tensor, room: int, values: int) -> Tensor:
-    """`old` [B, Hkv, D, n] with place for `room` tokens; values lie token by token."""
-    shape = (*old.shape[:-1], room)
-    new = old.new_empty(*shape[:-2], room, shape[-2]).mT if values else old.new_empty(shape)
-    new[..., :old.shape[-1]] = old
-    return new
+    def _store(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
+        """Copy keys and values [B, Hkv, n, D] to new places with room for `length` tokens and more."""
+        batch, heads, held, size = keys.shape
+        room = int(max(held, length) * ROOM) + 16
+        self.stored = keys.new_empty(batch, heads, size, room).mT, values.new_empty(batch, heads, room, size)
+        for block, old in zip(self.stored, (keys, values), strict=True):
+            block[:, :, :held] = old
+        self._show(held)
+
+    def _show(self, held: int) -> None:
+        self.held = held
+        self.keys, self.values = (block[:, :, :held] for block in self.stored)
 
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -83,47 +91,110 @@ AttentionInterface.register(ATTENTION, _attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
+@dataclass
+class _Batch:
+    """Unfinished rows.  rows: which prompts; tokens, positions: of the last tokens, which are not in the cache yet, all
+    [B]; seen: [B, n] of the cache."""
+
+    rows: Tensor
+    tokens: Tensor
+    positions: Tensor
+    seen: Tensor
+    cache: Cache
+
+    def join(self, other: _Batch) -> None:
+        width = max(self.seen.shape[1], other.seen.shape[1])
+        self.seen = torch.cat([F.pad(part.seen, (width - part.seen.shape[1], 0)) for part in (self, other)])
+        for name in ("rows", "tokens", "positions"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+        for ours, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
+            ours.join(theirs)
+
+    def keep(self, places: Tensor) -> None:
+        """These rows alone, without the columns that none of them sees."""
+        first = int(self.seen[places].any(0).int().argmax()) if len(places) else 0
+        self.rows, self.tokens, self.positions = (t[places] for t in (self.rows, self.tokens, self.positions))
+        self.seen = self.seen[places][:, first:]
+        for layer in self.cache.layers:
+            layer.keep(places, first)
+
+
+class _Sampler:
+    """See `sample`."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]],
+                 temperatures: Sequence[float], most: int, ends: Sequence[int]) -> None:
+        self.model, self.prompts, self.most, self.ends = model, prompts, most, set(ends)
+        self.device = next(model.parameters()).device
+        model.set_attn_implementation(ATTENTION)
+        self.draws = [np.random.default_rng(list(seed)) for seed in seeds]
+        self.heat = torch.tensor(temperatures, device=self.device, dtype=torch.float32)
+        self.taken: list[list[int]] = [[] for _ in prompts]
+        self.ended = [False] * len(prompts)
+
+    def begin(self, rows: Sequence[int]) -> _Batch:
+        """Read these prompts and draw their first tokens."""
+        longest = max(len(self.prompts[row]) for row in rows)
+        ids, seen = (torch.tensor([[0] * (longest - len(self.prompts[row])) + made(self.prompts[row]) for row in rows],
+                                  device=self.device) for made in (list, lambda prompt: [1] * len(prompt)))
+        positions = (seen.cumsum(-1) - 1).clamp(min=0)
+        batch = _Batch(torch.tensor(rows, device=self.device), ids, positions[:, -1], seen,
+                       Cache(layer_class_to_replicate=_GrowingLayer))
+        self._run(batch, ids, positions)
+        return batch
+
+    def step(self, batch: _Batch) -> None:
+        """Draw the next token of each row."""
+        batch.positions = batch.positions + 1
+        batch.seen = F.pad(batch.seen, (0, 1), value=1)
+        self._run(batch, batch.tokens[:, None], batch.positions[:, None])
+
+    def unfinished(self, batch: _Batch) -> list[int]:
+        """The places of rows that go on."""
+        return [place for place, row in enumerate(batch.rows.tolist())
+                if not self.ended[row] and len(self.taken[row]) < self.most]
+
+    def _run(self, batch: _Batch, ids: Tensor, positions: Tensor) -> None:
+        logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, past_key_values=batch.cache,
+                            use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        rows = batch.rows.tolist()
+        draws = torch.tensor([self.draws[row].random() for row in rows], device=self.device)
+        batch.tokens = _drawn(logits, self.heat[batch.rows], draws)
+        for row, token in zip(rows, batch.tokens.tolist(), strict=True):
+            if not self.ended[row] and len(self.taken[row]) < self.most:
+                self.ended[row] = token in self.ends
+                self.taken[row] += [] if self.ended[row] else [token]
+
+
 @torch.inference_mode()
-def sample_batch(model: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]],
-                 temperatures: Sequence[float], most: int, ends: Sequence[int]) -> list[Sampled]:
-    """A continuation of each prompt, of at most `most` tokens.
+def sample(model: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], temperatures: Sequence[float],
+           most: int, ends: Sequence[int], batch: int = 64) -> list[Sampled]:
+    """A continuation of each prompt, of at most `most` tokens, `batch` at once: where some end, others begin.
 
     seeds: of each row's own random numbers, so that they do not depend on the other rows (the logits do, by rounding);
     temperatures: 0 takes the most probable token; ends: ids that end a row
     """
-    device = next(model.parameters()).device
-    model.set_attn_implementation(ATTENTION)
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts], device=device)
-    seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-    # [B, most]: one uniform number per token
-    draws = torch.tensor(np.stack([np.random.default_rng(list(s)).random(most) for s in seeds]), device=device)
-    heat = torch.tensor(temperatures, device=device, dtype=torch.float32)
-    finished, last = torch.zeros(len(prompts), dtype=torch.bool, device=device), torch.tensor(list(ends), device=device)
-    rows = torch.arange(len(prompts), device=device)        # which prompt each row of the batch answers
-    cache, taken = Cache(layer_class_to_replicate=_GrowingLayer), [[] for _ in prompts]     # type: list[list[int]]
-    ended = [False] * len(prompts)
-    positions = (seen.cumsum(-1) - 1).clamp(min=0)
-    for step in range(most):
-        logits = model(ids, attention_mask=seen, position_ids=positions, past_key_values=cache, use_cache=True,
-                       logits_to_keep=1).logits[:, -1].float()
-        tokens = _drawn(logits, heat[rows], draws[rows, step])
-        over = torch.isin(tokens, last)
-        for place in (~finished).nonzero().flatten().tolist():
-            row = int(rows[place])
-            ended[row] = bool(over[place])
-            taken[row] += [] if ended[row] else [int(tokens[place])]
-        finished |= over
-        if finished.all():
-            break
-        if (~finished).float().mean() < COMPACT:
-            keep = (~finished).nonzero().flatten()
-            rows, tokens, seen, positions, finished = (t[keep] for t in (rows, tokens, seen, positions, finished))
-            for layer in cache.layers:
-                layer.select(keep)
-        ids, positions = tokens[:, None], positions[:, -1:] + 1
-        seen = torch.cat([seen, torch.ones_like(ids)], dim=1)
-    return [Sampled(tokens, end) for tokens, end in zip(taken, ended, strict=True)]
+    sampler, live = _Sampler(model, prompts, seeds, temperatures, most, ends), None
+    waiting = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    while waiting or live is not None:
+        free = batch - (0 if live is None else len(live.rows))
+        if waiting and free >= max(1, batch // 8):
+            count = max(1, min(free, AT_ONCE // len(prompts[waiting[-1]])))
+            new = sampler.begin(waiting[-count:])
+            waiting = waiting[:-count]
+            if live is None:
+                live = new
+            else:
+                live.join(new)
+        else:
+            assert live is not None
+            sampler.step(live)
+        going = sampler.unfinished(live)
+        if not going:
+            live = None
+        elif len(live.rows) - len(going) >= max(1, len(live.rows) // 8):
+            live.keep(torch.tensor(going, device=sampler.device))
+    return [Sampled(tokens, ended) for tokens, ended in zip(sampler.taken, sampler.ended, strict=True)]
 
 
 def _drawn(logits: Tensor, temperature: Tensor, draw: Tensor) -> Tensor:

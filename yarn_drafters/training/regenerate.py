@@ -24,13 +24,13 @@ from longgraft.engine.repetition import loops
 from longgraft.models.places import place_of
 from longgraft.runtime.devices import device_of
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
-from longgraft.yarn_drafters.training.batched_sampling import sample_batch
+from longgraft.yarn_drafters.training.batched_sampling import sample
 from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
-WINDOW = 4                      # batches whose chats are sorted by length, so that little is padded
-AT_ONCE = 32768                 # prompt tokens of a batch, padding included
+WINDOW = 8                      # batches whose chats are sampled and written together
+LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
 RUN = 8                         # consecutive words that a request must not share with excluded rows
 INVENTED_TEMPERATURE = 0.8      # of invented requests: at 1, those of small models make no sense
 
@@ -144,29 +144,25 @@ class Regenerator:
             self._sample([chat for chat in live if chat.messages and chat.messages[-1]["role"] == "user"], 2 * turn + 1)
 
     def _sample(self, chats: Sequence[Chat], turn: int) -> None:
-        """One turn of each chat, in batches of similar length."""
+        """One turn of each chat."""
         answer = bool(turn % 2)
-        prompts = {chat.index: self._prompt(chat, answer) for chat in chats}
-        waiting = sorted(chats, key=lambda chat: len(prompts[chat.index]))
-        while waiting:
-            room = AT_ONCE // len(prompts[waiting[-1].index])
-            keep = max(0, len(waiting) - max(1, min(self.sampling.batch, room)))
-            waiting, part = waiting[:keep], waiting[keep:]
-            sampled = sample_batch(
-                self.model, [prompts[chat.index] for chat in part],
-                [(self.sampling.seed, 3, chat.index, turn) for chat in part],
-                [chat.temperature if answer else INVENTED_TEMPERATURE for chat in part], self.sampling.most, self.ends)
-            for chat, found in zip(part, sampled, strict=True):
-                text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
-                if answer:
-                    chat.ended = found.ended
-                    chat.tokens += len(found.tokens)
-                    chat.dropped = "empty" if not text.strip() else "loops" if loops(found.tokens) else ""
-                elif not found.ended or not text.strip():
-                    # Without a first request there is nothing to answer; a second one may be missing.
-                    chat.dropped = "" if chat.messages else "unfinished request"
-                    continue
-                chat.messages.append({"role": "assistant" if answer else "user", "content": text})
+        sampling = self.sampling
+        sampled = sample(
+            self.model, [self._prompt(chat, answer) for chat in chats],
+            [(sampling.seed, 3, chat.index, turn) for chat in chats],
+            [chat.temperature if answer else INVENTED_TEMPERATURE for chat in chats],
+            sampling.most if answer else min(sampling.most, LONGEST_REQUEST), self.ends, sampling.batch)
+        for chat, found in zip(chats, sampled, strict=True):
+            text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
+            if answer:
+                chat.ended = found.ended
+                chat.tokens += len(found.tokens)
+                chat.dropped = "empty" if not text.strip() else "loops" if loops(found.tokens) else ""
+            elif not found.ended or not text.strip():
+                # Without a first request there is nothing to answer; a second one may be missing.
+                chat.dropped = "" if chat.messages else "unfinished request"
+                continue
+            chat.messages.append({"role": "assistant" if answer else "user", "content": text})
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
         """The ids before the next turn: as the template opens an answer, or a user's turn."""
