@@ -10,7 +10,7 @@ import pytest
 import torch
 from toys.commands import run
 from toys.training import tiny_target
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from longgraft.yarn_drafters.training import regenerate as module
 from longgraft.yarn_drafters.training.batched_sampling import Sampled, sample
@@ -46,25 +46,22 @@ def worker(folder, model, sampling=SAMPLING, excluded=()) -> Regenerator:
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3], [11], [30, 31, 32, 33]]
 
 
-@pytest.mark.parametrize("family", ["own", "windows"])
-def test_greedy_rows_of_a_batch_are_transformers_own_answers(family, model, folder):
-    """Also where rows end early and leave the cache, and with layers that see a window."""
-    if family == "windows":
-        config = AutoModelForCausalLM.from_pretrained(folder).config
-        config.use_sliding_window, config.sliding_window = True, 6
-        config.layer_types = ["sliding_attention", "full_attention"] * 2
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+@pytest.mark.parametrize("layers", [["full_attention"] * 4, ["sliding_attention", "full_attention"] * 2])
+def test_greedy_rows_of_a_batch_are_transformers_own_answers(layers, folder):
+    """Also where rows end early, leave the cache, and others begin in their places."""
+    config = AutoConfig.from_pretrained(folder)
+    config.use_sliding_window, config.sliding_window, config.layer_types = True, 6, layers
+    config.initializer_range, config.tie_word_embeddings = 0.3, False       # answers that depend on all that is seen
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.set_attn_implementation("sdpa")
-    alone = [model.generate(torch.tensor([p]), max_new_tokens=20, do_sample=False, eos_token_id=-1)[0, len(p):].tolist()
-             for p in PROMPTS]
-    ends = {alone[0][3], alone[2][5]}
-    wanted = []
-    for tokens in alone:
-        cut = next((i for i, token in enumerate(tokens) if token in ends), None)
-        wanted.append(Sampled(tokens[:cut], cut is not None))
-    assert {found.ended for found in wanted} == {True, False} or all(found.ended for found in wanted)
-    for batch in (4, 2, 1):     # others begin where some have ended
+    alone = [model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False,
+                            eos_token_id=299)[0, len(prompt):].tolist() for prompt in PROMPTS]
+    ends = {alone[1][3], alone[3][8]}
+    cuts = [next((i for i, token in enumerate(tokens) if token in ends), None) for tokens in alone]
+    assert len(set(cuts)) > 2 and all(len(set(tokens)) > 3 for tokens in alone)
+    wanted = [Sampled(tokens[:cut], cut is not None) for tokens, cut in zip(alone, cuts, strict=True)]
+    for batch in (4, 2, 1):
         assert sample(model, PROMPTS, [(0, i) for i in range(4)], [0.0] * 4, 20, sorted(ends), batch) == wanted
 
 
