@@ -29,7 +29,7 @@ from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_r
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
-WINDOW = 8                      # batches whose chats are sampled and written together
+WINDOW = 4                      # batches whose chats are sampled and written together
 LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
 RUN = 8                         # consecutive words that a request must not share with excluded rows
 INVENTED_TEMPERATURE = 0.8      # of invented requests: at 1, those of small models make no sense
