@@ -55,6 +55,8 @@ class SweepConfig:
                                       none="as many as are replayed")
     model: str | None = like(Pair, "model")
     drafter: str | None = like(Pair, "drafter")
+    allow_missing: bool = option(False, "Methods whose head or other need is missing become failures in the tables, "
+                                        "instead of an error before anything is measured")
     heads: dict[str, str] = option({}, "For method@NAME; repeatable", flag="--head", many=True, metavar="NAME=PATH")
     given: dict[str, str] = like(Settings, "given")
     calibration: str | None = like(Settings, "calibration")
