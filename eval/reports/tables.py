@@ -50,8 +50,8 @@ def _against_plain(found: Sequence[Cell], which: str) -> list[str]:
         steps = sum(cell.kinds.values())
         kinds = " / ".join(f"{cell.kinds.get(kind, 0) / steps:.0%}" for kind in KINDS) if steps else "-"
         lines.append(f"| {suite_name(cell.suite)} | {length_name(cell.bucket)} | {cell.method} "
-                     f"| {len(cell.speedups)} | {cell.loops} | {median(cell.speedups):.2f} | {worst:.2f} | {best:.2f} | {cell.tokens_per_step:.2f} "
-                     f"| {kinds} |")
+                     f"| {len(cell.speedups)} | {cell.loops} | {median(cell.speedups):.2f} | {worst:.2f} | {best:.2f} "
+                     f"| {cell.tokens_per_step:.2f} | {kinds} |")
     return ["\n".join(lines)] if paired else []
 
 
