@@ -41,7 +41,7 @@ class SweepConfig:
     methods: tuple[str, ...] = option(COMPARED, "See `longgraft methods`; method@head takes a "
                                       "--head; method+budget=30, +depth=, +width=, +levels=, +top_k=, +window=, "
                                       "+thresholds=, +warm= and its own choices set that of one method; "
-                                      "`transformers` and `transformers-lookup`: its own generate, the latter by prompt "
+                                      "`transformers`, `transformers-lookup`: its own generate, plain and by prompt "
                                       "lookup")
     modes: tuple[str, ...] = option(("replay",), "replay, sampled, greedy, or several", flag="--mode", choices=MODES)
     prompts: int = option(5, "Of a suite and length, evenly spread over a suite that is taken whole", unit="prompts",
