@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -49,6 +49,10 @@ def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF m
          data: Annotated[Optional[str], typer.Option(help="The sweep's --data; default: as it was.")] = None   # noqa: UP045
          ) -> None:
     """Add llama.cpp's rows to a sweep's."""
+    try:
+        about = {PACKAGE: version(PACKAGE)}
+    except PackageNotFoundError:
+        raise SystemExit(f"{PACKAGE} is not installed. Run: pip install {PACKAGE}==0.3.36") from None
     config = resume_config(run)
     config = config if data is None else replace(config, data=data)
     entry = CATALOGUE.get(config.model or "")
@@ -73,8 +77,8 @@ def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF m
                         log.append(row)
                         made.append(row)
         log.close()
-        about = read_object(run / "environment.json", {}) | {"peers": {PACKAGE: version(PACKAGE)}}
-        (run / "environment.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        environment = read_object(run / "environment.json", {}) | {"peers": about}
+        (run / "environment.json").write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines(made)))
 
 

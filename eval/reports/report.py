@@ -62,7 +62,8 @@ to the turns before, for all methods."""
 MODE_NOTES = {
     "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
               "A replay cannot diverge: losslessness is checked on a second answer, which is drawn.",
-    "sampled": "The target's own draws.",
+    "sampled": "The target's own draws. Decoders that are not ours draw other random numbers: they are measured "
+               "greedily alone.",
     "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the answers that loop."}
 
 

@@ -141,9 +141,6 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
         raise ValueError(f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
                          f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
                          "shorter length with `longgraft sweep`.")
-    for key in sorted(key for key in wanted if key.method in bench.missing):
-        promise = Variant.parse(key.method).promise
-        yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise)
     variants = bench.able(v for v in config.variants if any(v.name == key.method for key in wanted))
     # Replays are checked beside plain decoding, also where a resumed run has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
@@ -161,6 +158,9 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                 if key in wanted:
                     yield _measure(bench, checks, variant, draw, key, fitted)
     state.release()
+    for key in sorted(key for key in wanted if key.method in bench.missing):
+        promise = Variant.parse(key.method).promise
+        yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise)
 
 
 def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: _Draw, key: Key, fitted: Fitted) -> Result:
