@@ -24,8 +24,8 @@ class Llama:
 
     prompts: ClassVar[list[list[int]]] = []
 
-    def __init__(self, file, n_ctx, n_threads, n_threads_batch, draft_model, verbose):
-        assert (n_threads, n_threads_batch) == (1, 1)
+    def __init__(self, file, n_ctx, n_threads, n_threads_batch, draft_model, logits_all, verbose):
+        assert (n_threads, n_threads_batch) == (1, 1) and logits_all == (draft_model is not None)
         self.model, self._size, self._drafts = None, n_ctx, draft_model
 
     def n_ctx(self):

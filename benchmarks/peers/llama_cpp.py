@@ -109,8 +109,9 @@ def measure(file: Path, fitted: Fitted, wanted: dict[Key, Row]) -> Iterator[Resu
         if model is None:
             size = len(fitted.ids) + most + drafts + 1
             lookup = LlamaPromptLookupDecoding(num_pred_tokens=drafts) if drafts else None
+            # Not told of all logits, the binding has no room for those of a prompt of more than a batch.
             model = llama_cpp.Llama(str(file), n_ctx=size, n_threads=1, n_threads_batch=1, draft_model=lookup,
-                                    verbose=False)
+                                    logits_all=lookup is not None, verbose=False)
         if drafts and (needed := 4 * model.n_ctx() * model.n_vocab()) > MOST:
             yield Failure(key, f"llama.cpp's binding would keep {needed / 1e9:.0f} GB of logits to speculate", **about)
             continue
