@@ -21,6 +21,7 @@ from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.tables import lossless_level
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Row, as_json
+from longgraft.eval.runs.variants import PEERS
 from longgraft.eval.statistics import Mean, bootstrap
 
 CONFIG = {"max_new_tokens": 8, "repeats": 2, "seed": 0, "temperature": 1.0}
@@ -520,7 +521,8 @@ COSTS = Costs({"model": "X", "device": "Y"}, "made up", PASSES, {4096: {10: 0.00
 
 def test_a_projection_is_equation_one_and_says_that_it_is_one():
     rows = [row(), row("eagle3", 1, (3, 3), stages={"none": 2}), row("graft", 1, (3, 3), stages={"d0": 1, "d5": 1})]
-    text = table(rows, COSTS, {})
+    text = table([*rows, *(row(name) for name in PEERS)], COSTS, {})        # of whose costs nothing is known
+    assert not any(f"| {name} |" in text for name in PEERS)
     assert text.startswith("# PROJECTION to model X, device Y: not a measurement") and "costs from: made up" in text
     assert f"| eagle3 | {4 * 10 / (2 + 8 + 12 + 3):.2f} " in text
     assert f"| graft | {4 * 10 / (2 + 5 / 2 + 12 + 3):.2f} " in text

@@ -18,6 +18,8 @@ COLD = "none"                   # for +warm and +thresholds: no calibration
 # transformers' documentation of prompt lookup shows.
 TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {"transformers": {},
                                                  "transformers-lookup": {"prompt_lookup_num_tokens": 10}}
+# Decoders that are not ours, and whose rows a run may hold; the others' are added by benchmarks/peers.
+PEERS = (*TRANSFORMERS, "llama.cpp", "llama.cpp-lookup")
 
 
 @dataclass(frozen=True)
