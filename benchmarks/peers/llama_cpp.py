@@ -63,6 +63,8 @@ def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF m
     reader = Reader.open(config.model)
     plan = planned(config, check_plan(config), reader)
     with sole_sweep(run):
+        environment = read_object(run / "environment.json", {}) | {"peers": about}
+        (run / "environment.json").write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
         log = RowLog(run)
         plain = {row.key: row for row in log.rows if isinstance(row, Row) and row.key.method == PLAIN
                  and row.key.mode == "greedy"}
@@ -77,8 +79,6 @@ def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF m
                         log.append(row)
                         made.append(row)
         log.close()
-        environment = read_object(run / "environment.json", {}) | {"peers": about}
-        (run / "environment.json").write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines(made)))
 
 
