@@ -180,6 +180,12 @@ def test_questions_are_in_the_first_bucket_however_short():
     assert [f.example.id for f in planned[4096]] == ["0", "1"] and planned[8192] == []
 
 
+def test_the_longest_prompts_leave_room_for_an_answer():
+    planned = plan([book("long", 1000)], Words(), (400, 800), 1, most=750)
+    assert [(length, len(found[0].ids) <= min(length, 750), found[0].bucket.high) for length, found in planned.items()
+            ] == [(400, True, 400), (800, True, 750)]
+
+
 def test_planning_stops_reading_when_the_longest_suffice():
     tokenizer = Words()
     plan([book(str(n), 1000) for n in range(40)], tokenizer, (200, 400, 800), 2)

@@ -139,12 +139,22 @@ def test_what_a_method_s_own_memories_took_is_in_its_time_to_the_first_token_and
     assert state.prefill_seconds == 100.0
 
 
-def test_the_other_baseline_says_what_plain_decoding_says():
-    state = prefilled([PLAIN, TRANSFORMERS])
-    ours, stats = state.decode(Variant.parse(PLAIN), Sampling(), NEW)
-    theirs, their_stats = state.decode(Variant.parse(TRANSFORMERS), Sampling(), NEW)
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_the_other_baselines_decode_as_plain_decoding_does_and_end_where_it_ends(name):
+    """From a cache that holds the prompt but for its last token: the first pass reads that one alone."""
+    state, plain, other = prefilled([PLAIN, name]), Variant.parse(PLAIN), Variant.parse(name)
+    ours, stats = state.decode(plain, Sampling(), NEW)
+    seen: list[int] = []
+    embedding = state.target.model.get_input_embeddings()
+    hook = embedding.register_forward_pre_hook(lambda _, ids: seen.append(ids[0].shape[1]))
+    theirs, their_stats = state.decode(other, Sampling(), NEW)
+    hook.remove()
     assert ours == theirs and their_stats.decode_tokens_per_second > 0 and stats.mat == 0
-    assert state.decode(Variant.parse(PLAIN), Sampling(), NEW)[0] == ours      # its cache was a copy
+    assert sum(their_stats.accepted_per_step) + their_stats.steps == len(theirs) and max(seen) <= 11
+    assert "prepare_inputs_for_generation" not in vars(state.target.model)
+    end = ours[NEW // 2]
+    assert state.decode(other, Sampling(), NEW, [end])[0] == state.decode(plain, Sampling(), NEW, [end])[0]
+    assert state.decode(plain, Sampling(), NEW)[0] == ours      # its cache was a copy
 
 
 def test_settings_of_a_variant_reach_its_trees():

@@ -21,6 +21,7 @@ from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.tables import lossless_level
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Row, as_json
+from longgraft.eval.runs.variants import PEERS
 from longgraft.eval.statistics import Mean, bootstrap
 
 CONFIG = {"max_new_tokens": 8, "repeats": 2, "seed": 0, "temperature": 1.0}
@@ -82,7 +83,36 @@ def test_answers_that_loop_can_be_left_out():
     looping = [*ROWS, row(rate=10, prompt="c", loop=True), row("graft", 90, (9, 9), prompt="c", loop=True)]
     assert cell(looping, "graft", 4096).loops == 1 and cell(looping, "graft", 4096).prompts == 3
     assert cell(looping, "graft", 4096, with_loops=False).speedup == cell(ROWS, "graft", 4096).speedup
-    assert "### lcc: MAT, without answers that loop" in summary(run(looping))
+
+
+def test_every_table_stands_with_the_answers_that_loop_counted_and_without_them(folder):
+    """Of both suites, and of lossy methods; so do the lines of summary.csv."""
+    rows = [made for suite in ("lcc", "qmsum") for made in (
+        row(suite=suite), row("graft", 30, (2, 4), suite=suite),
+        row("other", 90, (9, 9), suite=suite, promise="lossy"),
+        row(prompt="c", suite=suite, loop=True), row("graft", 90, (9, 9), prompt="c", suite=suite, loop=True))]
+    text = summary(run(rows))
+    titles = [line[4:] for line in text.splitlines() if line.startswith("### ")]
+    without = [title for title in titles if "without answers that loop" in title]
+    counted = [title for title in titles if title.split(":")[0].split(",")[0] in (
+        "Speed against plain decoding", "lcc", "qmsum", "all suites") and title not in without]
+    assert [title.replace(", without answers that loop", "") for title in without] == counted and len(counted) == 14
+    assert "| lcc | 4K | graft | 2 | 1 | 6.00 |" in text and "| lcc | 4K | graft | 1 | 0 | 3.00 |" in text
+    assert "| method | 4K (2 prompts, 1 loops) |" in text and "| method | 4K (1 prompt) |" in text
+    (folder / "per_prompt.jsonl").write_text("".join(as_json(r) + "\n" for r in rows))
+    write(folder)
+    with open(folder / "summary.csv", encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if (line["suite"], line["method"]) == ("lcc", "graft")]
+    assert [(line["answers"], line["prompts"], line["loops"], float(line["speedup_median"])) for line in lines] == [
+        ("all", "2", "1", 6.0), ("without those that loop", "1", "0", 3.0)]
+
+
+def test_failures_of_one_error_are_one_line():
+    rows = [row(), *(replace(failure("graft"), key=Key("lcc", 4096, p, "replay", "graft", 0)) for p in "abc"),
+            failure("pld", error="none")]
+    said = summary(run(rows)).split("## Failures")[1]
+    assert said.split("\n- ")[1:] == ["graft, 3 decodings: RuntimeError: out of memory",
+                                      "lcc 4K a, pld, replay: none\n"]
 
 
 def test_the_first_table_is_speed_against_plain_decoding_with_what_is_behind_it():
@@ -97,8 +127,8 @@ def test_the_first_table_is_speed_against_plain_decoding_with_what_is_behind_it(
     first = text.split("### ")[1]
     # Medians of three repeats: 0.9, 1.25 and 2.5.
     assert first.startswith("Speed against plain decoding") and (
-        "| lcc | 4K | graft | 3 | 1.25 | 0.90 | 2.50 | 2.27 | 33% / 11% / 56% |" in first)
-    assert "| lcc | 8K | graft | 1 | 2.00 | 2.00 | 2.00 | 1.00 | - |" in first and "| ar |" not in first
+        "| lcc | 4K | graft | 3 | 0 | 1.25 | 0.90 | 2.50 | 2.27 | 33% / 11% / 56% |" in first)
+    assert "| lcc | 8K | graft | 1 | 0 | 2.00 | 2.00 | 2.00 | 1.00 | - |" in first and "| ar |" not in first
     assert "### Speed against plain decoding" not in summary(run([row("graft", 30, (2, 4))]))
 
 
@@ -491,7 +521,8 @@ COSTS = Costs({"model": "X", "device": "Y"}, "made up", PASSES, {4096: {10: 0.00
 
 def test_a_projection_is_equation_one_and_says_that_it_is_one():
     rows = [row(), row("eagle3", 1, (3, 3), stages={"none": 2}), row("graft", 1, (3, 3), stages={"d0": 1, "d5": 1})]
-    text = table(rows, COSTS, {})
+    text = table([*rows, *(row(name) for name in PEERS)], COSTS, {})        # of whose costs nothing is known
+    assert not any(f"| {name} |" in text for name in PEERS)
     assert text.startswith("# PROJECTION to model X, device Y: not a measurement") and "costs from: made up" in text
     assert f"| eagle3 | {4 * 10 / (2 + 8 + 12 + 3):.2f} " in text
     assert f"| graft | {4 * 10 / (2 + 5 / 2 + 12 + 3):.2f} " in text

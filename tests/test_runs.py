@@ -62,6 +62,13 @@ def test_prompts_beyond_the_targets_positions_are_refused(rows, tmp_path):
         planned(long, check_plan(long), Reader("small", None, 4096))
 
 
+def test_prompts_as_long_as_the_target_has_positions_are_cut_to_leave_room_for_an_answer(rows):
+    asked = config(rows, lengths=(512,), max_new_tokens=40)
+    reader = Reader("small", Reader.open(None).tokenizer, 512)
+    found, = planned(asked, check_plan(asked), reader).values()
+    assert found[512] and all(len(fitted.ids) + 40 <= 512 for fitted in found[512])
+
+
 def test_a_prompt_that_leaves_no_position_for_its_answer_fails_and_says_so(rows, tmp_path, monkeypatch):
     found = config(rows, modes=("sampled",))
     bench = Bench.open(found)

@@ -299,6 +299,12 @@ def test_every_suite_of_the_real_folder_loads(rows):
     assert {model for example in found["qmsum"] for model in example.continuations} >= {"phi-4", "turbo-16k-0613"}
 
 
+def test_the_kinds_of_spec_bench_are_its_rows_apart(rows):
+    kinds = [name for name in SUITES if name.startswith("spec_bench_")]
+    apart = [example.id for kind in kinds for example in load_suite(kind, rows)]
+    assert len(kinds) == 6 and sorted(apart) == sorted(example.id for example in load_suite("spec_bench", rows))
+
+
 def test_the_built_in_prompts_are_the_official_ones(rows):
     official = json.loads((rows / "longbench_prompts.json").read_text())
     for name in ("qmsum", "gov_report", "multi_news", "lcc", "repobench-p"):

@@ -18,7 +18,7 @@ from longgraft.eval.reports.report import write
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import jobs_of
 from longgraft.eval.runs.plan import Reader, check_plan, planned
-from longgraft.eval.runs.rows import ROWS, Failure, read_rows
+from longgraft.eval.runs.rows import ROWS, Failure, Row, read_rows
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.workers import Processes, spread
 
@@ -153,6 +153,16 @@ def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
     length = sweep(made, tmp_path)[0].prompt_tokens
     # The warm-up reads 256; the last token of a prompt is fed again by every decoding.
     assert length > 256 and sum(n for n in fed if n > 100) == 255 + length - 1
+
+
+def test_methods_without_what_they_need_are_failures_where_that_is_allowed(rows, tmp_path):
+    """A head, and another need; the others are measured."""
+    made = config(rows, drafter="none", methods=("pld", "graft", "rest"), modes=("greedy",), prompts=1, lengths=(256,),
+                  allow_missing=True)
+    found = {row.key.method: row for row in sweep(made, tmp_path)}
+    assert found.keys() == {"ar", "pld", "graft", "rest"} and isinstance(found["pld"], Row)
+    assert "needs an EAGLE-3 drafter for embedded, and none was given" in found["graft"].error
+    assert "needs a datastore" in found["rest"].error
 
 
 def test_a_wrong_data_folder_leaves_no_folder_behind(rows, tmp_path):

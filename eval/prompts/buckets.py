@@ -46,13 +46,13 @@ class Bucket:
         return self.low < tokens <= self.high
 
     @classmethod
-    def of(cls, example: Example, length: int, below: int = 0) -> Bucket:
-        """The bucket that ends at `length`.
+    def of(cls, example: Example, length: int, below: int = 0, most: int | None = None) -> Bucket:
+        """The bucket that ends at `length`, or at `most` tokens, behind which the target has no room for an answer.
 
         It begins at the next shorter length, `below`, but not under half of its own: a prompt must stand for its
         length, and a longer one is cut to the shorter bucket.  Questions have no length to choose and cannot be cut.
         """
-        return cls(max(below, length // 2) if example.body else below, length)
+        return cls(max(below, length // 2) if example.body else below, length if most is None else min(length, most))
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,9 @@ def fit(example: Example, tokenizer: Any, length: int) -> Fitted | None:
 
 
 def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
-         prompts: int) -> dict[int, list[Fitted]]:
-    """At most `prompts` prompts for every length, the same ones wherever possible; [] where there are none.
+         prompts: int, most: int | None = None) -> dict[int, list[Fitted]]:
+    """At most `prompts` prompts for every length, the same ones wherever possible; [] where there are none.  most:
+    tokens of any of them.
 
     First come those that fill the longest bucket and can be cut to all others, then by the longest bucket that each
     reaches, else in the given order.  Reading stops when the first kind suffices: tokenising is the cost.
@@ -86,8 +87,8 @@ def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
     for example in examples:
         if len(pool) == prompts:
             break
-        measured = _Measured(example, tokenizer)
-        fits = measured.climb(ladder) if len(measured.ids) >= ladder[-1] else {}
+        measured = _Measured(example, tokenizer, most)
+        fits = measured.climb(ladder) if len(measured.ids) >= min(ladder[-1], most or ladder[-1]) else {}
         if len(fits) == len(ladder):
             pool.append(fits)
         else:
@@ -117,13 +118,13 @@ class _Measured:
     """An example's ids, and its cuts.  The whole is encoded once; a cut is guessed from where its tokens lie, and then
     encoded as it is fed."""
 
-    def __init__(self, example: Example, tokenizer: Any) -> None:
-        self.example, self._tokenizer = example, tokenizer
+    def __init__(self, example: Example, tokenizer: Any, most: int | None = None) -> None:
+        self.example, self._tokenizer, self._most = example, tokenizer, most
         self.ids = array("i", example.encode(tokenizer))     # books have 100,000s
 
     def reach(self, ladder: Sequence[int]) -> int:
         """How many buckets of an ascending ladder begin below this prompt's length."""
-        return sum(len(self.ids) > Bucket.of(self.example, length, below).low
+        return sum(len(self.ids) > self._bucket(length, below).low
                    for below, length in zip((0, *ladder), ladder, strict=False))
 
     def climb(self, ladder: Sequence[int], wanted: Sequence[int] | None = None) -> dict[int, Fitted]:
@@ -131,8 +132,11 @@ class _Measured:
         fits = {}
         for below, length in zip((0, *ladder), ladder, strict=False):
             if wanted is None or length in wanted:
-                fits[length] = self.fit(Bucket.of(self.example, length, below))
+                fits[length] = self.fit(self._bucket(length, below))
         return {length: fitted for length, fitted in fits.items() if fitted is not None}
+
+    def _bucket(self, length: int, below: int) -> Bucket:
+        return Bucket.of(self.example, length, below, self._most)
 
     def fit(self, bucket: Bucket) -> Fitted | None:
         if len(self.ids) <= bucket.high:

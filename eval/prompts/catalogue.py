@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SPEC_BENCH = "https://github.com/hemingkx/Spec-Bench, data/spec_bench/question.jsonl"
+# The kinds of Spec-Bench's table, by the categories of its rows (evaluation/speed.py there).
+SPEC_KINDS = {kind: (kind,) for kind in ("translation", "summarization", "qa", "math_reasoning", "rag")} | {
+    "mt_bench": ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")}
 SPEED_SIZES = ("1k", "2k", "8k", "16k", "32k")
 
 
@@ -20,6 +24,7 @@ class Suite:
     source: where to download what the hub lacks
     column: of the hub's rows, where it is none of the usual names; lead: what its text is preceded by
     files: names in a local folder, beside <name>.jsonl and eagle_<name>.jsonl
+    kinds: the rows of these categories alone; empty: all
     """
 
     clause: str
@@ -32,6 +37,7 @@ class Suite:
     column: str = ""
     lead: str = ""
     files: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 
 # Prompts and lengths: THUDM/LongBench, LongBench/config/dataset2prompt.json and dataset2maxlen.json at 2e00731f.
@@ -52,7 +58,7 @@ def _longbench(name: str, clause: str, template: str, unit: str, most: int) -> S
     return Suite(clause, template, unit, chat=unit != "line", max_new_tokens=most, hub=hub)
 
 
-def _questions(clause: str, hub: tuple[str, ...] = (), **more: str) -> Suite:
+def _questions(clause: str, hub: tuple[str, ...] = (), **more: str | tuple[str, ...]) -> Suite:
     # EAGLE and Spec-Bench both generate up to 1,024 tokens.
     return Suite(clause, max_new_tokens=1024, hub=hub, **more)      # type: ignore[arg-type]
 
@@ -66,8 +72,7 @@ SUITES: dict[str, Suite] = {
                               REPOBENCH, "line", 64),
     "pg19": Suite("PG-19: a book, to be continued", "{context}", "sentence", chat=False,
                   hub=("emozilla/pg19", "", "test")),
-    "spec_bench": _questions("Spec-Bench: short questions of six kinds, some with a second turn",
-                             source="https://github.com/hemingkx/Spec-Bench, data/spec_bench/question.jsonl"),
+    "spec_bench": _questions("Spec-Bench: short questions of six kinds, some with a second turn", source=SPEC_BENCH),
     "humaneval": _questions("HumanEval: complete a function", ("openai/openai_humaneval", "", "test"),
                             column="prompt", lead="Complete the code I provided.\n"),
     "gsm8k": _questions("GSM8K: grade-school mathematics", ("openai/gsm8k", "main", "test")),
@@ -80,4 +85,6 @@ SUITES: dict[str, Suite] = {
     "speed_bench": _questions("SPEED-Bench: eleven kinds of questions", ("nvidia/SPEED-Bench", "qualitative", "test")),
 } | {f"speed_bench_throughput_{size}": _questions(f"SPEED-Bench: prompts of about {size.upper()} tokens",
                                                   ("nvidia/SPEED-Bench", f"throughput_{size}", "test"))
-     for size in SPEED_SIZES}
+     for size in SPEED_SIZES} | {
+    f"spec_bench_{kind}": _questions(f"Spec-Bench: its questions of the kind {kind} alone", source=SPEC_BENCH,
+                                     files=("spec_bench.jsonl",), kinds=kinds) for kind, kinds in SPEC_KINDS.items()}

@@ -118,6 +118,8 @@ def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = (
         raise ValueError(f"Suite {name!r} is unknown. Known: {', '.join(SUITES)}.\n"
                          "Or give the path of a JSONL file (ending .jsonl), or a folder (--data) that holds "
                          f"{name}.jsonl.")
+    if suite is not None and suite.kinds:
+        rows = [(where, row) for where, row in rows if row.get("category") in suite.kinds]
     name = suite_name(name)
     beside = [] if data is None else [Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"]
     texts = _Recorded(_recordings([(Path(file), Path(file).stem) for file in recorded], name, strict=True),

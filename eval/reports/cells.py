@@ -101,8 +101,9 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
                                            if (check := _check_of_prompt(mine, plain)) is not None]
     kept = [mine for mine in by_prompt.values() if mine[0].steps]
     found, lengths = tuple(check for check, _ in checked), tuple(length for _, length in checked)
+    loops = len(looping) if with_loops else 0
     if not kept:
-        return Cell(*about, promise, 0, len(looping), failures, None, None, None, None, None, found, lengths)
+        return Cell(*about, promise, 0, loops, failures, None, None, None, None, None, found, lengths)
     every = [row for mine in kept for row in mine]
     firsts = first_repeats(every)
     speedups = [ratio for mine in kept if (ratio := _ratio(mine, plain, _rate)) is not None]
@@ -110,7 +111,7 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
     forwards, steps = summed(row.forwards for row in every), sum(row.steps for row in every)
     rates = [median(row.decode_tokens_per_second for row in mine) for mine in kept]
     q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
-    return Cell(*about, promise, len(kept), len(looping), failures, Mean.of([row.mat for row in firsts]),
+    return Cell(*about, promise, len(kept), loops, failures, Mean.of([row.mat for row in firsts]),
                 pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
                 median(row.prefill_seconds for row in firsts), found, lengths, tuple(sorted(speedups)),
                 sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every),

@@ -16,7 +16,7 @@ from longgraft.config.method_roles import DENSE, PAPERS, PLAIN
 from longgraft.eval.reports.cells import measured
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Result, Row
-from longgraft.eval.runs.variants import TRANSFORMERS, Variant
+from longgraft.eval.runs.variants import PEERS, Variant
 from longgraft.eval.statistics import Mean
 from longgraft.methods.find import find
 from longgraft.methods.needs import HEAD
@@ -92,7 +92,7 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
 
 def _variants(rows: Sequence[Row], method: str) -> list[str]:
     """Of this method with the run's own head and whatever settings, in the order of the rows."""
-    names = dict.fromkeys(row.key.method for row in rows if row.key.method != TRANSFORMERS)
+    names = dict.fromkeys(row.key.method for row in rows if row.key.method not in PEERS)
     return [name for name in names if (variant := Variant.parse(name)).method == method and not variant.head]
 
 
@@ -129,7 +129,7 @@ def table(rows: Sequence[Result], costs: Costs, config: Mapping[str, Any]) -> st
 
     Methods that verify more nodes, or draft where nothing is known of that, are left out by name.
     """
-    good = [row for row in measured(rows) if row.key.repeat == 0 and row.key.method != TRANSFORMERS]
+    good = [row for row in measured(rows) if row.key.repeat == 0 and row.key.method not in PEERS]
     lengths, most = sorted({row.key.bucket for row in good}), max(n for line in costs.passes.values() for n in line)
     shapes = {name: Shape.of(name, config) for name in dict.fromkeys(row.key.method for row in good)}
     out = [f"# PROJECTION to {', '.join(f'{name} {value}' for name, value in costs.key.items())}: not a measurement of "

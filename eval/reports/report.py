@@ -14,7 +14,7 @@ from typing import Any
 
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import LOSSY, Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
+from longgraft.eval.reports.cells import Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
 from longgraft.eval.reports.field_of_methods import COLUMNS as FIELD_COLUMNS
@@ -30,7 +30,7 @@ ORIGINS = ("draft", "retrieved", "both")
 COLUMNS = ("mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high",
            "mat_pooled", "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low",
            "speedup_high", "prefill_seconds", "promise", "lossless", "speedup_median", "speedup_worst", "speedup_best",
-           "tokens_per_step", *(f"{kind}_steps" for kind in KINDS))
+           "tokens_per_step", *(f"{kind}_steps" for kind in KINDS), "answers")
 STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS),
                 *(f"accepted_{origin}" for origin in ORIGINS), "acceptance_by_depth", "stages", "first_token_seconds",
                 "peak_memory_mib")
@@ -62,16 +62,20 @@ to the turns before, for all methods."""
 MODE_NOTES = {
     "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
               "A replay cannot diverge: losslessness is checked on a second answer, which is drawn.",
-    "sampled": "The target's own draws.",
+    "sampled": "The target's own draws. Decoders that are not ours draw other random numbers: they are measured "
+               "greedily alone.",
     "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the answers that loop."}
 
 
 def write(folder: Path) -> None:
     """The report into a sweep's folder."""
     run = Run.read(folder)
-    found, good = cells(run.rows), measured(run.rows)
+    found, good, dtype = cells(run.rows), measured(run.rows), run.environment["dtype"]
     (folder / "summary.md").write_text(summary(run), encoding="utf-8")
-    _csv(folder / "summary.csv", COLUMNS, (_line(cell, run.environment["dtype"]) for cell in found))
+    _csv(folder / "summary.csv", COLUMNS, [
+        [*_line(cell, dtype), answers] for answers, mine in (
+            ("all", found), ("without those that loop", cells(run.rows, with_loops=False) if any(
+                cell.loops for cell in found) else [])) for cell in mine])
     (folder / "methods.md").write_text(field(found), encoding="utf-8")
     _csv(folder / "methods.csv", FIELD_COLUMNS, lines_of_field(found))
     _csv(folder / "steps.csv", STEP_COLUMNS, _steps(good, run.environment["device"].startswith("CPU")))
@@ -105,12 +109,11 @@ def summary(run: Run) -> str:
         found = cells(own)
         out += tables(found)
         if any(cell.loops for cell in found):
-            lossless = [cell for cell in cells(own, with_loops=False) if cell.promise != LOSSY]
-            out += tables(lossless, ", without answers that loop")[-2:]
+            out += tables(cells(own, with_loops=False), ", without answers that loop")
         out += [*match_table(measured(own)), lossless_table(found, dtype), *_divergences(own)]
     if failed := [row for row in rows if isinstance(row, Failure)]:
         out.append("\n## Failures\n")
-        out += _listed([f"{_named(row.key)}: {row.error}" for row in failed])
+        out += _listed(_by_error(failed))
     return "\n".join(out) + "\n"
 
 
@@ -153,6 +156,15 @@ def _divergences(rows: Sequence[Result]) -> list[str]:
             margin = "" if check.margin is None else f", margin {check.margin:.4f}"
             found.append(f"{_named(row.key)}: differs from token {check.first_divergence} on{margin}")
     return ["", *_listed(found)] if found else []
+
+
+def _by_error(failed: Sequence[Failure]) -> list[str]:
+    """A line for each error of a method: its decoding, or how many of them."""
+    found: dict[tuple[str, str], list[Key]] = {}
+    for row in failed:
+        found.setdefault((row.key.method, row.error), []).append(row.key)
+    return [f"{_named(keys[0]) if len(keys) == 1 else f'{method}, {len(keys)} decodings'}: {error}"
+            for (method, error), keys in found.items()]
 
 
 def _named(key: Key) -> str:

@@ -19,8 +19,8 @@ KINDS = ("plain", "memory", "draft")
 
 
 def length_name(length: int) -> str:
-    """As tables name it: 4K, whole."""
-    return "whole" if length == WHOLE else f"{length // 1024}K" if length % 1024 == 0 else str(length)
+    """As tables name it: 4K, 7.5K, whole."""
+    return "whole" if length == WHOLE else f"{length / 1024:g}K" if length % 512 == 0 else str(length)
 
 
 def tables(found: Sequence[Cell], which: str = "") -> list[str]:
@@ -42,16 +42,16 @@ def tables(found: Sequence[Cell], which: str = "") -> list[str]:
 def _against_plain(found: Sequence[Cell], which: str) -> list[str]:
     """A line for each suite, length and method that plain decoding is paired with."""
     lines = [f"\n### Speed against plain decoding{which}\n",
-             "| suite | length | method | prompts | median | worst prompt | best prompt | tokens per step | steps: "
-             f"{' / '.join(KINDS)} |", "|---" * 9 + "|"]
+             "| suite | length | method | prompts | that loop | median | worst prompt | best prompt | tokens per step "
+             f"| steps: {' / '.join(KINDS)} |", "|---" * 10 + "|"]
     paired = [cell for cell in found if cell.speedups and cell.method != PLAIN and cell.suite != ALL]
     for cell in sorted(paired, key=lambda cell: (cell.suite, cell.bucket)):
         worst, best = cell.speedups[0], cell.speedups[-1]
         steps = sum(cell.kinds.values())
         kinds = " / ".join(f"{cell.kinds.get(kind, 0) / steps:.0%}" for kind in KINDS) if steps else "-"
-        lines.append(f"| {suite_name(cell.suite)} | {length_name(cell.bucket)} | {cell.method} | {len(cell.speedups)} "
-                     f"| {median(cell.speedups):.2f} | {worst:.2f} | {best:.2f} | {cell.tokens_per_step:.2f} "
-                     f"| {kinds} |")
+        lines.append(f"| {suite_name(cell.suite)} | {length_name(cell.bucket)} | {cell.method} "
+                     f"| {len(cell.speedups)} | {cell.loops} | {median(cell.speedups):.2f} | {worst:.2f} | {best:.2f} "
+                     f"| {cell.tokens_per_step:.2f} | {kinds} |")
     return ["\n".join(lines)] if paired else []
 
 
@@ -84,11 +84,13 @@ def _table(title: str, columns: Columns, shown: Callable[[Cell], str], but: str 
 
 
 def _count(column: Sequence[Cell]) -> str:
-    """Prompts of a column, as "5 prompts" or "4-5 prompts" where methods differ."""
+    """Prompts of a column, as "5 prompts" or "4-5 prompts" where methods differ, and how many answers loop at most."""
     counts = sorted({cell.prompts for cell in column if cell.mat})
     if not counts:
         return "no prompt"
-    return f"{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} prompt{'s' * (counts != [1])}"
+    looping = max(cell.loops for cell in column)
+    return (f"{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} prompt{'s' * (counts != [1])}"
+            + f", {looping} loop{'s' * (looping == 1)}" * bool(looping))
 
 
 def _mat(cell: Cell) -> str:

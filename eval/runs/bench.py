@@ -5,9 +5,9 @@ Knows the target with its heads, and prompts; knows no file and no worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,23 @@ from longgraft.eval.scores import score
 from longgraft.loading import Loaded, assemble
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, find
-from longgraft.methods.needs import HEAD, Sources, check_given, head_of
+from longgraft.methods.needs import HEAD, Missing, Sources, check_given, head_of
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a sweep runs on: one target, its tokenizer, and what its variants are made of."""
+    """What a sweep runs on: one target, its tokenizer, and what its variants are made of.
+
+    missing: by variant that cannot be measured on this target, the reason
+    """
 
     loaded: Loaded
     session: Session
     stock: Stock
     learned: Learned
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, config: SweepConfig) -> Bench:
@@ -58,7 +62,10 @@ class Bench:
         if config.methods:
             check_given(config.given, needs.values())
         sources = Sources(target, drafter, given=config.given, tokenizer=loaded.tokenizer)
-        own = {name: need.load(sources) for name, need in needs.items()}
+        own = {}
+        for name, need in needs.items():
+            with suppress(Missing) if config.allow_missing else nullcontext():
+                own[name] = need.load(sources)
         parts = replace(loaded.parts, given=own | dict(loaded.parts.given))
         heads = {"": parts}
         for name, path in config.heads.items():
@@ -72,11 +79,20 @@ class Bench:
                      for name, one in heads.items()}
         stock = Stock(heads, {name: Calibration.load(Path(path), loaded.identity, target.device)
                               for name, path in config.calibrations.items()}, config.budget, config.profile)
-        for variant in config.variants:
-            if variant.ours:
-                # Missing parts are errors before anything runs.
+        missing = {}
+        for variant in (variant for variant in config.variants if variant.ours):
+            try:
                 build(variant.method, stock.parts(variant), variant.adaptive(config.budget))
-        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock, Learned(config.modes))
+            except Missing as error:
+                if not config.allow_missing:        # an error before anything runs
+                    raise
+                missing[variant.name] = str(error).splitlines()[0]
+        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock, Learned(config.modes),
+                   missing)
+
+    def able(self, variants: Iterable[Variant]) -> list[Variant]:
+        """Those whose needs are there."""
+        return [variant for variant in variants if variant.name not in self.missing]
 
 
 def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
@@ -125,7 +141,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
         raise ValueError(f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
                          f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
                          "shorter length with `longgraft sweep`.")
-    variants = [v for v in config.variants if any(v.name == key.method for key in wanted)]
+    variants = bench.able(v for v in config.variants if any(v.name == key.method for key in wanted))
     # Replays are checked beside plain decoding, also where a resumed run has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
     state = Prefilled(bench.stock, variants, fitted.ids, max(limit, config.check_tokens or 0), bench.learned)
@@ -142,6 +158,9 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                 if key in wanted:
                     yield _measure(bench, checks, variant, draw, key, fitted)
     state.release()
+    for key in sorted(key for key in wanted if key.method in bench.missing):
+        promise = Variant.parse(key.method).promise
+        yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise)
 
 
 def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: _Draw, key: Key, fitted: Fitted) -> Result:
@@ -223,7 +242,8 @@ class _Checks:
 
 def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     """Every method runs a few steps on a short prompt, untimed: kernels are chosen, memory is allocated."""
-    state = Prefilled(bench.stock, config.variants, fitted.ids[-256:], 8)
-    for variant in config.variants:
+    variants = bench.able(config.variants)
+    state = Prefilled(bench.stock, variants, fitted.ids[-256:], 8)
+    for variant in variants:
         with suppress(*FAILURES):       # its own rows will have the error
             state.decode(variant, Sampling(), 8)

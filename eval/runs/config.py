@@ -41,7 +41,8 @@ class SweepConfig:
     methods: tuple[str, ...] = option(COMPARED, "See `longgraft methods`; method@head takes a "
                                       "--head; method+budget=30, +depth=, +width=, +levels=, +top_k=, +window=, "
                                       "+thresholds=, +warm= and its own choices set that of one method; "
-                                      "`transformers`: its own generate")
+                                      "`transformers`, `transformers-lookup`: its own generate, plain and by prompt "
+                                      "lookup")
     modes: tuple[str, ...] = option(("replay",), "replay, sampled, greedy, or several", flag="--mode", choices=MODES)
     prompts: int = option(5, "Of a suite and length, evenly spread over a suite that is taken whole", unit="prompts",
                           low=1, high=10 ** 6)
@@ -55,6 +56,8 @@ class SweepConfig:
                                       none="as many as are replayed")
     model: str | None = like(Pair, "model")
     drafter: str | None = like(Pair, "drafter")
+    allow_missing: bool = option(False, "Methods whose head or other need is missing become failures in the tables, "
+                                        "instead of an error before anything is measured")
     heads: dict[str, str] = option({}, "For method@NAME; repeatable", flag="--head", many=True, metavar="NAME=PATH")
     given: dict[str, str] = like(Settings, "given")
     calibration: str | None = like(Settings, "calibration")

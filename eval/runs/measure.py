@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from longgraft.config.settings import Budget
 from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.stats import Stats
 from longgraft.eval.checks.losslessness import margin
-from longgraft.eval.runs.variants import COLD, Variant
+from longgraft.eval.runs.variants import COLD, TRANSFORMERS, Variant
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, verifies
 from longgraft.methods.parts import Parts
@@ -184,7 +184,7 @@ class Prefilled:
         """(new tokens, what they cost).  prefill_seconds: the target's and those of this variant's own memories.
         run: whose lasting memories are used, and learn; from the same state in every repeat."""
         if not variant.ours:
-            return self._transformers(limit, eos)
+            return self._transformers(TRANSFORMERS[variant.method], limit, eos)
         run = run if (variant.name, run) in self._proposers else ""
         proposer, clock, recorded = self._proposers[variant.name, run], self._clock, self._regions.recorded
         reset_peak_memory(self.target.device)
@@ -222,11 +222,10 @@ class Prefilled:
         self.cache.crop(len(self.ids) - 1)
         return margin(self.target, self.cache, [self.ids[-1], *tokens])
 
-    def _transformers(self, limit: int, eos: Sequence[int]) -> tuple[list[int], Stats]:
-        """Greedy decoding by the model's own `generate` from a copy of the cache.
+    def _transformers(self, how: Mapping[str, Any], limit: int, eos: Sequence[int]) -> tuple[list[int], Stats]:
+        """Greedy decoding by the model's own `generate` from a copy of the cache.  how: its further arguments.
 
-        `limit` tokens are timed, whatever they are; what follows an end token is left out of those returned.  The
-        model's own settings (a repetition penalty, say) are set aside: they would decode something else.
+        The model's own settings (a repetition penalty, say) are set aside: they would decode something else.
         """
         from transformers import DynamicCache, GenerationConfig
 
@@ -236,21 +235,46 @@ class Prefilled:
             if rows is not None:
                 cache.update(*rows, index)
         ids, clock, model = torch.tensor([self.ids], device=self.target.device), self._clock, self.target.model
-        own = model.generation_config
+        own, prepare, steps = model.generation_config, model.prepare_inputs_for_generation, _Steps()
         model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=limit, pad_token_id=0,
-                                                   use_cache=True)
+                                                   eos_token_id=list(eos) or None, use_cache=True, **how)
+
+        @wraps(prepare)     # generate reads its signature
+        def prepared(ids: torch.Tensor, next_sequence_length: int | None = None, **more: Any) -> Any:
+            # Its first assisted pass would read the whole prompt again, behind a cache that has it.
+            return prepare(ids, next_sequence_length=next_sequence_length or ids.shape[1] - len(self.ids) + 1, **more)
+
+        model.prepare_inputs_for_generation = prepared      # type: ignore[assignment]
         clock.lap()
         try:
             with torch.no_grad(), clock.part("host"):
-                out: Any = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
+                out: Any = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
+                                          streamer=steps)
         finally:
             model.generation_config = own
+            del model.prepare_inputs_for_generation         # the class's is there again
         tokens, seconds = out[0, len(self.ids):].tolist(), clock.lap()
-        ends = [index for index, token in enumerate(tokens) if token in set(eos)]
         # The pass over the last prompt token is inside; ours is not: it counts as one more token.
-        return tokens[:ends[0] + 1] if ends else tokens, Stats(
-            prompt_tokens=len(self.ids), new_tokens=len(tokens) + 1, accepted_per_step=(0,) * len(tokens),
-            prefill_seconds=self._seconds, decode_seconds=sum(seconds.values()), seconds_by_part=seconds)
+        return tokens, Stats(
+            prompt_tokens=len(self.ids), new_tokens=len(tokens) + 1,
+            accepted_per_step=tuple(size - 1 for size in steps.sizes), prefill_seconds=self._seconds,
+            decode_seconds=sum(seconds.values()), seconds_by_part=seconds)
+
+
+class _Steps:
+    """A streamer of transformers: how many tokens each pass brought."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._begun = False
+
+    def put(self, ids: torch.Tensor) -> None:
+        if self._begun:     # the first are the prompt's
+            self.sizes.append(ids.numel())
+        self._begun = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
 
 
 def _lasting(proposer: Proposer) -> list[Memory]:

@@ -61,12 +61,13 @@ def check_plan(config: SweepConfig) -> Suites:
 
 
 def planned(config: SweepConfig, suites: Suites, reader: Reader) -> Plan:
-    """suite -> length -> prompts, cut to length or whole; ValueError where none is long enough, or a length is beyond
-    the target's positions."""
+    """suite -> length -> prompts, cut to length or whole, with room for an answer; ValueError where none is long
+    enough, or a length is beyond the target's positions."""
     if config.lengths and max(config.lengths) > reader.max_positions:
         raise ValueError(f"Prompts of {max(config.lengths):,} tokens were asked for, and {reader.name} has "
                          f"{reader.max_positions:,} positions. Give shorter --buckets.")
-    found = {suite: plan(examples, reader.tokenizer, config.lengths, config.prompts) if config.lengths
+    most = reader.max_positions - config.max_new_tokens
+    found = {suite: plan(examples, reader.tokenizer, config.lengths, config.prompts, most) if config.lengths
              else whole(examples, reader.tokenizer, config.prompts) for suite, examples in suites.items()}
     if not any(prompts for by_length in found.values() for prompts in by_length.values()):
         raise ValueError(f"No prompt of {', '.join(config.suites)} is long enough for "

@@ -141,7 +141,7 @@ def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str
 def _rates(config: SweepConfig, bench: Bench, fitted: Fitted) -> tuple[float, float]:
     """(prompt tokens, new tokens) per second, over all methods, on the end of one prompt."""
     warm_up(config, bench, fitted)
-    ids, variants = fitted.ids[-2048:], config.variants
+    ids, variants = fitted.ids[-2048:], bench.able(config.variants)
     state = Prefilled(bench.stock, variants, ids, 16)
     seconds = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
     return len(ids) / state.prefill_seconds, 16 * len(variants) / seconds

@@ -14,13 +14,18 @@ from longgraft.config.method_syntax import PLACE, joined, split
 from longgraft.config.settings import Budget
 
 COLD = "none"                   # for +warm and +thresholds: no calibration
-TRANSFORMERS = "transformers"   # the other baseline: transformers' own generate
+# The other baselines: transformers' own generate, and the arguments that it decodes with.  Ten proposed tokens are what
+# transformers' documentation of prompt lookup shows.
+TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {"transformers": {},
+                                                 "transformers-lookup": {"prompt_lookup_num_tokens": 10}}
+# Decoders that are not ours, and whose rows a run may hold; the others' are added by benchmarks/peers.
+PEERS = (*TRANSFORMERS, "llama.cpp", "llama.cpp-lookup")
 
 
 @dataclass(frozen=True)
 class Variant:
     """`method[@head][+setting=value ...]`, the settings being those of `OfMethod` and the method's own choices;
-    `transformers` is no method of ours.
+    those of TRANSFORMERS are no methods of ours.
 
     method: with its own choices; calibrations: by setting, the name that one was given under.
     """
@@ -39,7 +44,7 @@ class Variant:
         given, settings = split(name)
         place = PLACE.match(given)[0]       # type: ignore[index]
         who, _, head = given[len(place):].partition("@")
-        if who == TRANSFORMERS:
+        if who in TRANSFORMERS:
             if settings:
                 raise ValueError(f"{name!r}: {who} does not read {', '.join(settings)}. Leave it out.")
             return cls(name, who, head)
@@ -56,7 +61,7 @@ class Variant:
     @property
     def ours(self) -> bool:
         """Whether it is decoded by a method of ours."""
-        return self.method != TRANSFORMERS
+        return self.method not in TRANSFORMERS
 
     @property
     def promise(self) -> str:

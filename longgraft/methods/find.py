@@ -18,6 +18,7 @@ from pathlib import Path
 from longgraft.config.method_syntax import split
 from longgraft.methods.combinators import WithinBudget
 from longgraft.methods.method import BUDGET, Method
+from longgraft.methods.needs import Missing
 from longgraft.methods.parts import Parts
 from longgraft.methods.registry import METHODS, RENAMED
 from longgraft.protocol.proposer import Proposer
@@ -112,11 +113,11 @@ def _named(what: str) -> object:
 
 
 def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -> Proposer:
-    """The method's proposer; ValueError where something that it needs is missing.  adaptive: one that chooses its own
+    """The method's proposer; `Missing` where something that it needs was not given.  adaptive: one that chooses its own
     budgets, if the method has one."""
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
-        raise ValueError(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
+        raise Missing(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
                          f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
     source = WithinBudget(build(method.source, parts), find(method.source).budget) if method.source else None
     parts = replace(parts, choices=method.choices, source=source)

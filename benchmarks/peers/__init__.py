@@ -1,0 +1,1 @@
+"""Other decoders on the prompts of our sweeps."""
