@@ -78,7 +78,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
 @pytest.mark.parametrize("words, said", [
     (["generate"], "No prompt was given. Give one of --prompt TEXT"), (["generate", "--prompt", ""], "prompt is empty"),
     (["generate", "hello"], "with --prompt"),
-    (["generate", "--prompt", "x", "--prompt-file", "y"], "longgraft: --prompt and --prompt-file were given. Give one"),
+    (["generate", "--prompt", "x", "--messages", "y"], "longgraft: --prompt and --messages were given. Give one"),
     (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt"), (["generat"], "No such command"),
     (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be paper or a whole number"),
     (["generate", "--prompt", "x", "--budget"], "requires an argument"),
@@ -88,7 +88,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
     (["generate", "--prompt", "x", "--attention", "fast"], "Known: auto, sdpa, split, flash"),
     (["generate", "--prompt", "x", "--stop", ""], "stop string is empty"),
     (["generate", "--prompt", "x", "--out", "y"], "--out is for the answers to --prompts"),
-    (["generate", "--prompt", "x", "--stream", "--json"], "--stream goes with neither"),
+    (["generate", "--prompt", "x", "--stream", "--json"], "--json is one object at the end"),
     (["generate", "--prompts", "rows.jsonl", "--stream"], "--prompts goes with neither"),
     (["generate", "--prompts", "bad.jsonl"], "bad.jsonl:1: prompt and prompt_ids was found"),
     (["generate", "--prompts", "deep.json"], "deep.json:1 is nested too deeply"),
