@@ -428,6 +428,15 @@ def test_doctor_reads_no_weights_and_gives_a_verdict(pair, capsys, monkeypatch, 
     assert run(capsys, monkeypatch, *common, "--device", "nonsense")[0] == 2
 
 
+def test_doctor_counts_no_memory_that_making_a_model_left(pair, capsys, monkeypatch):
+    from longgraft.eval.checks import doctor
+
+    held, place_of = [2 ** 20], doctor.place_of
+    monkeypatch.setattr(doctor, "resident", lambda: held[-1])
+    monkeypatch.setattr(doctor, "place_of", lambda *given: held.append(2 ** 40) or place_of(*given))
+    assert ", 1.0 of them its programs" in run(capsys, monkeypatch, "doctor", "--model", pair / "target")[1]
+
+
 def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
     from longgraft.eval.checks.doctor import Share, memory
 
