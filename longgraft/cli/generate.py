@@ -28,6 +28,7 @@ generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
 SPENT = {"plain": "plain", "memory": "from memory", "draft": "drafted"}      # `Stats.kinds` in words
+ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved"}
 ENDED = {"length": "as many as were asked for", "eos": "the model ended its answer", "stop": "a stop string ended it",
          "cancelled": "cancelled"}      # `Stats.finish_reason` in words
 OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="Where the package index does not give the model, say "
@@ -203,13 +204,13 @@ def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None
 def _print_report(found: dict[str, Any]) -> None:
     """What an answer cost, on stderr."""
     s = found["stats"]
-    origin = ", ".join(f"{v} {k}" for k, v in s["accepted_by_origin"].items())
+    origin = ", ".join(f"{count} {ORIGINS[name]}" for name, count in s["accepted_by_origin"].items() if count)
     spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in s["kinds"].items())
     print(f"\nprompt: {s['prompt_tokens']:,} tokens, read in {s['prefill_seconds']:.2f} s\n"
           f"answer: {s['new_tokens']:,} tokens ({ENDED[found['finish_reason']]}) in {s['decode_seconds']:.2f} s: "
           f"{s['decode_tokens_per_second']:.1f} tokens/s\n"
           f"steps: {s['steps']} ({spent or 'none'}), {s['tokens_per_step']:.2f} tokens per step\n"
-          f"accepted guesses: {origin}; {s['mat']:.2f} per step (MAT)", file=sys.stderr)
+          f"accepted guesses: {origin or 'none'}; {s['mat']:.2f} per step (MAT)", file=sys.stderr)
     if "prediction" in found:
         repeated, others = found["prediction"].values()
         print(f"prediction: {repeated:,} of its {repeated + others:,} tokens were repeated", file=sys.stderr)
