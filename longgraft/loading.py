@@ -43,7 +43,7 @@ from longgraft.target_model.weights import check_finite, read_config, read_model
 from longgraft.yarn_drafters.network import Eagle3Network
 
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed and kept most of the acceptance
-# (embedded pair, README "Results").
+# (embedded pair, docs/results/embedded).
 CPU_BUDGET = 16
 PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samples",
             "lossy": ", LOSSY: need not say what the target would"}

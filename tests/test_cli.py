@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -14,9 +15,12 @@ from toys.sessions import toy_prompt
 
 from longgraft.acceptance.rules import Sampled
 from longgraft.budget.cost_model import Costs
-from longgraft.cli.prompts import PromptOptions
+from longgraft.cli import generate
+from longgraft.cli.prompts import GivenPrompt, PromptOptions
+from longgraft.comparison import with_plain
 from longgraft.methods.find import METHODS
 from longgraft.methods.registry import PARTS
+from longgraft.models.fetch import NotFetched
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
@@ -61,7 +65,7 @@ def test_a_text_that_is_read_once_is_not_read_again(pair, capsys, monkeypatch, t
     assert code == 2 and err.startswith(f"longgraft: Prefix {tmp_path / 'text'} cannot be read")
     assert_before_loading(monkeypatch)
     for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one of"),
-                             ([tmp_path / "text", "--prompt", "w1"], tmp_path / "q", "Give one of"),
+                             ([tmp_path / "text", "--messages", "m"], tmp_path / "q", "Give one of"),
                              ([tmp_path / "nowhere"], tmp_path / "q", "cannot be read")):
         code, _, err = run(capsys, monkeypatch, "prefill", *text, *models, "--save", save)
         assert code == 2 and said in err and err.count("\n") == 1
@@ -112,9 +116,47 @@ def test_a_prompt_comes_from_a_flag_a_file_or_standard_input(pair, capsys, monke
     assert len(answers) == 1
 
 
+def test_a_request_follows_the_files_and_a_blank_line(pair, capsys, monkeypatch, tmp_path):
+    for name, text in (("a", "w1 w2"), ("b", "w3\n")):
+        (tmp_path / name).write_text(text)
+    given = PromptOptions(prompt="w4", prompt_file=(str(tmp_path / "a"), str(tmp_path / "b")))
+    assert [one.prompt for one in given.read()] == ["w1 w2\nw3\n\nw4"]
+    assert replace(given, chat=True).read()[0].prompt == [{"role": "user", "content": "w1 w2\nw3\n\nw4"}]
+
+
+def test_a_terminal_sees_the_answer_as_it_comes_also_before_it_is_compared(pair, capsys, monkeypatch):
+    monkeypatch.setattr(generate, "_print_report", lambda found: print("[report]"))
+    monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))
+    for more, terminal in (([], True), (["--stream"], False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.stdout, "isatty", lambda shown=terminal: shown)
+            out = run(capsys, monkeypatch, *ask(pair, "--compare", *more))[1].splitlines()
+        assert len(out[0].split()) == 12 and out[1:] == ["[compared]", "[report]"]
+
+
+def test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for(capsys, monkeypatch):
+    opened = []
+
+    def open_session(pair, *_, **__):
+        opened.append(pair.model)
+        if pair.model:
+            raise NotFetched("Model 'smollm2' could not be fetched: no index.")
+        raise RuntimeError("loaded")
+
+    monkeypatch.setattr(generate, "open_session", open_session)
+    asked = ["generate", "--model", "smollm2", "--chat", "--prompt", "w1"]
+    code, _, err = run(capsys, monkeypatch, *asked)
+    assert (code, err) == (2, "longgraft: Model 'smollm2' could not be fetched: no index.\n")
+    with pytest.raises(RuntimeError, match="loaded"):
+        run(capsys, monkeypatch, *asked, "--or-embedded")
+    assert opened == ["smollm2", "smollm2", None] and "the embedded model answers instead" in capsys.readouterr().err
+    chat = GivenPrompt("w1").as_chat().with_system("w0")
+    assert (chat.as_text().prompt, GivenPrompt([1]).as_text().prompt) == ("w0\n\nw1", [1])
+
+
 def test_statistics_follow_a_stream(pair, capsys, monkeypatch):
     _, out, err = run(capsys, monkeypatch, *ask(pair, "--stream"))
-    assert len(out.split()) == 12 and "12 new (length) in" in err and "MAT" in err
+    assert len(out.split()) == 12 and "answer: 12 tokens (as many as were asked for) in" in err and "MAT" in err
 
 
 def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, capsys, monkeypatch, tmp_path):
@@ -304,7 +346,7 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
                          "--max-new-tokens", 24, "--out", file)
     assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
     code, out, err = run(capsys, monkeypatch, *ask(pair, "--method", "graft", "--calibration", file, "--compare"))
-    assert code == 0 and "identical ids" in err and "calibrated" in err
+    assert code == 0 and "identical answers" in err and "calibrated" in err
 
 
 def test_costs_are_measured_here_printed_and_kept(pair, capsys, monkeypatch, tmp_path):
@@ -343,15 +385,15 @@ def otherwise(verifier):
 
 
 @pytest.mark.parametrize("promise, sampled, code, level, compared", [
-    ("exact", True, 1, "level: none (1 of 1 diverge) (float32, temperature 1)", " at 0"),
-    ("exact", False, 0, "level: exact", "identical ids"),
+    ("exact", True, 1, "level: none (1 of 1 diverge) (float32, temperature 1)", " 1 on"),
+    ("exact", False, 0, "level: exact", "identical answers"),
     ("distribution", True, 0, "level: distribution (its law, not its tokens; 1 of 1 diverge) (float32, temperature 1)",
-     " at 0 (distribution: its law, not its tokens)"),
-    ("distribution", False, 0, "level: exact", "identical ids"),
+     " 1 on (distribution: its law, not its tokens)"),
+    ("distribution", False, 0, "level: exact", "identical answers"),
     ("lossy", True, 0, "level: lossy (it promises nothing; 1 of 1 diverge) (float32, temperature 1)",
-     " at 0 (lossy: it promises nothing)"),
+     " 1 on (lossy: it promises nothing)"),
     ("lossy", False, 0, "level: lossy (it promises nothing; 0 of 1 diverge)",
-     "identical ids (lossy: it promises nothing)")])
+     "identical answers (lossy: it promises nothing)")])
 def test_a_method_is_verified_and_compared_by_what_it_promises(pair, capsys, monkeypatch, promise, sampled, code, level,
                                                                compared):
     monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise,
@@ -364,7 +406,7 @@ def test_a_method_is_verified_and_compared_by_what_it_promises(pair, capsys, mon
             "lossy": ", LOSSY: need not say what the target would"}[promise]
     asked = run(capsys, monkeypatch, *ask(pair, *draw, "--compare"))
     assert asked[0] == 0 and f"method odd{said}, budget" in asked[2]
-    assert asked[2].rstrip().partition("one run each); ")[2].removeprefix("first different id") == compared
+    assert asked[2].rstrip().partition("one run each); ")[2].removeprefix("answers differ from token") == compared
     assert json.loads(run(capsys, monkeypatch, *ask(pair, *draw, "--json"))[1])["promise"] == promise
 
 
@@ -384,6 +426,15 @@ def test_doctor_reads_no_weights_and_gives_a_verdict(pair, capsys, monkeypatch, 
     code, out, _ = run(capsys, monkeypatch, *common, "--context", 500)
     assert code == 1 and "does not fit; not even its weights do" in out
     assert run(capsys, monkeypatch, *common, "--device", "nonsense")[0] == 2
+
+
+def test_doctor_counts_no_memory_that_making_a_model_left(pair, capsys, monkeypatch):
+    from longgraft.eval.checks import doctor
+
+    held, place_of = [2 ** 20], doctor.place_of
+    monkeypatch.setattr(doctor, "resident", lambda: held[-1])
+    monkeypatch.setattr(doctor, "place_of", lambda *given: held.append(2 ** 40) or place_of(*given))
+    assert ", 1.0 of them its programs" in run(capsys, monkeypatch, "doctor", "--model", pair / "target")[1]
 
 
 def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):

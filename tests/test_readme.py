@@ -1,11 +1,13 @@
-"""What the README says runs, with the pair that ships."""
+"""What the README says runs, with the pair that ships; of the first command all but the model's own work."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import torch
+from toys.commands import run
 
 import longgraft
 from longgraft.methods.find import METHODS
@@ -31,9 +33,12 @@ def test_the_files_named_there_exist():
         assert (Path(__file__).parents[1] / path).exists(), path
 
 
-def test_the_first_command_makes_its_prompt_of_files_that_exist():
-    folder, = re.findall(r"&& cat (\S+)/\*\.py \|", README)
-    assert sum(len(path.read_text().splitlines()) for path in (Path(__file__).parents[1] / folder).glob("*.py")) > 400
+def test_the_first_command_installs_what_its_model_needs_and_reads_a_file_that_exists(monkeypatch, capsys):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    install, _, words = re.search(r"```bash\n(.*?)\n```", README)[1].partition(" && longgraft ")
+    assert ".[gguf]" in install
+    code, out, err = run(capsys, monkeypatch, *shlex.split(words), "--dry-run")
+    assert (code, err) == (0, "") and 'model = "smollm2"' in out
 
 
 def test_the_embedded_pair_is_exact_and_drafting_and_retrieval_both_help():

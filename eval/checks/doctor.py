@@ -49,6 +49,7 @@ class Share:
 
 def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None) -> Report:
     """ValueError where the target cannot be decoded here, or the head is another target's."""
+    programs = resident() if device.type == "cpu" else 0      # before a GGUF file is dequantised, which leaves memory
     place = place_of(pair.model, dtype)
     name, config = place.name, cast(Any, read_config(place.path, place.name))
     dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
@@ -69,7 +70,7 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     rows = min(context, largest_chunk(text, dtype, device, wants))
     beside = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
               f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
-    needed, enough = memory(shares, beside, context, free_bytes(device), resident() if device.type == "cpu" else 0)
+    needed, enough = memory(shares, beside, context, free_bytes(device), programs)
     return Report([*lines, *needed], fits and enough)
 
 

