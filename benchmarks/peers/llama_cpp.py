@@ -105,7 +105,7 @@ def measure(file: Path, fitted: Fitted, wanted: dict[Key, Row]) -> Iterator[Resu
     drafts = METHODS[next(iter(wanted)).method]
     model: Any = None
     for key, theirs in wanted.items():
-        about = {"turn": fitted.example.turn, "cut_tokens": fitted.cut_tokens, "promise": LOSSY}
+        about: dict[str, Any] = {"turn": fitted.example.turn, "cut_tokens": fitted.cut_tokens, "promise": LOSSY}
         if model is None:
             size = len(fitted.ids) + most + drafts + 1
             lookup = LlamaPromptLookupDecoding(num_pred_tokens=drafts) if drafts else None

@@ -38,6 +38,9 @@ class _GrowingLayer(DynamicLayer):
     Keys lie transposed, [B, Hkv, D, room]: few queries multiply them three times as fast on a CPU.
     """
 
+    keys: Tensor
+    values: Tensor
+
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -57,8 +60,9 @@ class _GrowingLayer(DynamicLayer):
     def join(self, other: _GrowingLayer) -> None:
         """The rows of another batch too; of both the last tokens stand in the same place."""
         width = max(self.held, other.held)
-        self._store(*(torch.cat([F.pad(block, (0, 0, width - block.shape[-2], 0)) for block in pair])
-                      for pair in ((self.keys, other.keys), (self.values, other.values))))
+        keys, values = (torch.cat([F.pad(block, (0, 0, width - block.shape[-2], 0)) for block in pair])
+                        for pair in ((self.keys, other.keys), (self.values, other.values)))
+        self._store(keys, values)
 
     def _store(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
         """Copy keys and values [B, Hkv, n, D] to new places with room for `length` tokens and more."""
@@ -102,12 +106,16 @@ class _Batch:
     seen: Tensor
     cache: Cache
 
+    @property
+    def layers(self) -> list[_GrowingLayer]:
+        return [layer for layer in self.cache.layers if isinstance(layer, _GrowingLayer)]
+
     def join(self, other: _Batch) -> None:
         width = max(self.seen.shape[1], other.seen.shape[1])
         self.seen = torch.cat([F.pad(part.seen, (width - part.seen.shape[1], 0)) for part in (self, other)])
         for name in ("rows", "tokens", "positions"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
-        for ours, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
             ours.join(theirs)
 
     def keep(self, places: Tensor) -> None:
@@ -115,7 +123,7 @@ class _Batch:
         first = int(self.seen[places].any(0).int().argmax()) if len(places) else 0
         self.rows, self.tokens, self.positions = (t[places] for t in (self.rows, self.tokens, self.positions))
         self.seen = self.seen[places][:, first:]
-        for layer in self.cache.layers:
+        for layer in self.layers:
             layer.keep(places, first)
 
 

@@ -217,9 +217,10 @@ def regenerate(model: str, out: Path, sampling: Sampling, prompts: Sequence[Path
         raise ValueError("Nothing to answer: give --prompts, --documents or --magpie.")
     place = place_of(model, dtype)
     tokenizer, config = read_tokenizer(place.path, place.name), read_config(place.path, place.name)
-    loaded: Any = read_model(place.path, place.name, config, dtype).to(device_of(device))
+    loaded: Any = read_model(place.path, place.name, config, dtype)
     rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
-    worker = Regenerator(loaded, tokenizer, sampling, (text for row in rows for text in _strings(row)))
+    texts_of_rows = (text for row in rows for text in _strings(row))
+    worker = Regenerator(loaded.to(device_of(device)), tokenizer, sampling, texts_of_rows)
     return worker.run(requests_of(given, texts, magpie, sampling), out)
 
 
