@@ -32,7 +32,8 @@ class FeatureStore:
 
         if not (path := self._path(tokens, positions)).exists():
             return None
-        return Seen(**{name: tensor[None] for name, tensor in load_file(path).items()})
+        return Seen(**{name: (t.to(self.dtype) if t.is_floating_point() else t)[None]
+                       for name, t in load_file(path).items()})
 
     def put(self, tokens: Tensor, positions: Tensor, seen: Seen) -> None:
         """Keep what a row gave (a batch of 1), whole or not at all."""

@@ -149,7 +149,7 @@ def training_time_test(network: Eagle3Network, seen: Seen, tokens: Tensor, posit
         shares = torch.cat([target_logits(block, kept).float().softmax(-1)
                             for block in seen.hidden[rows, slots].split(BLOCK)])
     choice = torch.searchsorted(kept, seen.choice[rows, slots])
-    state = network.fuse(seen.features)
+    state = network.fuse(seen.features.to(network.fc.weight.dtype))
     total, losses, agreements = torch.zeros((), device=tokens.device), [], []
     for k in range(steps):
         shifted = F.pad(tokens[:, 1 + k:], (0, 1 + k))
