@@ -21,6 +21,12 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # real models in sweeps and on the command line
+    Mutation("a method without its head stops a sweep that allows it", "Bench.open", "if not config.allow_missing:        # an error before anything runs", "if True:", "test_sweep.py::test_methods_without_what_they_need_are_failures_where_that_is_allowed"),
+    Mutation("errors of one kind are each a line", "_by_error", "(row.key.method, row.error), []", "(str(row.key), row.error), []", "test_report.py::test_failures_of_one_error_are_one_line"),
+    Mutation("tables without loops have them", "summary", "tables(cells(own, with_loops=False), ", "tables(cells(own), ", "test_report.py::test_every_table_stands_with_the_answers_that_loop_counted_and_without_them"),
+    Mutation("a request without a line between", "PromptOptions._one", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_request_follows_the_files_and_a_blank_line"),
+    Mutation("the embedded model answers unasked", "generate:generate", "        if not or_embedded:\n            raise\n", "", "test_cli.py::test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for"),
     # on-policy data, and faster training of drafters
     Mutation("nats lose what the target has", "_Distilled.forward", "gradient = ours.div_(summed).sub_(share)", "gradient = ours.div_(summed)", "test_training_drafter.py::test_the_gradients_of_a_loss_are_those_of_its_formula"),
     Mutation("every epoch has rows of its own", "TokenStream._tokens", "epoch if self._repeated is None else 0", "epoch", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
