@@ -21,6 +21,7 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    Mutation("threads spin as long as they like", "app:main", '        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)', "        pass", "test_cli.py::test_the_commands_bound_how_long_threads_spin_unless_the_user_chose"),
     # real models in sweeps and on the command line
     Mutation("a method without its head stops a sweep that allows it", "Bench.open", "if not config.allow_missing:        # an error before anything runs", "if True:", "test_sweep.py::test_methods_without_what_they_need_are_failures_where_that_is_allowed"),
     Mutation("errors of one kind are each a line", "_by_error", "(row.key.method, row.error), []", "(str(row.key), row.error), []", "test_report.py::test_failures_of_one_error_are_one_line"),

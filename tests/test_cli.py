@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -465,3 +466,17 @@ def test_methods_and_heads_are_listed(capsys, monkeypatch):
     assert "YARN-64K" in run(capsys, monkeypatch, "heads")[1]
     assert "52 = 8 + 10 + 8 + 6 + 5 + 4 + 4 + 4 + 3" in run(capsys, monkeypatch, "templates")[1]
     assert "THUDM/LongBench" in run(capsys, monkeypatch, "suites")[1]
+
+
+def test_the_commands_bound_how_long_threads_spin_unless_the_user_chose(capsys, monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "kept")        # restored afterwards, whatever the command sets
+        monkeypatch.delenv(name)
+    assert run(capsys, monkeypatch, "--version")[0] == 0 and int(os.environ["GOMP_SPINCOUNT"]) < 300_000
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    run(capsys, monkeypatch, "--version")
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    run(capsys, monkeypatch, "--version")
+    assert "GOMP_SPINCOUNT" not in os.environ
