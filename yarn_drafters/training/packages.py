@@ -50,10 +50,10 @@ def is_handwritten(text: str) -> bool:
     return digits < 0.12 * len(text) and max(map(len, text.splitlines())) < 400
 
 
-def shingles(text: str) -> set[int]:
-    """Hashes of all runs of 20 words."""
+def shingles(text: str, length: int = SHINGLE) -> set[int]:
+    """Hashes of all runs of `length` words; they hold within one process."""
     words = text.split()
-    return {hash(" ".join(words[i:i + SHINGLE])) for i in range(len(words) - SHINGLE + 1)}
+    return {hash(" ".join(words[i:i + length])) for i in range(len(words) - length + 1)}
 
 
 def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:

@@ -21,12 +21,14 @@ import torch
 
 from longgraft.config.json_input import parse_json
 from longgraft.engine.repetition import loops
+from longgraft.engine.session import end_tokens
 from longgraft.models.places import place_of
 from longgraft.runtime.devices import device_of
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.batched_sampling import sample
 from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request
 from longgraft.yarn_drafters.training.documents import Document, read_documents
+from longgraft.yarn_drafters.training.packages import shingles
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
 WINDOW = 4                      # batches whose chats are sampled and written together
@@ -102,10 +104,8 @@ class Regenerator:
             raise ValueError("The model has no chat template, so it answers no requests. Train its head on the texts "
                              "themselves, or give an instruct model.")
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
-        ends = model.generation_config.eos_token_id
-        ends = model.config.eos_token_id if ends is None else ends
-        self.ends = [ends] if isinstance(ends, int) else list(ends)
-        self.excluded = {run for text in excluded for run in _runs(text)}
+        self.ends = end_tokens(model, tokenizer)
+        self.excluded = {run for text in excluded for run in shingles(_words(text), RUN)}
         self.seen: set[str] = set()
         self.counts: Counter[str] = Counter()
 
@@ -177,7 +177,7 @@ class Regenerator:
         """Drop a chat that repeats another, or requests of excluded rows; count it."""
         if not chat.dropped:
             requests = [m["content"] for m in chat.messages if m["role"] == "user"]
-            if chat.source != "documents" and any(run in self.excluded for text in requests for run in _runs(text)):
+            if chat.source != "documents" and any(self.excluded & shingles(_words(text), RUN) for text in requests):
                 chat.dropped = "excluded"
             elif (known := _digest(requests[0])) in self.seen:
                 chat.dropped = "repeated"
@@ -237,11 +237,10 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(part)
 
 
-def _runs(text: str) -> set[int]:
-    """Hashes of all runs of RUN words."""
-    words = re.findall(r"\w+", text.lower())
-    return {hash(" ".join(words[i:i + RUN])) for i in range(len(words) - RUN + 1)}
+def _words(text: str) -> str:
+    """The text without case and punctuation."""
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(" ".join(re.findall(r"\w+", text.lower())).encode()).hexdigest()
+    return hashlib.sha256(_words(text).encode()).hexdigest()
