@@ -35,8 +35,11 @@ MUTATIONS = (
     Mutation("rows of a batch do not move on", "_Sampler.step", "batch.positions + 1", "batch.positions", "test_regenerate.py::test_greedy_rows_of_a_batch_are_transformers_own_answers"),
     Mutation("finished rows stay in the cache, others leave it", "_GrowingLayer.keep", "self.keys[rows, :, first:]", "self.keys[:len(rows), :, first:]", "test_regenerate.py::test_greedy_rows_of_a_batch_are_transformers_own_answers"),
     Mutation("rows that join stand to the left", "_GrowingLayer.join", "F.pad(block, (0, 0, width - block.shape[-2], 0))", "F.pad(block, (0, 0, 0, width - block.shape[-2]))", "test_regenerate.py::test_greedy_rows_of_a_batch_are_transformers_own_answers"),
-    Mutation("every row draws the same number", "_Sampler.__init__", "default_rng(list(seed))", "default_rng(0)", "test_regenerate.py::test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution"),
-    Mutation("half a window stays in the file", "Regenerator._resume", "            file.truncate(size)\n", "            pass\n", "test_regenerate.py::test_an_interrupted_run_continues_to_the_same_file"),
+    Mutation("every row draws the same number", "_Sampler.begin", "default_rng(list(turn.seed))", "default_rng(0)", "test_regenerate.py::test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution"),
+    Mutation("half a chat stays in the file", "Regenerator._resume", "            file.truncate(size)\n", "            pass\n", "test_regenerate.py::test_an_interrupted_run_samples_the_chats_that_are_missing"),
+    Mutation("chats that are there are sampled again", "Regenerator.run", "if chat.index not in self.done)", ")", "test_regenerate.py::test_an_interrupted_run_samples_the_chats_that_are_missing"),
+    Mutation("an invented request has no seed", "Regenerator._next", "3, chat.index, len(chat.messages))", "3, chat.index, len(chat.messages) - 1)", "test_regenerate.py::test_the_command_writes_chats_that_training_reads"),
+    Mutation("the layer's output is not scaled as its stream", "_begin_as", "part.copy_(given * scale if", "part.copy_(given if", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
     Mutation("evaluation rows are asked", "Regenerator._judge", 'chat.source != "documents" and any(', "False and any(", "test_regenerate.py::test_loops_repeats_and_excluded_requests_are_dropped_and_counted"),
     Mutation("an answer that was cut off ends", "_chat_ids", "whole = chat.ended or", "whole = True or", "test_regenerate.py::test_an_answer_that_was_cut_off_is_learnt_without_an_end"),
     # models by name, and GGUF

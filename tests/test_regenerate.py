@@ -13,7 +13,7 @@ from toys.training import tiny_target
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from longgraft.yarn_drafters.training import regenerate as module
-from longgraft.yarn_drafters.training.batched_sampling import Sampled, sample
+from longgraft.yarn_drafters.training.batched_sampling import Sampled, Turn, sample
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
 from longgraft.yarn_drafters.training.document_tasks import CODE_TASKS, PROSE_TASKS
 from longgraft.yarn_drafters.training.regenerate import Regenerator, Sampling, requests_of
@@ -43,6 +43,14 @@ def worker(folder, model, sampling=SAMPLING, excluded=()) -> Regenerator:
     return Regenerator(model, AutoTokenizer.from_pretrained(folder), sampling, excluded)
 
 
+def sampled(model, turns: list[Turn], ends, batch=64) -> list[Sampled]:
+    """What was sampled for each of these turns, which are given as they are asked for."""
+    left = iter(turns)
+    found = dict(sample(model, lambda count: islice(left, count), ends, batch))
+    assert len(found) == len(turns)
+    return [found[turn] for turn in turns]
+
+
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3], [11], [30, 31, 32, 33]]
 
 
@@ -62,13 +70,13 @@ def test_greedy_rows_of_a_batch_are_transformers_own_answers(layers, folder):
     assert len(set(cuts)) > 2 and all(len(set(tokens)) > 3 for tokens in alone)
     wanted = [Sampled(tokens[:cut], cut is not None) for tokens, cut in zip(alone, cuts, strict=True)]
     for batch in (4, 2, 1):
-        assert sample(model, PROMPTS, [(0, i) for i in range(4)], [0.0] * 4, 20, sorted(ends), batch) == wanted
+        assert sampled(model, [Turn(prompt, (0,), 0.0, 20) for prompt in PROMPTS], sorted(ends), batch) == wanted
 
 
 def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(model):
     rows = 400
-    together = sample(model, [PROMPTS[0]] * rows, [(7, i) for i in range(rows)], [1.0] * rows, 1, [-1], rows)
-    alone = sample(model, PROMPTS[:1], [(7, 5)], [1.0], 1, [-1])
+    together = sampled(model, [Turn(PROMPTS[0], (7, i), 1.0, 1) for i in range(rows)], [-1], rows)
+    alone = sampled(model, [Turn(PROMPTS[0], (7, 5), 1.0, 1)], [-1])
     assert together[5] == alone[0]
     shares = model(torch.tensor(PROMPTS[:1])).logits[0, -1].softmax(-1)
     counts = torch.bincount(torch.tensor([found.tokens[0] for found in together]), minlength=len(shares)) / rows
@@ -80,34 +88,37 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_an_interrupted_run_continues_to_the_same_file(folder, model, tmp_path, monkeypatch):
+def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     texts = [module.Document(f"What is {i}?") for i in range(48)]
     counts = worker(folder, model).run(requests_of(texts, [], False, SAMPLING), whole)
     assert counts["kept"] == len(rows_of(whole)) > 8
-    calls, turns = [], Regenerator._turns
+    judged, judge = [], Regenerator._judge
 
-    def failing(self, window):
-        calls.append(window)
-        if len(calls) == 2:
+    def failing(self, chat):
+        judged.append(chat.index)
+        if len(judged) == 20:
             raise KeyboardInterrupt
-        turns(self, window)
+        judge(self, chat)
 
-    monkeypatch.setattr(Regenerator, "_turns", failing)
+    monkeypatch.setattr(Regenerator, "_judge", failing)
     with pytest.raises(KeyboardInterrupt):
         worker(folder, model).run(requests_of(texts, [], False, SAMPLING), broken)
     with open(broken, "ab") as file:
         file.write(b'{"half a line')
     assert worker(folder, model).run(requests_of(texts, [], False, SAMPLING), broken) == counts
-    assert broken.read_bytes() == whole.read_bytes()
+    assert len(judged) == 49 and set(judged[20:]).isdisjoint(judged[:19])
+    assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
 
 def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> None:
     """A prompt that holds one of these texts gets its answer; every other one "Fine."."""
-    def sampled(model, prompts, *_):
-        texts = [tokenizer.decode(prompt) for prompt in prompts]
-        found = [next((a for part, a in answers.items() if part in text), ("Fine.", True)) for text in texts]
-        return [Sampled(tokenizer(text)["input_ids"], ended) for text, ended in found]
+    def sampled(model, more, ends, batch):
+        while turns := list(more(batch)):
+            for turn in turns:
+                text = tokenizer.decode(turn.prompt)
+                said, ended = next((a for part, a in answers.items() if part in text), ("Fine.", True))
+                yield turn, Sampled(tokenizer(said)["input_ids"], ended)
 
     monkeypatch.setattr(module, "sample", sampled)
 
@@ -159,6 +170,9 @@ def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, 
     assert code == 0 and "answer tokens" in printed
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert (encode_corpus([out], tokenizer, tmp_path / "c.npz").tokens >= 0).sum() >= 24
+    options[4:6], options[-1] = ["--magpie", "--tokens", "30"], str(tmp_path / "invented.jsonl")
+    code, printed, _ = run(capsys, monkeypatch, *options)
+    assert code == 0 and all(row["messages"][0]["content"] for row in rows_of(tmp_path / "invented.jsonl"))
     (tmp_path / "chats.jsonl.progress").unlink()
     with pytest.raises(ValueError, match="does not say how far it is"):
         module.regenerate(str(folder), out, SAMPLING, magpie=True)

@@ -384,7 +384,7 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
 
 
 def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
-    run = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, mat_prompts=2, mat_tokens=8))
+    run = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, mat_prompts=2, mat_tokens=8, warm_start=False))
     run.unseen = {"code": np.stack([corpus.tokens[:33], corpus.tokens[40:73]])}
     session = Session(Engine(run.target, Eagle3Drafter(Eagle3Cache(run.network), Dense()), Clock()), None)
     steps = []
@@ -400,6 +400,34 @@ def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, 
     monkeypatch.setattr("longgraft.target_model.model.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
     with pytest.raises(ValueError, match="a way of its own"):
         DrafterTrainer(DRAFTER, target, network, corpus, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(family, corpus):
+    """In place of the embedding's half zeros, of fc the pass alone: then its output is the layer's, scaled."""
+    target = toy_target(family)
+    c = target.config
+    recipe = DrafterRecipe(feature_layers=(1, 2), draft_vocab=48, feature_pass=0.5, intermediate=c.intermediate_size,
+                           heads=c.num_attention_heads, kv_heads=c.num_key_value_heads)
+    network = build_network(recipe, target, corpus, [0])
+    network.share_embedding(target.model.get_input_embeddings())
+    fresh = build_network(dataclasses.replace(recipe, warm_start=False), target, corpus, [0])
+    hidden, layer = c.hidden_size, target.layers[2]
+    assert not torch.equal(fresh.midlayer.mlp.up_proj.weight, layer.mlp.up_proj.weight)
+    torch.testing.assert_close(network.midlayer.mlp.up_proj.weight, layer.mlp.up_proj.weight.float())
+    norm = network.midlayer.hidden_norm.weight
+    torch.testing.assert_close(norm, layer.input_layernorm.weight + (family == "gemma2"))
+    if family == "qwen2":           # Gemma norms what a layer adds, which a head does not
+        with torch.no_grad():
+            x, position = torch.randn(1, 1, hidden), torch.zeros(1, 1, dtype=torch.int64)
+            network.midlayer.self_attn.v_proj.weight[:, :hidden] = 0
+            layer.self_attn.v_proj.bias.zero_()
+            one = torch.ones(1, 1, layer.self_attn.head_dim)
+            wanted = layer(x, position_embeddings=(one, 0 * one), position_ids=position)
+            wanted = wanted if isinstance(wanted, torch.Tensor) else wanted[0]
+            got = network(0.5 * x, position, position,
+                          lambda _, q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1))
+        torch.testing.assert_close(got, 0.5 * wanted, atol=2e-3, rtol=2e-2)
 
 
 def test_batches_weigh_by_what_is_to_be_learnt(corpus, tmp_path):

@@ -6,9 +6,9 @@ run in the dtype of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,20 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "longgraft_batched"
 ROOM = 1.25         # growth of a full cache
 AT_ONCE = 32768     # prompt tokens that are read together, padding included
+AHEAD = 4           # batches of turns that are sorted by length together
+
+AnyTurn = TypeVar("AnyTurn", bound="Turn")
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """What is to be continued.  seed: of this turn's own random numbers; temperature: 0 takes the most probable token;
+    most: tokens."""
+
+    prompt: Sequence[int]
+    seed: Sequence[int]
+    temperature: float = 0.0
+    most: int = 512
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,7 @@ class _GrowingLayer(DynamicLayer):
         self._show(end)
         return self.keys, self.values
 
-    def keep(self, rows: Tensor, first: int) -> None:
+    def keep(self, rows: list[int], first: int) -> None:
         """Of the batch these rows alone, from token `first` on."""
         self._store(self.keys[rows, :, first:], self.values[rows, :, first:])
 
@@ -96,11 +110,26 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 @dataclass
-class _Batch:
-    """Unfinished rows.  rows: which prompts; tokens, positions: of the last tokens, which are not in the cache yet, all
-    [B]; seen: [B, n] of the cache."""
+class _Row(Generic[AnyTurn]):
+    """A turn and its tokens so far."""
 
-    rows: Tensor
+    turn: AnyTurn
+    draws: np.random.Generator
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.ended and len(self.tokens) < self.turn.most
+
+
+@dataclass
+class _Batch(Generic[AnyTurn]):
+    """Rows that are continued together.  tokens, positions: of the last tokens, which are not in the cache yet, and
+    heat, all [B]; seen: [B, n] of the cache."""
+
+    rows: list[_Row[AnyTurn]]
+    heat: Tensor
     tokens: Tensor
     positions: Tensor
     seen: Tensor
@@ -110,101 +139,96 @@ class _Batch:
     def layers(self) -> list[_GrowingLayer]:
         return [layer for layer in self.cache.layers if isinstance(layer, _GrowingLayer)]
 
-    def join(self, other: _Batch) -> None:
+    def join(self, other: _Batch[AnyTurn]) -> None:
         width = max(self.seen.shape[1], other.seen.shape[1])
         self.seen = torch.cat([F.pad(part.seen, (width - part.seen.shape[1], 0)) for part in (self, other)])
-        for name in ("rows", "tokens", "positions"):
+        self.rows = self.rows + other.rows
+        for name in ("heat", "tokens", "positions"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         for ours, theirs in zip(self.layers, other.layers, strict=True):
             ours.join(theirs)
 
-    def keep(self, places: Tensor) -> None:
+    def keep(self, places: list[int]) -> None:
         """These rows alone, without the columns that none of them sees."""
-        first = int(self.seen[places].any(0).int().argmax()) if len(places) else 0
-        self.rows, self.tokens, self.positions = (t[places] for t in (self.rows, self.tokens, self.positions))
+        first = int(self.seen[places].any(0).int().argmax())
+        self.rows = [self.rows[place] for place in places]
+        self.heat, self.tokens, self.positions = (t[places] for t in (self.heat, self.tokens, self.positions))
         self.seen = self.seen[places][:, first:]
         for layer in self.layers:
             layer.keep(places, first)
 
 
-class _Sampler:
-    """See `sample`."""
+class _Sampler(Generic[AnyTurn]):
+    """Batches of one model."""
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]],
-                 temperatures: Sequence[float], most: int, ends: Sequence[int]) -> None:
-        self.model, self.prompts, self.most, self.ends = model, prompts, most, set(ends)
-        self.device = next(model.parameters()).device
+    def __init__(self, model: Any, ends: Sequence[int]) -> None:
+        self.model, self.ends, self.device = model, set(ends), next(model.parameters()).device
         model.set_attn_implementation(ATTENTION)
-        self.draws = [np.random.default_rng(list(seed)) for seed in seeds]
-        self.heat = torch.tensor(temperatures, device=self.device, dtype=torch.float32)
-        self.taken: list[list[int]] = [[] for _ in prompts]
-        self.ended = [False] * len(prompts)
 
-    def begin(self, rows: Sequence[int]) -> _Batch:
+    def begin(self, turns: Sequence[AnyTurn]) -> _Batch[AnyTurn]:
         """Read these prompts and draw their first tokens."""
-        longest = max(len(self.prompts[row]) for row in rows)
-        ids, seen = (torch.tensor([[0] * (longest - len(self.prompts[row])) + made(self.prompts[row]) for row in rows],
+        longest = max(len(turn.prompt) for turn in turns)
+        ids, seen = (torch.tensor([[0] * (longest - len(turn.prompt)) + made(turn.prompt) for turn in turns],
                                   device=self.device) for made in (list, lambda prompt: [1] * len(prompt)))
         positions = (seen.cumsum(-1) - 1).clamp(min=0)
-        batch = _Batch(torch.tensor(rows, device=self.device), ids, positions[:, -1], seen,
-                       Cache(layer_class_to_replicate=_GrowingLayer))
+        heat = torch.tensor([turn.temperature for turn in turns], device=self.device, dtype=torch.float32)
+        batch = _Batch([_Row(turn, np.random.default_rng(list(turn.seed))) for turn in turns], heat, ids,
+                       positions[:, -1], seen, Cache(layer_class_to_replicate=_GrowingLayer))
         self._run(batch, ids, positions)
         return batch
 
-    def step(self, batch: _Batch) -> None:
+    def step(self, batch: _Batch[AnyTurn]) -> None:
         """Draw the next token of each row."""
         batch.positions = batch.positions + 1
         batch.seen = F.pad(batch.seen, (0, 1), value=1)
         self._run(batch, batch.tokens[:, None], batch.positions[:, None])
 
-    def unfinished(self, batch: _Batch) -> list[int]:
-        """The places of rows that go on."""
-        return [place for place, row in enumerate(batch.rows.tolist()) if self._goes_on(row)]
-
-    def _goes_on(self, row: int) -> bool:
-        return not self.ended[row] and len(self.taken[row]) < self.most
-
-    def _run(self, batch: _Batch, ids: Tensor, positions: Tensor) -> None:
+    @torch.inference_mode()
+    def _run(self, batch: _Batch[AnyTurn], ids: Tensor, positions: Tensor) -> None:
         logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, past_key_values=batch.cache,
                             use_cache=True, logits_to_keep=1).logits[:, -1].float()
-        rows = batch.rows.tolist()
-        draws = torch.tensor([self.draws[row].random() for row in rows], device=self.device)
-        batch.tokens = _drawn(logits, self.heat[batch.rows], draws)
-        for row, token in zip(rows, batch.tokens.tolist(), strict=True):
-            if self._goes_on(row):
-                self.ended[row] = token in self.ends
-                self.taken[row] += [] if self.ended[row] else [token]
+        draws = torch.tensor([row.draws.random() for row in batch.rows], device=self.device)
+        batch.tokens = _drawn(logits, batch.heat, draws)
+        for row, token in zip(batch.rows, batch.tokens.tolist(), strict=True):
+            if row.goes_on:
+                row.ended = token in self.ends
+                row.tokens += [] if row.ended else [token]
 
 
-@torch.inference_mode()
-def sample(model: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], temperatures: Sequence[float],
-           most: int, ends: Sequence[int], batch: int = 64) -> list[Sampled]:
-    """A continuation of each prompt, of at most `most` tokens, `batch` at once: where some end, others begin.
+def sample(model: Any, more: Callable[[int], Iterable[AnyTurn]], ends: Sequence[int], batch: int = 64
+           ) -> Iterator[tuple[AnyTurn, Sampled]]:
+    """Continuations as they end, `batch` at once: where some end, others begin.
 
-    seeds: of each row's own random numbers, so that they do not depend on the other rows (the logits do, by rounding);
-    temperatures: 0 takes the most probable token; ends: ids that end a row
+    more: gives the next turns, about as many as asked; it is asked until it gives none while nothing is sampled;
+    ends: ids that end a row.  A row's draws do not depend on the other rows (the logits do, by rounding).
     """
-    sampler, live = _Sampler(model, prompts, seeds, temperatures, most, ends), None
-    waiting = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    while waiting or live is not None:
+    sampler: _Sampler[AnyTurn] = _Sampler(model, ends)
+    live: _Batch[AnyTurn] | None = None
+    waiting: list[AnyTurn] = []
+    while True:
+        # By length, so that rows of one time need little padding.
+        waiting = waiting or sorted(more(AHEAD * batch), key=lambda turn: len(turn.prompt))
         free = batch - (0 if live is None else len(live.rows))
         if waiting and free >= max(1, batch // 8):
-            count = max(1, min(free, AT_ONCE // len(prompts[waiting[-1]])))
-            new = sampler.begin(waiting[-count:])
-            waiting = waiting[:-count]
+            count = max(1, min(free, AT_ONCE // len(waiting[-1].prompt)))
+            new, waiting = sampler.begin(waiting[-count:]), waiting[:-count]
             if live is None:
                 live = new
             else:
                 live.join(new)
-        else:
-            assert live is not None
+        elif live is not None:
             sampler.step(live)
-        going = sampler.unfinished(live)
-        if not going:
+        else:
+            return
+        going = [place for place, row in enumerate(live.rows) if row.goes_on]
+        ended = [row for row in live.rows if not row.goes_on]
+        if going and len(ended) < max(1, len(live.rows) // 8):
+            continue
+        if going:
+            live.keep(going)
+        else:
             live = None
-        elif len(live.rows) - len(going) >= max(1, len(live.rows) // 8):
-            live.keep(torch.tensor(going, device=sampler.device))
-    return [Sampled(tokens, ended) for tokens, ended in zip(sampler.taken, sampler.ended, strict=True)]
+        yield from ((row.turn, Sampled(row.tokens, row.ended)) for row in ended)
 
 
 def _drawn(logits: Tensor, temperature: Tensor, draw: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.kinds import checked
-from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig, RMSNorm
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
 
@@ -50,7 +50,7 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
 
 def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
     """A fresh float32 head: its output layer starts as the target's rows of the draft vocabulary, its embedding is the
-    target's."""
+    target's, and with `warm_start` its first layer starts as the target's that reads the last feature."""
     config, hidden = head_shape(recipe, target), target.config.hidden_size
     torch.manual_seed(recipe.seed)
     network = Eagle3Network(config)
@@ -66,11 +66,39 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
         network.fc.weight.mul_(0.2)
         network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
-        if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
-            # The norm of ones is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
-            scale = norm(torch.ones(1, hidden, device=target.device, dtype=target.dtype))[0]
-            network.norm.weight.copy_(scale if scale.min() > 0 else torch.ones(hidden))
+        _copy_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
+        if recipe.warm_start:
+            _begin_as(network, target.layers[config.feature_layers[-1]], recipe.feature_pass)
     return network
+
+
+def _begin_as(network: Eagle3Network, layer: nn.Module, scale: float) -> None:
+    """Copy the target's layer that reads the last feature, for a stream that is scaled by `scale`.
+
+    Matrices of other names or shapes stay fresh, and so do the columns for the embedding, which that layer does not
+    have.
+    """
+    first, theirs = network.midlayer, layer.state_dict()
+    for name, own in first.named_parameters():
+        if own.ndim == 2 and name in theirs:
+            given = theirs[name].float()
+            part = own[:, -given.shape[1]:]     # of cat(embedding, state) the state
+            if part.shape == given.shape:
+                part.copy_(given * scale if name.endswith(("o_proj.weight", "down_proj.weight")) else given)
+    modules = dict(layer.named_modules())
+    _copy_norm(first.hidden_norm, modules.get("input_layernorm"))
+    _copy_norm(first.post_attention_layernorm, modules.get("post_attention_layernorm"))
+
+
+def _copy_norm(own: RMSNorm, norm: nn.Module | None) -> None:
+    """Take a target's norm.
+
+    Of ones it is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
+    """
+    if norm is not None:
+        like = next(norm.parameters())
+        scale = norm(torch.ones_like(like)[None])[0]
+        own.weight.copy_(scale if scale.min() > 0 else torch.ones_like(scale))
 
 
 def _feature_layers(recipe: DrafterRecipe, target: Target) -> tuple[int, ...]:

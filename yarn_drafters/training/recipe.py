@@ -148,6 +148,7 @@ class DrafterRecipe(Recipe):
     schedule: Schedule = "cosine"
     warmup: Share = 0.015                           # SpecForge's
     feature_pass: Annotated[float, Range(-10, 10)] = 0.06   # factor with which the fresh fc passes the last feature
+    warm_start: bool = True                         # the first layer starts as the target's at the last feature
     muon_lr: Rate = 1e-3                            # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4
     grad_clip: Positive = 0.5                       # EAGLE's

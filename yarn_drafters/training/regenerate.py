@@ -25,13 +25,12 @@ from longgraft.engine.session import end_tokens
 from longgraft.models.places import place_of
 from longgraft.runtime.devices import device_of
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
-from longgraft.yarn_drafters.training.batched_sampling import sample
+from longgraft.yarn_drafters.training.batched_sampling import Sampled, Turn, sample
 from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 from longgraft.yarn_drafters.training.packages import shingles
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
-WINDOW = 4                      # batches whose chats are sampled and written together
 LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
 RUN = 8                         # consecutive words that a request must not share with excluded rows
 INVENTED_TEMPERATURE = 0.8      # of invented requests: at 1, those of small models make no sense
@@ -96,8 +95,16 @@ def requests_of(given: Sequence[Document], documents: Sequence[Document], magpie
         yield Chat(index, asked, kind, float(rng.choice(sampling.temperatures)))
 
 
+@dataclass(frozen=True, eq=False)
+class ChatTurn(Turn):
+    """A turn of a chat: its next answer, or a request that the model invents."""
+
+    chat: Chat = field(kw_only=True)
+    answer: bool = field(kw_only=True)
+
+
 class Regenerator:
-    """Samples chats of one model into one file; the same call again continues after the last whole batch."""
+    """Samples chats of one model into one file, each written as it ends; the same call again samples the others."""
 
     def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, excluded: Iterable[str] = ()) -> None:
         if not tokenizer.chat_template:
@@ -108,61 +115,67 @@ class Regenerator:
         self.excluded = {run for text in excluded for run in shingles(_words(text), RUN)}
         self.seen: set[str] = set()
         self.counts: Counter[str] = Counter()
+        self.done: set[int] = set()         # indices of chats that were kept or dropped
+        self.begun: list[Chat] = []         # chats whose next turn waits
 
     def run(self, chats: Iterator[Chat], out: Path) -> Counter[str]:
         """Write chats until there are enough answer tokens; returns what was kept and dropped, by reason."""
         from tqdm import tqdm
 
-        following = self._resume(out)
-        chats = (chat for chat in chats if chat.index >= following)
+        self._resume(out)
+        chats = (chat for chat in chats if chat.index not in self.done)
+
+        def more(count: int) -> Iterator[ChatTurn]:
+            begun, self.begun = self.begun, []
+            return map(self._next, [*begun, *islice(chats, max(0, count - len(begun)))])
+
         with open(out, "ab") as file, tqdm(total=self.sampling.tokens, initial=self.counts["tokens"], unit="tok",
                                            unit_scale=True, disable=not sys.stderr.isatty()) as bar:
-            while self.counts["tokens"] < self.sampling.tokens:
-                window = list(islice(chats, WINDOW * self.sampling.batch))
-                if not window:
+            if self.counts["tokens"] >= self.sampling.tokens:
+                return self.counts
+            for turn, found in sample(self.model, more, self.ends, self.sampling.batch):
+                chat = turn.chat
+                if self._take(turn, found):
+                    self.begun.append(chat)
+                    continue
+                self._judge(chat)
+                if not chat.dropped:
+                    file.write(json.dumps(chat.row(), ensure_ascii=False).encode() + b"\n")
+                    file.flush()
+                    bar.update(chat.tokens)
+                self.done.add(chat.index)
+                part = _progress(out).with_suffix(".partial")
+                part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts}))
+                part.replace(_progress(out))
+                if self.counts["tokens"] >= self.sampling.tokens:
                     break
-                self._turns(window)
-                before = self.counts["tokens"]
-                for chat in window:
-                    self._judge(chat)
-                    if not chat.dropped:
-                        file.write(json.dumps(chat.row(), ensure_ascii=False).encode() + b"\n")
-                file.flush()
-                bar.update(self.counts["tokens"] - before)
-                _progress(out).write_text(json.dumps({"following": window[-1].index + 1, "bytes": file.tell(),
-                                                      "counts": self.counts}))
         return self.counts
 
-    def _turns(self, window: Sequence[Chat]) -> None:
-        """Every turn of these chats: the invented requests, then the answers."""
-        for turn in range(max(len(chat.requests) for chat in window)):
-            live = [chat for chat in window if turn < len(chat.requests) and not chat.dropped and chat.ended]
-            for chat in live:
-                if (given := chat.requests[turn]) is not None:
-                    chat.messages.append({"role": "user", "content": given})
-            self._sample([chat for chat in live if chat.requests[turn] is None], 2 * turn)
-            self._sample([chat for chat in live if chat.messages and chat.messages[-1]["role"] == "user"], 2 * turn + 1)
-
-    def _sample(self, chats: Sequence[Chat], turn: int) -> None:
-        """One turn of each chat."""
-        answer = bool(turn % 2)
+    def _next(self, chat: Chat) -> ChatTurn:
+        """The chat's next turn."""
+        answer = bool(chat.messages) and chat.messages[-1]["role"] == "user"
+        if not answer and (given := chat.requests[len(chat.messages) // 2]) is not None:
+            chat.messages.append({"role": "user", "content": given})
+            answer = True
         sampling = self.sampling
-        sampled = sample(
-            self.model, [self._prompt(chat, answer) for chat in chats],
-            [(sampling.seed, 3, chat.index, turn) for chat in chats],
-            [chat.temperature if answer else INVENTED_TEMPERATURE for chat in chats],
-            sampling.most if answer else min(sampling.most, LONGEST_REQUEST), self.ends, sampling.batch)
-        for chat, found in zip(chats, sampled, strict=True):
-            text = self.tokenizer.decode(found.tokens, skip_special_tokens=True)
-            if answer:
-                chat.ended = found.ended
-                chat.tokens += len(found.tokens)
-                chat.dropped = "empty" if not text.strip() else "loops" if loops(found.tokens) else ""
-            elif not found.ended or not text.strip():
-                # Without a first request there is nothing to answer; a second one may be missing.
-                chat.dropped = "" if chat.messages else "unfinished request"
-                continue
-            chat.messages.append({"role": "assistant" if answer else "user", "content": text})
+        return ChatTurn(
+            self._prompt(chat, answer), (sampling.seed, 3, chat.index, len(chat.messages)),
+            chat.temperature if answer else INVENTED_TEMPERATURE,
+            sampling.most if answer else min(sampling.most, LONGEST_REQUEST), chat=chat, answer=answer)
+
+    def _take(self, turn: ChatTurn, found: Sampled) -> bool:
+        """Add what was sampled to its chat; whether the chat goes on."""
+        chat, text = turn.chat, self.tokenizer.decode(found.tokens, skip_special_tokens=True)
+        if turn.answer:
+            chat.ended = found.ended
+            chat.tokens += len(found.tokens)
+            chat.dropped = "empty" if not text.strip() else "loops" if loops(found.tokens) else ""
+        elif not found.ended or not text.strip():
+            # Without a first request there is nothing to answer; a second one may be missing.
+            chat.dropped = "" if chat.messages else "unfinished request"
+            return False
+        chat.messages.append({"role": "assistant" if turn.answer else "user", "content": text})
+        return not chat.dropped and chat.ended and (not turn.answer or len(chat.messages) < 2 * len(chat.requests))
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
         """The ids before the next turn: as the template opens an answer, or a user's turn."""
@@ -186,13 +199,14 @@ class Regenerator:
         self.counts[chat.dropped or "kept"] += 1
         self.counts["tokens"] += 0 if chat.dropped else chat.tokens
 
-    def _resume(self, out: Path) -> int:
-        """The index that follows the last whole window; what was written after it is cut off."""
+    def _resume(self, out: Path) -> None:
+        """Take up what is known of the file's chats; what was written after that is cut off."""
         if not out.exists():
-            return 0
+            return
         try:
             state = parse_json(_progress(out).read_text(encoding="utf-8"), str(_progress(out)))
-            following, size, self.counts = int(state["following"]), int(state["bytes"]), Counter(state["counts"])
+            size, self.counts = int(state["bytes"]), Counter(state["counts"])
+            self.done = {index for first, last in state["done"] for index in range(first, last + 1)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{out} exists, and {_progress(out)} does not say how far it is. Give another --out, or "
                              "delete the file to begin again.") from error
@@ -200,7 +214,6 @@ class Regenerator:
             file.truncate(size)
         for document in read_documents([out]):
             self.seen.add(_digest(document.turns[0]["content"]))
-        return following
 
 
 def regenerate(model: str, out: Path, sampling: Sampling, prompts: Sequence[Path] = (), documents: Sequence[Path] = (),
@@ -226,6 +239,17 @@ def regenerate(model: str, out: Path, sampling: Sampling, prompts: Sequence[Path
 
 def _progress(out: Path) -> Path:
     return out.with_name(out.name + ".progress")
+
+
+def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Runs of consecutive numbers, [first, last]."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
 
 
 def _strings(value: Any) -> Iterator[str]:
