@@ -23,7 +23,7 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import CpuKernels, cpu_kernels
+from longgraft.kernels.cpu import PRODUCTS, CpuKernels, cpu_kernels, packed_bytes
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
@@ -33,6 +33,7 @@ from longgraft.models.places import EMBEDDED, embedded, place_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
+from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
 from longgraft.runtime.fingerprint import digest, vocabulary
 from longgraft.runtime.hub import hub_answers, offline
@@ -145,8 +146,8 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
     target, tokenizer = load_target(source, settings)
     method, given, notes = load_needs(method, Sources(target, None if drafter == "none" else drafter, settings.head,
                                                       settings.given, tokenizer))
-    if isinstance(why := _kernels(settings, target.device, target.dtype), NotBuilt):
-        notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly where a pass has few rows")
+    if target.kernels is None and isinstance(why := _kernels(settings, target.model), NotBuilt):
+        notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly")
     regions, why_eager = _regions(settings, target)
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
@@ -207,9 +208,8 @@ def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
 
 
 def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
-    parameter = next(model.parameters())
-    kernels = _kernels(settings, parameter.device, parameter.dtype)
-    small = fused(model) if settings.graphs == "auto" and parameter.device.type == "cuda" else None
+    kernels = _kernels(settings, model)
+    small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
     return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
                   small if isinstance(small, FusedModules) else None)
 
@@ -238,9 +238,14 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
     return method, given, ()
 
 
-def _kernels(settings: Settings, device: torch.device, dtype: torch.dtype) -> CpuKernels | NotBuilt | None:
+def _kernels(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuilt | None:
     """None where they are switched off, or do not apply to the device and dtype."""
-    return cpu_kernels() if (settings.kernels, device.type, dtype) == ("auto", "cpu", torch.float32) else None
+    if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in PRODUCTS:
+        return None
+    if (packed := packed_bytes(model)) > (free := free_bytes(model.device)):
+        needed, left = (size / 2 ** 30 for size in (packed, free))
+        return NotBuilt(f"their copy of the weights takes {needed:.1f} GiB, and {left:.1f} are free")
+    return cpu_kernels()
 
 
 def _regions(settings: Settings, target: Target) -> tuple[Regions, str]:

@@ -163,7 +163,10 @@ MUTATIONS = (
     Mutation("merged stretches forget the larger score", "cpu_kernels.cpp", "total = total * mine + other.total * theirs;", "total = total + other.total;", "test_kernels.py::test_attention_equals_the_reference"),
     Mutation("tiles take the shallowest row's window for all", "_parts", "tl.max(position, 0) - WINDOW", "tl.min(position, 0) - WINDOW", "test_triton.py::test_the_kernel_equals_the_reference"),
     Mutation("programs that wrote nothing are read", "_merge", "mask = (share > 0)[:, None]", "mask = (offs_s < splits)[:, None]", "test_triton.py::test_programs_without_columns_are_not_read"),
-    Mutation("half of the products are summed twice", "cpu_kernels.cpp", "= even[t] + odd[t];", "= even[t] + even[t];", "test_kernels.py::test_products_equal_torchs"),
+    Mutation("a step's second input is lost", "cpu_kernels.cpp", "k < A_STEP && i * A_STEP + k < in", "k < 1 && i * A_STEP + k < in", "test_kernels.py::test_products_equal_torchs"),
+    Mutation("sums depend on the number of rows", "cpu_kernels.cpp", "sums[r * VECTORS + v] = own[r][v];", "sums[r * VECTORS + v] = R % 2 ? own[r][v] * 1.0000002f : own[r][v];", "test_kernels.py::test_a_rows_product_is_the_same_bits_beside_any_others"),
+    Mutation("an answer trusts packed weights", "Target._pass", "                    self._compiled.forget_changed()", "                    pass", "test_kernels.py::test_weights_changed_behind_torchs_back_are_noticed_by_the_next_answer"),
+    Mutation("a changed weight stays packed as it was", "CpuKernels._packed_of", "found is None or found.state != state", "found is None", "test_kernels.py::test_a_changed_weight_is_packed_again"),
     # spending
     Mutation("matches are followed with one token", "NgramIndex._length", "text[at - n - 1] == context[end - n - 1]", "text[at - n - 1] == context[end - 1]", "test_ranking.py::test_the_longest_match_foretells_and_of_equal_n_grams_the_newest"),
     Mutation("a root is in the text twice", "NgramIndex.observe", "kept[1:] if self.text else kept", "kept", "test_ranking.py::test_a_root_is_in_the_text_before_it_is_in_the_cache"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,8 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import dense
 from longgraft.attention.layout import Layout
 from longgraft.kernels import build
-from longgraft.kernels.cpu import MOST, CpuKernels, Engaged, cpu_kernels, epsilon_of
-from longgraft.target_model.model import Segment
+from longgraft.kernels.cpu import PRODUCTS, CpuKernels, Engaged, cpu_kernels, epsilon_of
+from longgraft.target_model.model import Segment, Target
 
 
 @pytest.fixture(params=[1, 3])
@@ -64,15 +65,67 @@ def test_attention_equals_the_reference(kind, rows, heads, size, prefix, window,
     assert called == ["_attention"]
 
 
-@pytest.mark.parametrize("rows", [4, 5, 8, 11, 16])
-@pytest.mark.parametrize("size, out", [(1, 1), (33, 7), (256, 96), (515, 20)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 60, 200])
+@pytest.mark.parametrize("size, out", [(1, 1), (1, 64), (33, 7), (256, 96), (515, 20)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_equal_torchs(rows, size, out, bias, threads, kernels, called):
+@pytest.mark.parametrize("dtype", PRODUCTS)
+def test_products_equal_torchs(rows, size, out, bias, dtype, threads, kernels, called):
     torch.manual_seed(size)
-    x, layer = torch.randn(1, rows, size), nn.Linear(size, out, bias)
+    x, layer = torch.randn(1, rows, size, dtype=dtype), nn.Linear(size, out, bias).to(dtype)
     with torch.no_grad():
-        torch.testing.assert_close(kernels.product(x, layer.weight, layer.bias), layer(x), atol=2e-6, rtol=1e-5)
-    assert called == ["_product"]
+        wide = F.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+        found = kernels.product(x, layer.weight, layer.bias)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 2 ** -8}
+    torch.testing.assert_close(found.double(), wide, **tolerance)
+    assert found.dtype == dtype and called == ["_product"]
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize("size, out", [(576, 192), (65, 40)])
+def test_a_rows_product_is_the_same_bits_beside_any_others(dtype, size, out, kernels, called):
+    torch.manual_seed(size)
+    x, layer = torch.randn(1, 64, size, dtype=dtype), nn.Linear(size, out).to(dtype)
+    with torch.no_grad():
+        whole = kernels.product(x, layer.weight, layer.bias)
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for rows in (1, 2, 7, 12, 13, 24, 25, 63):
+                part = kernels.product(x[:, 64 - rows:].contiguous(), layer.weight, layer.bias)
+                assert torch.equal(part, whole[:, 64 - rows:])
+    torch.set_num_threads(1)
+    assert "_product" in called
+
+
+def test_a_changed_weight_is_packed_again(kernels, called):
+    x, layer = torch.randn(3, 40), nn.Linear(40, 50)
+
+    @torch.no_grad()
+    def equal() -> None:
+        torch.testing.assert_close(kernels.product(x, layer.weight), F.linear(x, layer.weight), atol=1e-5, rtol=1e-5)
+
+    equal()
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    equal()
+    layer.weight.data = torch.randn(50, 40)
+    equal()
+    layer.weight = nn.Parameter(torch.randn(50, 40))
+    equal()
+    assert called == 4 * ["_product"]
+
+
+def test_weights_changed_behind_torchs_back_are_noticed_by_the_next_answer(kernels, called):
+    """As PEFT merges an adapter."""
+    model = copy.deepcopy(toy_model())
+    target = Target(model, kernels=kernels)
+    tree = random_tree(9, 1)
+    before = read(target, Segment(tree, target.cache(64))).logits
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data *= 1.5
+    after = read(target, Segment(tree, target.cache(64))).logits
+    torch.testing.assert_close(after, read(Target(model), Segment(tree, target.cache(64))).logits, atol=1e-4, rtol=1e-4)
+    assert "_product" in called and not torch.allclose(before, after, atol=1e-2)
 
 
 @pytest.mark.parametrize("size", [1, 8, 33, 256])
@@ -95,9 +148,9 @@ def test_a_norm_that_says_something_else_is_left_alone():
 
 
 @pytest.mark.parametrize("x, weight", [
-    (torch.zeros(1, 8), torch.zeros(4, 8)), (torch.zeros(MOST + 1, 8), torch.zeros(4, 8)),
-    (torch.zeros(8, 8).T, torch.zeros(4, 8)), (torch.zeros(8, 8), torch.zeros(8, 4).T),
-    (torch.zeros(8, 8, dtype=torch.float64), torch.zeros(4, 8, dtype=torch.float64))])
+    (torch.zeros(5, 8), torch.zeros(4, 8)), (torch.zeros(0, 8), nn.Parameter(torch.zeros(4, 8))),
+    (torch.zeros(8, 8).T, nn.Parameter(torch.zeros(4, 8))), (torch.zeros(8, 8), nn.Parameter(torch.zeros(8, 4).T)),
+    (torch.zeros(8, 8, dtype=torch.float64), nn.Parameter(torch.zeros(4, 8, dtype=torch.float64)))])
 def test_what_does_not_fit_is_torchs(x, weight, kernels, called):
     with torch.no_grad():
         assert torch.equal(kernels.product(x, weight), F.linear(x, weight))
@@ -105,7 +158,7 @@ def test_what_does_not_fit_is_torchs(x, weight, kernels, called):
 
 
 def test_where_gradients_are_wanted_the_product_is_torchs(kernels, called):
-    weight = torch.ones(4, 8, requires_grad=True)
+    weight = nn.Parameter(torch.ones(4, 8))
     kernels.product(torch.ones(5, 8), weight).sum().backward()
     assert weight.grad is not None and not called
 
@@ -192,3 +245,10 @@ def test_a_backend_that_was_asked_for_by_name_is_what_attends(kernels, called):
 def test_kernels_can_be_left_out():
     session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval", kernels="none")
     assert session.target.kernels is None and not any("kernels" in line for line in session.about)
+
+
+def test_where_memory_does_not_hold_the_weights_twice_torch_multiplies_and_a_note_says_so(monkeypatch):
+    monkeypatch.setattr("longgraft.loading.free_bytes", lambda device: 1000)
+    session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval")
+    assert session.target.kernels is None
+    assert any("their copy of the weights takes" in line and "torch decodes" in line for line in session.about)

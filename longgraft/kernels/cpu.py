@@ -1,6 +1,7 @@
-"""Products, norms and attention of few rows in float32 on a CPU: large weights and long caches are read once.
+"""Products, norms and attention of a pass on a CPU: large weights and long caches are read once.
 
-Knows tensors, layouts and linear modules; knows no model.  Inputs that do not fit go to torch.
+Products in float32 and bfloat16, norms and attention in float32.  Knows tensors, layouts and linear modules; knows no
+model.  Inputs that do not fit go to torch.
 """
 
 from __future__ import annotations
@@ -8,21 +9,38 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, library
 from longgraft.kernels.module_override import ModuleOverride
 
-MOST = 16               # rows of a pass; with more, torch's kernels are as fast
-LEAST_PRODUCT = 4       # rows of a product; with fewer, torch's is as fast
+MOST = 16               # rows of attention; with more, torch's is as fast
 EIGHTS = 8              # head sizes must be multiples of it
+PRODUCTS = (torch.float32, torch.bfloat16)
+SAMPLES = 32            # numbers of a weight that show whether it has changed
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A weight's packed copy.  state: its address and version when it was packed; sample: of its numbers."""
+
+    state: tuple[int, int]
+    sample: Tensor
+    tiles: Tensor
+
+
+def _sample(weight: Tensor) -> Tensor:
+    flat = weight.detach().flatten()
+    return flat[::max(1, len(flat) // SAMPLES)].clone()
 
 
 class CpuKernels:
@@ -37,23 +55,51 @@ class CpuKernels:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._product, self._attention = compiled.longgraft_product, compiled.longgraft_attention
         self._norm = compiled.longgraft_norm
-        self._product.argtypes = [pointer] * 4 + [number] * 3 + [ctypes.c_int]
+        self._product.argtypes = [pointer] * 4 + [number] * 3 + [ctypes.c_int] * 2
         self._attention.argtypes = [pointer] * 7 + [ctypes.c_float, ctypes.c_int]
         self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_float]
         self._product.restype = self._attention.restype = self._norm.restype = None
         self._sizes = ctypes.c_int64 * 12
+        compiled.longgraft_outputs.restype = number
+        self._outputs = compiled.longgraft_outputs()
+        self._packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()   # weight -> _Packed
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """F.linear: x [.., in], weight [out, in], bias [out] -> [.., out]."""
-        size = weight.shape[1]
-        rows = x.numel() // size
+        """F.linear: x [.., in], weight [out, in], bias [out] -> [.., out].
+
+        A row's outputs are the same bits whatever the other rows and the number of threads.  Parameters only: they are
+        kept packed, a second copy in memory, made at the first call and again when they have changed; a change through
+        `.data` is noticed by `forget_changed` alone.
+        """
         given = (x, weight) if bias is None else (x, weight, bias)
-        if not (LEAST_PRODUCT <= rows <= MOST and x.shape[-1] == size and fits(*given)):
+        if not (type(weight) is nn.Parameter and weight.ndim == 2 and x.shape[-1] == weight.shape[1] and x.numel()
+                and weight.dtype in PRODUCTS and fits(*given, dtype=weight.dtype)):
             return F.linear(x, weight, bias)
-        y = x.new_empty(*x.shape[:-1], weight.shape[0])
-        self._product(x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
-                      rows, size, weight.shape[0], torch.get_num_threads())
+        out, size = weight.shape
+        y = x.new_empty(*x.shape[:-1], out)
+        self._product(x.data_ptr(), self._packed_of(weight).data_ptr(), None if bias is None else bias.data_ptr(),
+                      y.data_ptr(), x.numel() // size, size, out, weight.dtype == torch.bfloat16,
+                      torch.get_num_threads())
         return y
+
+    def _packed_of(self, weight: Tensor) -> Tensor:
+        """[tiles, steps, outputs of a tile, inputs of a step]: a step is four bytes."""
+        state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+        found = self._packed.get(weight)
+        if found is None or found.state != state:
+            step = 4 // weight.itemsize
+            padded = F.pad(weight.detach(), (0, -weight.shape[1] % step, 0, -weight.shape[0] % self._outputs))
+            tiles = padded.view(-1, self._outputs, padded.shape[1] // step, step).transpose(1, 2)
+            # A copy in any case: its memory is aligned to vectors.
+            found = _Packed(state, _sample(weight), tiles.clone(memory_format=torch.contiguous_format))
+            self._packed[weight] = found
+        return found.tiles
+
+    def forget_changed(self, weight: Tensor) -> None:
+        """Drop the packed copy if some numbers of the weight are others, as after `weight.data += ...`."""
+        found = self._packed.get(weight)
+        if found is not None and not torch.equal(found.sample, _sample(weight)):
+            del self._packed[weight]
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """F.rms_norm: x [.., size], weight [size] -> [.., size], in one step instead of six; both must pass `fits`."""
@@ -76,10 +122,14 @@ class CpuKernels:
         return out.transpose(1, 2)
 
 
-def fits(*tensors: Tensor) -> bool:
-    """Whether the compiled functions can take these: contiguous float32 on the CPU, without gradients."""
-    return not torch.is_grad_enabled() and all(t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
-                                               for t in tensors)
+def fits(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the compiled functions can take these: contiguous on the CPU, of this dtype, without gradients."""
+    return not torch.is_grad_enabled() and all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in tensors)
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Memory of the packed copies of a model's linear weights."""
+    return sum({id(m.weight): m.weight.nbytes for m in model.modules() if type(m) is nn.Linear}.values())
 
 
 @cache
@@ -98,7 +148,7 @@ class Engaged:
     """
 
     def __init__(self, model: nn.Module, kernels: CpuKernels) -> None:
-        self.kernels = kernels
+        self.kernels, self._model = kernels, model
         self._override = ModuleOverride(model, self._replacement)
 
     def _replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -111,6 +161,11 @@ class Engaged:
             return lambda x: (self.kernels.norm(x, own["weight"], epsilon) if fits(x, own["weight"])
                               else ordinary(module, x))
         return None
+
+    def forget_changed(self) -> None:
+        """Before an answer: see `CpuKernels.forget_changed`."""
+        for parameter in self._model.parameters():
+            self.kernels.forget_changed(parameter)
 
     def __call__(self) -> AbstractContextManager[None]:
         """Active until the block ends, in this thread only; one block at a time."""

@@ -1,7 +1,4 @@
-// Products and attention of a few rows, float32: the large operands (weights, keys, values) are read once.
-//
-// The rows are the lanes of a vector: a weight, a key or a value is one number for all of them, so torch's own layout
-// suffices, nothing is summed across lanes, and a softmax is the same few operations for every row.
+// Products, norms and attention of a pass: the large operands (weights, keys, values) are read once.
 // Compiled for the machine it runs on; the compiler splits vectors wider than the machine's.
 
 #include <algorithm>
@@ -9,6 +6,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <utility>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -57,39 +58,106 @@ template <int L> inline typename Of<L>::Vector power_of_two(typename Of<L>::Vect
     return vanishes ? Vector{} : y * scale;
 }
 
-// n <= L rows as lanes; bias may be null.
-template <int L>
-void product(const float* x, const float* weight, const float* bias, float* y, int64_t n, int64_t in, int64_t out,
-             int threads) {
-    typedef typename Of<L>::Vector Vector;
-    float* const turned = scratch(in * L);      // [in, L]
-    for (int64_t i = 0; i < in; ++i)
-        for (int64_t r = 0; r < L; ++r) turned[i * L + r] = r < n ? x[r * in + i] : 0.0f;
-    const Vector* const lanes = reinterpret_cast<const Vector*>(turned);
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t first = 0; first < out; first += TILE) {
-        const int64_t outs = std::min(TILE, out - first);
-        const float* row[TILE];
-        for (int64_t t = 0; t < TILE; ++t) row[t] = weight + (first + std::min(t, outs - 1)) * in;
-        Vector even[TILE] = {}, odd[TILE] = {};     // two sums each: half the rounding, shorter dependency chains
-        for (int64_t begin = 0; begin < in; begin += LINE) {
-            // Prefetched here, because rows are too short for the hardware prefetcher.
-            for (int64_t t = 0; t < TILE; ++t) __builtin_prefetch(row[t] + TILE * in + begin);
-            const int64_t stop = std::min(in, begin + LINE), pairs = stop & ~int64_t{1};
-            for (int64_t i = begin; i < pairs; i += 2) {
-                for (int64_t t = 0; t < TILE; ++t) even[t] += row[t][i] * lanes[i];
-                for (int64_t t = 0; t < TILE; ++t) odd[t] += row[t][i + 1] * lanes[i + 1];
-            }
-            if (pairs < stop)
-                for (int64_t t = 0; t < TILE; ++t) even[t] += row[t][pairs] * lanes[pairs];
-        }
-        // Indexed by rows only in this copy: sums behind a variable index would not stay in registers.
-        alignas(64) float sums[TILE][L];
-        for (int64_t t = 0; t < TILE; ++t) *reinterpret_cast<Vector*>(sums[t]) = even[t] + odd[t];
-        for (int64_t r = 0; r < n; ++r)
-            for (int64_t t = 0; t < outs; ++t) y[r * out + first + t] = sums[t][r] + (bias ? bias[first + t] : 0.0f);
-    }
+// A product.  Outputs are the lanes: weights lie packed tile by tile, step by step, so that a tile is read from one address
+// on, and what a row has at a step is one number for all lanes.  A step is four bytes: a float, or two bfloat16.
+// Each output is one sum over the steps in their order, whatever the number of rows, blocks and threads.
+
+#if defined(__AVX512F__)
+constexpr int64_t LANES = 16, MOST_ROWS = 12;       // a block's sums, a step's weights and a row's number: 27 registers
+#define HELD(v) __asm__("" : "+v"(v))               // in a register: GCC would read it again for each row
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8, MOST_ROWS = 6;
+#define HELD(v)
+#else
+constexpr int64_t LANES = 4, MOST_ROWS = 12;
+#define HELD(v)
+#endif
+constexpr int64_t VECTORS = 2, OUTPUTS = LANES * VECTORS;   // of a tile
+typedef Of<LANES>::Vector Sums;
+typedef uint32_t Steps __attribute__((vector_size(4 * LANES), may_alias));
+
+inline float single(float x) { return x; }
+inline float single(uint16_t half) {
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
 }
+inline void store(float x, float* y) { *y = x; }
+inline void store(float x, uint16_t* y) {       // rounded to the nearest, ties to even
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    *y = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+template <class T> inline Sums step(Sums sum, Steps weights, Steps row);
+template <> inline Sums step<float>(Sums sum, Steps weights, Steps row) { return sum + (Sums)weights * (Sums)row; }
+template <> inline Sums step<uint16_t>(Sums sum, Steps weights, Steps row) {
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)row);
+#else
+    sum += (Sums)(weights << 16) * (Sums)(row << 16);
+    return sum + (Sums)(weights & 0xffff0000u) * (Sums)(row & 0xffff0000u);
+#endif
+}
+
+// R rows [steps, R] of one tile [steps, OUTPUTS] -> sums [R, OUTPUTS].
+template <class T, int R> void tile(const uint32_t* rows, const uint32_t* weights, int64_t steps, Sums* sums) {
+    Sums own[R][VECTORS] = {};
+    for (int64_t i = 0; i < steps; ++i, weights += OUTPUTS, rows += R) {
+        Steps weight[VECTORS];
+        for (int64_t v = 0; v < VECTORS; ++v) {
+            weight[v] = reinterpret_cast<const Steps*>(weights)[v];
+            HELD(weight[v]);
+        }
+        for (int64_t r = 0; r < R; ++r) {
+            Steps row = Steps{} + rows[r];
+            HELD(row);
+            for (int64_t v = 0; v < VECTORS; ++v) own[r][v] = step<T>(own[r][v], weight[v], row);
+        }
+    }
+    // One by one: a copy of the whole would keep them in memory throughout.
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t v = 0; v < VECTORS; ++v) sums[r * VECTORS + v] = own[r][v];
+}
+
+typedef void (*Tile)(const uint32_t*, const uint32_t*, int64_t, Sums*);
+template <class T, int... R> Tile tile_of(int64_t rows, std::integer_sequence<int, R...>) {
+    static const Tile all[] = {tile<T, R + 1>...};
+    return all[rows - 1];
+}
+
+template <class T>
+void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n, int64_t in, int64_t out, int threads) {
+    constexpr int64_t A_STEP = 4 / sizeof(T);       // inputs
+    const int64_t steps = (in + A_STEP - 1) / A_STEP, blocks = (n + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t most = (n + blocks - 1) / blocks;             // rows of a block, evenly
+    uint32_t* const turned = reinterpret_cast<uint32_t*>(scratch(n * steps));   // block by block [steps, rows]
+    for (int64_t r = 0; r < n; ++r) {
+        const int64_t first = r / most * most, rows = std::min(most, n - first);
+        uint32_t* const to = turned + first * steps + (r - first);
+        for (int64_t i = 0; i < steps; ++i) {
+            T both[A_STEP] = {};
+            for (int64_t k = 0; k < A_STEP && i * A_STEP + k < in; ++k) both[k] = x[r * in + i * A_STEP + k];
+            __builtin_memcpy(to + i * rows, both, sizeof both);
+        }
+    }
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t o = 0; o < out; o += OUTPUTS)
+        for (int64_t first = 0; first < n; first += most) {
+            Sums sums[MOST_ROWS * VECTORS];
+            const int64_t rows = std::min(most, n - first);
+            tile_of<T>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
+                turned + first * steps, packed + o * steps, steps, sums);
+            for (int64_t r = 0; r < rows; ++r)
+                for (int64_t t = 0; t < std::min(OUTPUTS, out - o); ++t)
+                    store(sums[r * VECTORS + t / LANES][t % LANES] + (bias ? single(bias[o + t]) : 0.0f),
+                          y + (first + r) * out + o + t);
+        }
+}
+
+// Attention of a few rows in float32.  The rows are the lanes: a key or a value is one number for all of them, so torch's
+// own layout suffices, nothing is summed across lanes, and a softmax is the same few operations for every row.
 
 // Rows of one pass, which columns they see, and strides.
 struct Attention {
@@ -236,10 +304,19 @@ template <int L, int N> void attend(const Attention& a, int threads) {
 
 extern "C" {
 
-// y [n, out] = x [n, in] weight [out, in]^T + bias; n <= 16; bias may be null; all contiguous.
-void longgraft_product(const float* x, const float* weight, const float* bias, float* y, int64_t n, int64_t in,
-                      int64_t out, int threads) {
-    (n <= 4 ? product<4> : n <= 8 ? product<8> : product<16>)(x, weight, bias, y, n, in, out, threads);
+int64_t longgraft_outputs() { return OUTPUTS; }
+
+// y [n, out] = x [n, in] weight [out, in]^T + bias.  packed: the weight as [tiles, steps, OUTPUTS], where the last tile's
+// missing outputs and the last step's missing input are zeros; bias may be null; half: all are bfloat16.
+void longgraft_product(const void* x, const void* packed, const void* bias, void* y, int64_t n, int64_t in, int64_t out,
+                      int half, int threads) {
+    const uint32_t* const weights = static_cast<const uint32_t*>(packed);
+    if (half)
+        product(static_cast<const uint16_t*>(x), weights, static_cast<const uint16_t*>(bias), static_cast<uint16_t*>(y),
+                n, in, out, threads);
+    else
+        product(static_cast<const float*>(x), weights, static_cast<const float*>(bias), static_cast<float*>(y), n, in,
+                out, threads);
 }
 
 // y [n, size] = weight [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.

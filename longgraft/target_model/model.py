@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
 from longgraft.attention.layout import Layout
-from longgraft.kernels.cpu import MOST, CpuKernels, Engaged
+from longgraft.kernels.cpu import CpuKernels, Engaged
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
@@ -69,7 +69,7 @@ class Report:
 @dataclass
 class Target:
     """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved on construction; kernels:
-    compiled, for passes of few rows on a CPU; fused: modules that passes of fixed shape compute in one launch each."""
+    compiled, for a CPU; fused: modules that passes of fixed shape compute in one launch each."""
 
     model: Any
     name: str = "target"
@@ -92,7 +92,7 @@ class Target:
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
         self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
-        self._few = None if self.kernels is None else Engaged(self.model, self.kernels)
+        self._compiled = None if self.kernels is None else Engaged(self.model, self.kernels)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -169,9 +169,8 @@ class Target:
         tree, cache = segment.tree, segment.cache
         n = len(tree)
         depths = torch.arange(n) if tree.is_chain else tree.depths
-        few = self._few if n <= MOST else None
         # The compiled kernels fall back to split; any other backend was requested by name.
-        backend = few.kernels.attention if few and self.attention == "split" else self._backend
+        backend = self.kernels.attention if self.kernels and self.attention == "split" else self._backend
         last_queries = n if wants.queries and segment.logits == "all" else wants.queries
         run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend,
                   last_queries)
@@ -182,8 +181,10 @@ class Target:
         by_block = wants.topk > 0 and segment.logits != "all"
         with ExitStack() as stack:
             stack.enter_context(self.engaged(run))
-            if few:
-                stack.enter_context(few())
+            if self._compiled is not None:
+                if not cache.length:
+                    self._compiled.forget_changed()
+                stack.enter_context(self._compiled())
             hidden = stack.enter_context(self.inputs_of(wants.layers))
             last = stack.enter_context(self.last_hidden()) if by_block or wants.final else {}
             out = self.model(
