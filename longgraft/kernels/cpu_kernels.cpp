@@ -58,8 +58,8 @@ template <int L> inline typename Of<L>::Vector power_of_two(typename Of<L>::Vect
     return vanishes ? Vector{} : y * scale;
 }
 
-// A product.  Outputs are the lanes: weights lie packed tile by tile, step by step, so that a tile is read from one address
-// on, and what a row has at a step is one number for all lanes.  A step is four bytes: a float, or two bfloat16.
+// A product.  Outputs are the lanes: weights lie packed tile by tile, step by step, so that a tile is read from one
+// address on, and what a row has at a step is one number for all lanes.  A step is four bytes: a float, or two bfloat16.
 // Each output is one sum over the steps in their order, whatever the number of rows, blocks and threads.
 
 #if defined(__AVX512F__)
@@ -101,12 +101,15 @@ template <> inline Sums step<uint16_t>(Sums sum, Steps weights, Steps row) {
 #endif
 }
 
-// R rows [steps, R] of one tile [steps, OUTPUTS] -> sums [R, OUTPUTS].
-template <class T, int R> void tile(const uint32_t* rows, const uint32_t* weights, int64_t steps, Sums* sums) {
+// R rows [steps, R] of one tile [steps, OUTPUTS] -> sums [R, OUTPUTS].  fetch: bring the next tile nearer meanwhile.
+template <class T, int R>
+void tile(const uint32_t* rows, const uint32_t* weights, int64_t steps, bool fetch, Sums* sums) {
     Sums own[R][VECTORS] = {};
+    const int64_t next = fetch ? steps * OUTPUTS : 0;
     for (int64_t i = 0; i < steps; ++i, weights += OUTPUTS, rows += R) {
         Steps weight[VECTORS];
         for (int64_t v = 0; v < VECTORS; ++v) {
+            if (next) __builtin_prefetch(weights + next + v * LANES, 0, 2);
             weight[v] = reinterpret_cast<const Steps*>(weights)[v];
             HELD(weight[v]);
         }
@@ -121,7 +124,7 @@ template <class T, int R> void tile(const uint32_t* rows, const uint32_t* weight
         for (int64_t v = 0; v < VECTORS; ++v) sums[r * VECTORS + v] = own[r][v];
 }
 
-typedef void (*Tile)(const uint32_t*, const uint32_t*, int64_t, Sums*);
+typedef void (*Tile)(const uint32_t*, const uint32_t*, int64_t, bool, Sums*);
 template <class T, int... R> Tile tile_of(int64_t rows, std::integer_sequence<int, R...>) {
     static const Tile all[] = {tile<T, R + 1>...};
     return all[rows - 1];
@@ -147,8 +150,9 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
         for (int64_t first = 0; first < n; first += most) {
             Sums sums[MOST_ROWS * VECTORS];
             const int64_t rows = std::min(most, n - first);
+            // One or two rows wait for memory in any case, and the hardware reads ahead for them.
             tile_of<T>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
-                turned + first * steps, packed + o * steps, steps, sums);
+                turned + first * steps, packed + o * steps, steps, n > 2 && first + rows == n, sums);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t t = 0; t < std::min(OUTPUTS, out - o); ++t)
                     store(sums[r * VECTORS + t / LANES][t % LANES] + (bias ? single(bias[o + t]) : 0.0f),
