@@ -23,7 +23,7 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import PRODUCTS, CpuKernels, cpu_kernels, packed_bytes
+from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels, packed_bytes
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
@@ -240,7 +240,7 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
 
 def _kernels(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuilt | None:
     """None where they are switched off, or do not apply to the device and dtype."""
-    if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in PRODUCTS:
+    if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
         return None
     if (packed := packed_bytes(model)) > (free := free_bytes(model.device)):
         needed, left = (size / 2 ** 30 for size in (packed, free))

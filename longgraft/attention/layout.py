@@ -70,15 +70,32 @@ class Layout:
         assert window is not None
         return max(0, self.prefix - window + 1), min(self.prefix, max(0, self.prefix + self.deepest - window + 1))
 
-    def ranges(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """(the first prefix column that each row sees [n] int64, `own` [n, m] contiguous bool)."""
-        key = ("lowest", window)
+    def by_position(self, window: int | None) -> tuple[Tensor, Tensor | None]:
+        """(the first position that each row sees [n] int64; the own column at position P + slot that each row sees, -1
+        for none, [n, slots] int32, or None for a chain, whose columns stand at their positions)."""
+        key = ("first", window)
         if key not in self._cache:
-            lowest = torch.zeros_like(self.depths)
-            if window is not None and self.slides(window):
-                lowest = (self.prefix + self.depths - window + 1).clamp(0, self.prefix)
-            self._cache[key], self._cache["seen", window] = lowest, self.own(window).contiguous()
-        return self._cache[key], self._cache["seen", window]
+            slides = window is not None and self.slides(window)
+            self._cache[key] = (self.prefix + self.depths - (window or 0) + 1).clamp(min=0) if slides else \
+                torch.zeros_like(self.depths)
+            if self.mask is not None:
+                self._cache["order", window] = self._order(self.own(window))
+        return self._cache[key], self._cache.get(("order", window))
+
+    def _order(self, seen: Tensor) -> Tensor:
+        """[n, slots] int32 of `by_position`.  Columns of one depth, which are on no path, follow one another."""
+        rows, columns = seen.nonzero().unbind(1)
+        slots = self.column_depths[columns]
+        order = torch.full((self.rows, int(self.column_depths.max()) + 1), -1, dtype=torch.int32)
+        order[rows, slots] = columns.int()
+        if int((order >= 0).sum()) < len(columns):
+            order = torch.full_like(order, -1)[:, :0]
+            order = F.pad(order, (0, int(seen.sum(1).max())), value=-1)
+            for row in range(self.rows):
+                own = columns[rows == row]
+                own = own[self.column_depths[own].argsort(stable=True)]
+                order[row, :len(own)] = own.int()
+        return order
 
     def dense(self, window: int | None) -> Tensor:
         """The whole mask, [n, P + m] bool."""

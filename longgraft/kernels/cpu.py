@@ -1,6 +1,6 @@
 """Products, norms and attention of a pass on a CPU: large weights and long caches are read once.
 
-Products in float32 and bfloat16, norms and attention in float32.  Knows tensors, layouts and linear modules; knows no
+Products and attention in float32 and bfloat16, norms in float32.  Knows tensors, layouts and linear modules; knows no
 model.  Inputs that do not fit go to torch.
 """
 
@@ -23,9 +23,7 @@ from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, library
 from longgraft.kernels.module_override import ModuleOverride
 
-MOST = 16               # rows of attention; with more, torch's is as fast
-EIGHTS = 8              # head sizes must be multiples of it
-PRODUCTS = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16)
 SAMPLES = 32            # numbers of a weight that show whether it has changed
 
 
@@ -56,12 +54,12 @@ class CpuKernels:
         self._product, self._attention = compiled.longgraft_product, compiled.longgraft_attention
         self._norm = compiled.longgraft_norm
         self._product.argtypes = [pointer] * 4 + [number] * 3 + [ctypes.c_int] * 2
-        self._attention.argtypes = [pointer] * 7 + [ctypes.c_float, ctypes.c_int]
+        self._attention.argtypes = [pointer] * 7 + [ctypes.c_float] + [ctypes.c_int] * 2
         self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_float]
         self._product.restype = self._attention.restype = self._norm.restype = None
-        self._sizes = ctypes.c_int64 * 12
-        compiled.longgraft_outputs.restype = number
-        self._outputs = compiled.longgraft_outputs()
+        self._sizes = ctypes.c_int64 * 13
+        compiled.longgraft_outputs.restype = compiled.longgraft_lanes.restype = number
+        self._outputs, self._lanes = compiled.longgraft_outputs(), compiled.longgraft_lanes()
         self._packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()   # weight -> _Packed
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -73,7 +71,7 @@ class CpuKernels:
         """
         given = (x, weight) if bias is None else (x, weight, bias)
         if not (type(weight) is nn.Parameter and weight.ndim == 2 and x.shape[-1] == weight.shape[1] and x.numel()
-                and weight.dtype in PRODUCTS and fits(*given, dtype=weight.dtype)):
+                and weight.dtype in DTYPES and fits(*given, dtype=weight.dtype)):
             return F.linear(x, weight, bias)
         out, size = weight.shape
         y = x.new_empty(*x.shape[:-1], out)
@@ -108,17 +106,20 @@ class CpuKernels:
         return y
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-        """A backend of `longgraft.attention`.  A single row goes to torch, which is as fast."""
+        """A backend of `longgraft.attention`.  What a row gets is the same bits in any pass that shows it the same
+        columns at the same positions, whatever the number of threads."""
         size = q.shape[3]
-        if not (1 < layout.rows <= MOST and size % EIGHTS == 0 and v.shape[3] == size and q.stride(3) == 1
-                and q.dtype == torch.float32 and q.is_cpu and fits(k, v)):
+        if not (size % self._lanes == 0 and v.shape[3] == size and q.stride(3) == 1 and q.dtype in DTYPES and q.is_cpu
+                and fits(k, v, dtype=q.dtype)):
             return split(q, k, v, layout, scale, window)
-        lowest, seen = layout.ranges(window)
+        first, order = layout.by_position(window)
         out = q.new_empty(1, layout.rows, q.shape[1], size)
-        sizes = self._sizes(k.shape[1], q.shape[1] // k.shape[1], layout.rows, size, layout.prefix, seen.shape[1],
+        slots, own = 0 if order is None else order.shape[1], layout.end - layout.prefix
+        sizes = self._sizes(k.shape[1], q.shape[1] // k.shape[1], layout.rows, size, layout.prefix, slots, own,
                             q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2))
-        self._attention(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lowest.data_ptr(), seen.data_ptr(),
-                        sizes, scale, torch.get_num_threads())
+        self._attention(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), first.data_ptr(),
+                        None if order is None else order.data_ptr(), sizes, scale, q.dtype == torch.bfloat16,
+                        torch.get_num_threads())
         return out.transpose(1, 2)
 
 

@@ -13,9 +13,6 @@
 
 namespace {
 
-constexpr int64_t TILE = 8;         // outputs or columns at once: enough independent sums for two a cycle
-constexpr int64_t LINE = 16;        // floats of a cache line
-constexpr float HIDDEN = -1e30f;    // the score of a masked column; its weight beside any real score is 0
 constexpr float LOG2_E = 1.44269504088896341f;
 
 template <int L> struct Of {
@@ -27,7 +24,7 @@ template <int L> struct Of {
 struct Free { void operator()(void* p) const { std::free(p); } };
 
 // A buffer of that many floats, 64 bytes aligned and kept per thread: a pass requests one hundreds of times.
-float* scratch(int64_t floats) {
+template <int WHICH = 0> float* scratch(int64_t floats) {
     thread_local std::unique_ptr<float, Free> kept;
     thread_local int64_t room = 0;
     if (floats > room) {
@@ -59,7 +56,7 @@ template <int L> inline typename Of<L>::Vector power_of_two(typename Of<L>::Vect
 }
 
 // A product.  Outputs are the lanes: weights lie packed tile by tile, step by step, so that a tile is read from one
-// address on, and what a row has at a step is one number for all lanes.  A step is four bytes: a float, or two bfloat16.
+// address on, and what a row has at a step is one number for all lanes.  A step is four bytes: a float, two bfloat16.
 // Each output is one sum over the steps in their order, whatever the number of rows, blocks and threads.
 
 #if defined(__AVX512F__)
@@ -160,148 +157,261 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
         }
 }
 
-// Attention of a few rows in float32.  The rows are the lanes: a key or a value is one number for all of them, so torch's
-// own layout suffices, nothing is summed across lanes, and a softmax is the same few operations for every row.
+// Attention, summed in float32.  What a row gets is the same bits in any pass: its columns stand at their positions, in
+// chunks that begin at fixed ones, and a score, a sum of weights and a mix of values each have one order.  An ancestor
+// in a tree, whose column is elsewhere, is put in the place of its position.
 
-// Rows of one pass, which columns they see, and strides.
-struct Attention {
-    const float *q, *k, *v;
-    float* out;                 // [n, H, D]
-    const int64_t* lowest;      // [n] the first column that a row sees
-    const uint8_t* seen;        // [n, m] of the last m columns, those that it sees
-    int64_t heads, group, rows, size, prefix, own;
+constexpr int64_t CHUNK = 512;                  // positions whose weights have one largest score
+constexpr int64_t ROOM = CHUNK + OUTPUTS;       // scores are written by tiles
+constexpr int64_t TOGETHER = 4;                 // blocks of rows that read a chunk while it is near
+constexpr int PACK = MOST_ROWS / 3;             // rows whose values are mixed together
+constexpr float HIDDEN = -1e30f;                // the score of what a row does not see
+typedef Of<LANES>::Loose Loose;
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+inline Sums lanes(const float* x) { return *reinterpret_cast<const Loose*>(x); }
+inline Sums lanes(const uint16_t* x) {
+    return (Sums)(__builtin_convertvector(*reinterpret_cast<const Halves*>(x), Steps) << 16);
+}
+
+// Rows of one pass, which columns they see, and strides.  The rows of one key head follow query head by query head.
+template <class T> struct Attention {
+    const T *q, *k, *v;
+    T* out;                     // [n, H, D]
+    const int64_t* first;       // [n] the first position that a row sees
+    const int32_t* order;       // [n, slots] the own column at position prefix + slot, -1 for none; null for a chain
+    int64_t heads, group, rows, size, prefix, slots, own;
     int64_t q_head, q_row, k_head, k_row, v_head, v_row;        // strides
     float scale;
+
+    int64_t all() const { return group * rows; }
+    int64_t block() const {     // rows whose scores are computed together, evenly
+        const int64_t blocks = (all() + MOST_ROWS - 1) / MOST_ROWS;
+        return (all() + blocks - 1) / blocks;
+    }
+    int64_t shared() const { return order ? prefix : prefix + rows; }       // columns that stand at their positions
+    int64_t end(int64_t row) const { return order ? prefix + slots : prefix + row + 1; }
+    int64_t state() const { return 2 * LANES + size; }      // floats: the largest score, the sum of weights, the mix
+    // The own column of a row at a position from `shared` on.
+    int64_t column(int64_t row, int64_t position) const { return order[row * slots + position - prefix]; }
 };
 
-// A partial softmax of L packed rows of one key head over some columns, which can be merged with others.
-template <int L> struct Partial {
-    typename Of<L>::Vector most, total;         // the largest score, the sum of weights
-    typename Of<L>::Vector mix[];               // [D] the weighted values
-    static int64_t floats(int64_t size) { return (2 + size) * L; }
+// Of two vectors some lanes, each number of which is below LANES for a and from LANES on for b.
+template <int (*LANE)(int), int... J> inline Sums picked(Sums a, Sums b, std::integer_sequence<int, J...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, LANE(J)...);
+#else
+    return __builtin_shuffle(a, b, Of<LANES>::Whole{LANE(J)...});
+#endif
+}
+template <int (*LANE)(int)> inline Sums picked(Sums a, Sums b) {
+    return picked<LANE>(a, b, std::make_integer_sequence<int, LANES>());
+}
+// In each four lanes: the first or last two of a and b in turns, one by one or two by two.
+template <int LAST> constexpr int ones(int j) { return j / 4 * 4 + 2 * LAST + j % 4 / 2 + j % 2 * LANES; }
+template <int LAST> constexpr int twos(int j) { return j / 4 * 4 + 2 * LAST + j % 2 + j % 4 / 2 * LANES; }
+// Every second four lanes, first those of a.
+template <int ODD> constexpr int fours(int j) {
+    return (j % (LANES / 2) / 4 * 2 + ODD) * 4 + j % 4 + (j < LANES / 2 ? 0 : LANES);
+}
 
-    void merge(const Partial& other, int64_t size) {
-        typedef typename Of<L>::Vector Vector;
-        const Vector both = most > other.most ? most : other.most;
-        const Vector mine = power_of_two<L>(most - both), theirs = power_of_two<L>(other.most - both);
-        most = both;
-        total = total * mine + other.total * theirs;
-        for (int64_t d = 0; d < size; ++d) mix[d] = mix[d] * mine + other.mix[d] * theirs;
-    }
-};
-
-// N times L packed rows of one key head.
-template <int L, int N> struct Packed {
-    typedef typename Of<L>::Vector Vector;
-    typedef typename Of<L>::Whole Whole;
-    const Attention& a;
-    const float *keys, *values;
-    Vector* const query;        // [D, N], scaled
-    Whole* const sees;          // [m, N]
-    Whole lowest[N];
-    int64_t all = 0;            // every row sees the prefix columns from here on
-
-    static int64_t floats(const Attention& a) { return (a.size + a.own) * L * N; }
-
-    Packed(const Attention& a, int64_t head, int64_t first, float* room)
-        : a(a), keys(a.k + head * a.k_head), values(a.v + head * a.v_head),
-          query(reinterpret_cast<Vector*>(room)), sees(reinterpret_cast<Whole*>(room + a.size * L * N)) {
-        for (int64_t r = 0; r < L * N; ++r) {
-            const int64_t packed = std::min(first + r, a.group * a.rows - 1), i = packed % a.rows;
-            const float* q = a.q + (head * a.group + packed / a.rows) * a.q_head + i * a.q_row;
-            for (int64_t d = 0; d < a.size; ++d) query[d * N + r / L][r % L] = q[d] * (a.scale * LOG2_E);
-            for (int64_t j = 0; j < a.own; ++j) sees[j * N + r / L][r % L] = a.seen[i * a.own + j] ? -1 : 0;
-            lowest[r / L][r % L] = static_cast<int32_t>(a.lowest[i]);
-            all = std::max(all, a.lowest[i]);
-        }
-    }
-
-    // Columns [first, first + columns), at most TILE.  Prefetches the next operands line by line, beside the sums.
-    void read(int64_t first, int64_t columns, Partial<L>* const* partials) const {
-        const float *key[TILE], *value[TILE];
-        for (int64_t t = 0; t < TILE; ++t) {
-            const int64_t column = first + std::min(t, columns - 1);
-            key[t] = keys + column * a.k_row;
-            value[t] = values + column * a.v_row;
-        }
-        Vector weight[TILE][N] = {};
-        for (int64_t begin = 0; begin < a.size; begin += LINE) {
-            for (int64_t t = 0; t < TILE; ++t) __builtin_prefetch(value[t] + begin);
-            for (int64_t d = begin; d < std::min(a.size, begin + LINE); ++d)
-                for (int64_t t = 0; t < TILE; ++t)
-                    for (int64_t s = 0; s < N; ++s) weight[t][s] += key[t][d] * query[d * N + s];
-        }
-        if (columns < TILE || first < all || first + columns > a.prefix) hide(first, columns, weight);
-        Vector fade[N];
-        for (int64_t s = 0; s < N; ++s) {
-            Vector most = partials[s]->most, total = {};
-            for (int64_t t = 0; t < TILE; ++t) most = weight[t][s] > most ? weight[t][s] : most;
-            for (int64_t t = 0; t < TILE; ++t) total += weight[t][s] = power_of_two<L>(weight[t][s] - most);
-            fade[s] = power_of_two<L>(partials[s]->most - most);
-            partials[s]->most = most;
-            partials[s]->total = partials[s]->total * fade[s] + total;
-        }
-        for (int64_t d = 0; d < a.size; d += TILE) {
-            Vector mixed[TILE][N] = {};
-            for (int64_t c = 0; c < columns; ++c) {
-                const float* row = values + (first + c) * a.v_row + d;
-                if (d % LINE == 0) __builtin_prefetch(keys + (first + TILE + c) * a.k_row + d);
-                for (int64_t t = 0; t < TILE; ++t)
-                    for (int64_t s = 0; s < N; ++s) mixed[t][s] += row[t] * weight[c][s];
+// Columns [first, last) of at most OUTPUTS, rows of [.., size], turned into a tile [size, OUTPUTS].
+template <class T> void turn(const T* columns, int64_t apart, int64_t first, int64_t last, int64_t size, float* tile) {
+    constexpr int FOURS = LANES / 4;
+    for (int64_t v = 0; v < OUTPUTS && first + v < last; v += LANES)
+        for (int64_t d = 0; d < size; d += LANES) {
+            Sums some[FOURS][4];        // after the first step: in each four lanes one number of four columns
+            for (int64_t f = 0; f < FOURS; ++f) {
+                Sums own[4];
+                for (int64_t t = 0; t < 4; ++t)
+                    own[t] = lanes(columns + std::min(first + v + f * 4 + t, last - 1) * apart + d);
+                const Sums a = picked<ones<0>>(own[0], own[1]), b = picked<ones<0>>(own[2], own[3]);
+                const Sums c = picked<ones<1>>(own[0], own[1]), e = picked<ones<1>>(own[2], own[3]);
+                some[f][0] = picked<twos<0>>(a, b);
+                some[f][1] = picked<twos<1>>(a, b);
+                some[f][2] = picked<twos<0>>(c, e);
+                some[f][3] = picked<twos<1>>(c, e);
             }
-            for (int64_t t = 0; t < TILE; ++t)
-                for (int64_t s = 0; s < N; ++s) partials[s]->mix[d + t] = partials[s]->mix[d + t] * fade[s] + mixed[t][s];
+            for (int64_t t = 0; t < 4; ++t) {
+                Sums out[FOURS];
+                if constexpr (FOURS == 1) {
+                    out[0] = some[0][t];
+                } else if constexpr (FOURS == 2) {
+                    out[0] = picked<fours<0>>(some[0][t], some[1][t]);
+                    out[1] = picked<fours<1>>(some[0][t], some[1][t]);
+                } else {
+                    const Sums even = picked<fours<0>>(some[0][t], some[1][t]);
+                    const Sums odd = picked<fours<1>>(some[0][t], some[1][t]);
+                    const Sums more = picked<fours<0>>(some[2][t], some[3][t]);
+                    const Sums rest = picked<fours<1>>(some[2][t], some[3][t]);
+                    out[0] = picked<fours<0>>(even, more);
+                    out[1] = picked<fours<0>>(odd, rest);
+                    out[2] = picked<fours<1>>(even, more);
+                    out[3] = picked<fours<1>>(odd, rest);
+                }
+                for (int64_t f = 0; f < FOURS; ++f)
+                    *reinterpret_cast<Loose*>(tile + (d + f * 4 + t) * OUTPUTS + v) = out[f];
+            }
+        }
+}
+
+// mix [R, size] += weights [R, n] values [n, size], V vectors at once; rows of weights are ROOM apart.
+template <int R, int V, class T>
+inline void mixed(const Attention<T>& a, const float* weights, const T* value, int64_t n, float* mix) {
+    Sums own[R][V];
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t i = 0; i < V; ++i) own[r][i] = *reinterpret_cast<Loose*>(mix + r * a.state() + i * LANES);
+    for (int64_t c = 0; c < n; ++c, value += a.v_row) {
+        Sums column[V];
+        for (int64_t i = 0; i < V; ++i) {
+            column[i] = lanes(value + i * LANES);
+            HELD(column[i]);
+        }
+        for (int64_t r = 0; r < R; ++r) {
+            Sums weight = Sums{} + weights[r * ROOM + c];
+            HELD(weight);
+            for (int64_t i = 0; i < V; ++i) own[r][i] += weight * column[i];
         }
     }
+    for (int64_t r = 0; r < R; ++r)
+        for (int64_t i = 0; i < V; ++i) *reinterpret_cast<Loose*>(mix + r * a.state() + i * LANES) = own[r][i];
+}
+template <class T, int R>
+void mix(const Attention<T>& a, const float* weights, const T* value, int64_t n, float* state) {
+    float* const mix = state + 2 * LANES;
+    int64_t d = 0;
+    for (; d + 4 * LANES <= a.size; d += 4 * LANES) mixed<R, 4>(a, weights, value + d, n, mix + d);
+    for (; d < a.size; d += LANES) mixed<R, 1>(a, weights, value + d, n, mix + d);
+}
+template <class T> using Mix = void (*)(const Attention<T>&, const float*, const T*, int64_t, float*);
+template <class T, int... R> Mix<T> mix_of(int64_t rows, std::integer_sequence<int, R...>) {
+    static const Mix<T> all[] = {mix<T, R + 1>...};
+    return all[rows - 1];
+}
 
-    void hide(int64_t first, int64_t columns, Vector (*weight)[N]) const {
-        for (int64_t c = 0; c < TILE; ++c)
-            for (int64_t s = 0; s < N; ++s) {
-                const int64_t column = first + c;
-                Whole seen = Whole{} - (c < columns);
-                if (column < all) seen &= lowest[s] <= static_cast<int32_t>(column);
-                if (c < columns && column >= a.prefix) seen &= sees[(column - a.prefix) * N + s];
-                weight[c][s] = seen ? weight[c][s] : Vector{} + HIDDEN;
-            }
+// Softmax of one row's scores [n] in place -> its state.  n: a multiple of the lanes.
+__attribute__((noinline)) void soften(float* scores, int64_t n, int64_t size, float* state) {
+    Sums most = Sums{} + HIDDEN, total = {};
+    for (int64_t p = 0; p < n; p += LANES) {
+        const Sums some = *reinterpret_cast<const Loose*>(scores + p);
+        most = some > most ? some : most;
     }
-};
+    float largest = HIDDEN;
+    for (int64_t t = 0; t < LANES; ++t) largest = std::max(largest, most[t]);
+    for (int64_t p = 0; p < n; p += LANES) {
+        Loose& some = *reinterpret_cast<Loose*>(scores + p);
+        some = largest > HIDDEN ? power_of_two<LANES>(some - largest) : Sums{};
+        total += some;
+    }
+    *reinterpret_cast<Loose*>(state) = Sums{} + largest;
+    *reinterpret_cast<Loose*>(state + LANES) = total;
+    std::fill_n(state + 2 * LANES, size, 0.0f);
+}
 
-template <int L, int N> void attend(const Attention& a, int threads) {
-    typedef typename Of<L>::Vector Vector;
-    const int64_t packs = (a.group * a.rows + L * N - 1) / (L * N), end = a.prefix + a.own;
-    const int64_t first = *std::min_element(a.lowest, a.lowest + a.rows);
-    const int64_t blocks = (end - first + TILE - 1) / TILE, parts = std::min<int64_t>(threads, blocks);
-    const int64_t floats = Partial<L>::floats(a.size), room = Packed<L, N>::floats(a);
-    float* const buffer = scratch(a.heads * packs * parts * (N * floats + room));
-    const auto partial = [&](int64_t task, int64_t s) {
-        return reinterpret_cast<Partial<L>*>(buffer + (task * N + s) * floats);
+// Rows [from, to) of a key head over one chunk -> their states.  q: blocks of rows [size, rows], scaled.
+template <class T>
+void read(const Attention<T>& a, int64_t head, const float* q, int64_t from, int64_t to, int64_t chunk, float* states) {
+    float* const weights = scratch<1>((to - from) * ROOM + OUTPUTS * a.size);
+    float* const tile = weights + (to - from) * ROOM;
+    const T *const keys = a.k + head * a.k_head, *const values = a.v + head * a.v_head;
+    const int64_t begin = chunk * CHUNK, stop = begin + CHUNK;
+    int64_t first = stop, end = begin;
+    for (int64_t r = from; r < to; ++r) {
+        first = std::min(first, a.first[r % a.rows]);
+        end = std::max(end, std::min(stop, a.end(r % a.rows)));
+    }
+    const int64_t start = begin + std::max<int64_t>(0, first - begin) / LANES * LANES;
+    const int64_t shared = std::max(start, std::min(end, a.shared())), own = std::max(begin, a.shared());
+    // Scores with columns [c, last), handed over as [rows, OUTPUTS] from row r on.
+    const auto scored = [&](int64_t c, int64_t last, auto&& take) {
+        turn(keys, a.k_row, c, last, a.size, tile);
+        for (int64_t r = from; r < to; r += a.block()) {
+            Sums sums[MOST_ROWS * VECTORS];
+            const int64_t rows = std::min(a.block(), to - r);
+            tile_of<float>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
+                reinterpret_cast<const uint32_t*>(q + r * a.size), reinterpret_cast<const uint32_t*>(tile), a.size,
+                false, sums);
+            for (int64_t i = 0; i < rows; ++i) take(r + i, reinterpret_cast<const float*>(sums + i * VECTORS));
+        }
     };
-    float* const rooms = buffer + a.heads * packs * parts * N * floats;
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t task = 0; task < a.heads * packs * parts; ++task) {
-        const int64_t part = task % parts, pack = task / parts % packs, head = task / parts / packs;
-        Partial<L>* mine[N];
-        for (int64_t s = 0; s < N; ++s) {
-            mine[s] = partial(task, s);
-            mine[s]->most = Vector{} + HIDDEN;
-            mine[s]->total = Vector{};
-            std::fill_n(mine[s]->mix, a.size, Vector{});
-        }
-        const Packed<L, N> rows(a, head, pack * L * N, rooms + task * room);
-        for (int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b)
-            rows.read(first + b * TILE, std::min(TILE, end - first - b * TILE), mine);
+    const auto mine = [&](int64_t r) { return weights + (r - from) * ROOM - begin; };      // by position
+    for (int64_t c = start; c < shared; c += OUTPUTS)
+        scored(c, shared, [&](int64_t r, const float* sums) { std::copy_n(sums, OUTPUTS, mine(r) + c); });
+    const int64_t full = begin + (end - begin + LANES - 1) / LANES * LANES;
+    for (int64_t r = from; r < to; ++r) {
+        std::fill(mine(r) + shared, mine(r) + std::max(shared, full), HIDDEN);
+        std::fill(mine(r) + start, mine(r) + std::max(start, std::min(a.first[r % a.rows], shared)), HIDDEN);
+        std::fill(mine(r) + std::max(start, std::min(a.end(r % a.rows), shared)), mine(r) + shared, HIDDEN);
     }
-    for (int64_t which = 0; which < a.heads * packs * N; ++which) {
-        const int64_t head = which / N / packs, begin = which % (packs * N) * L, s = which % N;
-        Partial<L>& whole = *partial(which / N * parts, s);
-        for (int64_t part = 1; part < parts; ++part) whole.merge(*partial(which / N * parts + part, s), a.size);
-        const Vector share = 1.0f / whole.total;
-        for (int64_t r = 0; r < std::min<int64_t>(L, a.group * a.rows - begin); ++r) {
-            const int64_t query_head = head * a.group + (begin + r) / a.rows;
-            float* out = a.out + ((begin + r) % a.rows * a.heads * a.group + query_head) * a.size;
-            for (int64_t d = 0; d < a.size; ++d) out[d] = whole.mix[d][r] * share[r];
+    for (int64_t j = 0; own < end && j < a.own; j += OUTPUTS)
+        scored(a.prefix + j, a.prefix + a.own, [&](int64_t r, const float* sums) {
+            for (int64_t p = own; p < end; ++p)
+                if (const int64_t column = a.column(r % a.rows, p) - j; 0 <= column && column < OUTPUTS)
+                    mine(r)[p] = sums[column];
+        });
+    for (int64_t r = from; r < to; ++r)
+        soften(mine(r) + start, std::max<int64_t>(0, full - start), a.size, states + (r - from) * a.state());
+    for (int64_t r = from; r < to; r += PACK) {
+        const int64_t rows = std::min<int64_t>(PACK, to - r);
+        mix_of<T>(rows, std::make_integer_sequence<int, PACK>())(
+            a, mine(r) + start, values + start * a.v_row, shared - start, states + (r - from) * a.state());
+    }
+    for (int64_t r = from; r < to; ++r)
+        for (int64_t p = own; p < end; ++p)
+            if (const int64_t column = a.column(r % a.rows, p); column >= 0)
+                mix<T, 1>(a, mine(r) + p, values + (a.prefix + column) * a.v_row, 1, states + (r - from) * a.state());
+}
+
+// A row's state over some chunks, and over the next one -> over both.  Compiled once: it rounds one way.
+__attribute__((noinline)) void merge(int64_t floats, float* state, const float* next) {
+    if (next[0] <= HIDDEN) return;
+    const Sums both = lanes(state) > lanes(next) ? lanes(state) : lanes(next);
+    const Sums mine = power_of_two<LANES>(lanes(state) - both), theirs = power_of_two<LANES>(lanes(next) - both);
+    *reinterpret_cast<Loose*>(state) = both;
+    for (int64_t d = LANES; d < floats; d += LANES)
+        *reinterpret_cast<Loose*>(state + d) = lanes(state + d) * mine + lanes(next + d) * theirs;
+}
+
+template <class T> void attend(const Attention<T>& a, int threads) {
+    const int64_t together = TOGETHER * a.block(), groups = (a.all() + together - 1) / together;
+    int64_t lowest = a.prefix + a.own, last = 0;
+    for (int64_t i = 0; i < a.rows; ++i) {
+        lowest = std::min(lowest, a.first[i]);
+        last = std::max(last, a.end(i));
+    }
+    const int64_t from = lowest / CHUNK, chunks = (last + CHUNK - 1) / CHUNK - from;
+    // Where there are few rows, threads read chunks of their own, and their states are merged afterwards.
+    const int64_t parts = a.heads * groups < 4 * threads ? chunks : 1;
+    float* const turned = scratch(a.heads * a.all() * (a.size + parts * a.state()));
+    float* const states = turned + a.heads * a.all() * a.size;      // [heads, parts, all, state]
+    for (int64_t head = 0; head < a.heads; ++head)
+        for (int64_t r = 0; r < a.all(); ++r) {
+            const int64_t block = r / a.block() * a.block(), rows = std::min(a.block(), a.all() - block);
+            const T* const q = a.q + (head * a.group + r / a.rows) * a.q_head + r % a.rows * a.q_row;
+            float* const to = turned + (head * a.all() + block) * a.size + (r - block);
+            for (int64_t d = 0; d < a.size; ++d) to[d * rows] = single(q[d]) * (a.scale * LOG2_E);
+        }
+    #pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t task = 0; task < a.heads * groups * parts; ++task) {
+        const int64_t part = task % parts, first = task / parts % groups * together, head = task / parts / groups;
+        const int64_t end = std::min(a.all(), first + together);
+        float* const state = states + ((head * parts + part) * a.all() + first) * a.state();
+        for (int64_t c = parts > 1 ? part : 0; c < (parts > 1 ? part + 1 : chunks); ++c) {
+            float* const to = parts > 1 || c == 0 ? state : scratch<2>((end - first) * a.state());
+            read(a, head, turned + head * a.all() * a.size, first, end, from + c, to);
+            for (int64_t r = 0; to != state && r < end - first; ++r)
+                merge(a.state(), state + r * a.state(), to + r * a.state());
         }
     }
+    for (int64_t head = 0; head < a.heads; ++head)
+        for (int64_t r = 0; r < a.all(); ++r) {
+            float* const state = states + (head * parts * a.all() + r) * a.state();
+            for (int64_t part = 1; part < parts; ++part) merge(a.state(), state, state + part * a.all() * a.state());
+            float sum = 0.0f;
+            for (int64_t t = 0; t < LANES; ++t) sum += state[LANES + t];
+            T* const out = a.out + (r % a.rows * a.heads * a.group + head * a.group + r / a.rows) * a.size;
+            for (int64_t d = 0; d < a.size; ++d) store(sum > 0.0f ? state[2 * LANES + d] / sum : 0.0f, out + d);
+        }
 }
 
 }  // namespace
@@ -310,8 +420,8 @@ extern "C" {
 
 int64_t longgraft_outputs() { return OUTPUTS; }
 
-// y [n, out] = x [n, in] weight [out, in]^T + bias.  packed: the weight as [tiles, steps, OUTPUTS], where the last tile's
-// missing outputs and the last step's missing input are zeros; bias may be null; half: all are bfloat16.
+// y [n, out] = x [n, in] weight [out, in]^T + bias.  packed: the weight as [tiles, steps, OUTPUTS], where what the last
+// tile and the last step lack are zeros; bias may be null; half: all are bfloat16.
 void longgraft_product(const void* x, const void* packed, const void* bias, void* y, int64_t n, int64_t in, int64_t out,
                       int half, int threads) {
     const uint32_t* const weights = static_cast<const uint32_t*>(packed);
@@ -341,14 +451,21 @@ void longgraft_norm(const float* x, const float* weight, float* y, int64_t n, in
     }
 }
 
-// sizes: heads, group, rows, size, prefix, own, then six strides.
-void longgraft_attention(const float* q, const float* k, const float* v, float* out, const int64_t* lowest,
-                        const uint8_t* seen, const int64_t* sizes, float scale, int threads) {
-    const Attention a{q, k, v, out, lowest, seen, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
-                      sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], scale};
-    const int64_t packed = a.group * a.rows;
-    (packed <= 4 ? attend<4, 1> : packed <= 8 ? attend<8, 1> : packed <= 16 ? attend<16, 1> : attend<16, 2>)(
-        a, threads);
+int64_t longgraft_lanes() { return LANES; }
+
+// sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: q, k, v
+// and out are bfloat16.
+void longgraft_attention(const void* q, const void* k, const void* v, void* out, const int64_t* first,
+                        const int32_t* order, const int64_t* sizes, float scale, int half, int threads) {
+    const auto run = [&](auto type) {
+        typedef decltype(type) T;
+        attend(Attention<T>{static_cast<const T*>(q), static_cast<const T*>(k), static_cast<const T*>(v),
+                            static_cast<T*>(out), first, order, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],
+                            sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], sizes[12], scale},
+               threads);
+    };
+    if (half) run(uint16_t{});
+    else run(float{});
 }
 
 }
