@@ -9,6 +9,7 @@ nor anything of the checkout but the tests.  Knows files and pytest; which error
 from __future__ import annotations
 
 import ast
+import difflib
 import os
 import shutil
 import sys
@@ -144,7 +145,8 @@ def survivors(mutations: Sequence[Mutation]) -> list[str]:
 def main(names: Sequence[str]) -> int:
     known = {mutation.name: mutation for mutation in MUTATIONS}
     if unknown := [name for name in names if name not in known]:
-        print(f"{', '.join(unknown)}: unknown. Known: {', '.join(known)}", file=sys.stderr)
+        near = [close for name in unknown for close in difflib.get_close_matches(name, known, cutoff=0.4)]
+        print(f"No planted error is named {', '.join(unknown)}.\nNear: {', '.join(near) or 'none'}.", file=sys.stderr)
         return 2
     return 1 if survivors([known[name] for name in names or known]) else 0
 
