@@ -418,6 +418,7 @@ template <class T> void attend(const Attention<T>& a, int threads) {
 
 extern "C" {
 
+int64_t longgraft_lanes() { return LANES; }
 int64_t longgraft_outputs() { return OUTPUTS; }
 
 // y [n, out] = x [n, in] weight [out, in]^T + bias.  packed: the weight as [tiles, steps, OUTPUTS], where what the last
@@ -450,8 +451,6 @@ void longgraft_norm(const float* x, const float* weight, float* y, int64_t n, in
         for (int64_t i = 0; i < size; ++i) y[i] = weight[i] * (x[i] * share);
     }
 }
-
-int64_t longgraft_lanes() { return LANES; }
 
 // sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: q, k, v
 // and out are bfloat16.
