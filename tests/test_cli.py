@@ -342,6 +342,11 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
     assert code == 0 and out.count("identical") == 3 and "level: exact" in out
     code, out, _ = run(capsys, monkeypatch, "doctor", *common, "--context", 300)
     assert code == 0 and ": fits" in out and "memory for 300 tokens" in out
+    assert ", packed weights 0." in out
+    with monkeypatch.context() as less:
+        less.setattr("longgraft.eval.checks.doctor.packed_bytes", lambda model: 2 ** 60)
+        code, out, _ = run(capsys, less, "doctor", *common, "--context", 300)
+    assert code == 0 and "packed weights 0." not in out and "so torch multiplies" in out
     file = tmp_path / "calibration.safetensors"
     code, out, err = run(capsys, monkeypatch, "calibrate", *common, "--prompts", prompts, "--rounds", 3,
                          "--max-new-tokens", 24, "--out", file)

@@ -15,6 +15,7 @@ import torch
 
 from longgraft.attention.backends import available
 from longgraft.config.settings import HeadOverrides, Pair
+from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
 from longgraft.models.places import place_of
@@ -57,7 +58,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     lines = [*machine(device),
              f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
              f"{shape.vocab:,}, {text.max_position_embeddings:,} positions, {str(dtype)[6:]} on {device}"]
-    shares, positions = {"target": _target(config, dtype)}, text.max_position_embeddings
+    target, packed = _target(config, dtype)
+    shares, positions = {"target": target}, text.max_position_embeddings
     head, described = _head(pair, name, shape)
     lines.append(described)
     if head is not None:
@@ -70,7 +72,11 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     rows = min(context, largest_chunk(text, dtype, device, wants))
     beside = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
               f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
-    needed, enough = memory(shares, beside, context, free_bytes(device), programs)
+    left = free_bytes(device)
+    needed, enough = memory(shares, beside, context, left, programs)
+    if device.type == "cpu" and dtype in DTYPES and enough:
+        both, room = memory(shares, beside | {"packed weights": packed}, context, left, programs)
+        needed = both if room else [*needed, "memory: none for packed weights, so torch multiplies, at half the speed"]
     return Report([*lines, *needed], fits and enough)
 
 
@@ -115,7 +121,8 @@ def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left:
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
 
-def _target(config: Any, dtype: torch.dtype) -> Share:
+def _target(config: Any, dtype: torch.dtype) -> tuple[Share, int]:
+    """(what a target keeps, bytes of its packed weights)."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -123,7 +130,7 @@ def _target(config: Any, dtype: torch.dtype) -> Share:
     text = config.get_text_config(decoder=True)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return Share(_bytes(model), 2 * text.num_hidden_layers * heads * size * dtype.itemsize)
+    return Share(_bytes(model), 2 * text.num_hidden_layers * heads * size * dtype.itemsize), packed_bytes(model)
 
 
 def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, bool] | None, str]:
