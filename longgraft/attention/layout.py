@@ -89,8 +89,7 @@ class Layout:
         order = torch.full((self.rows, int(self.column_depths.max()) + 1), -1, dtype=torch.int32)
         order[rows, slots] = columns.int()
         if int((order >= 0).sum()) < len(columns):
-            order = torch.full_like(order, -1)[:, :0]
-            order = F.pad(order, (0, int(seen.sum(1).max())), value=-1)
+            order = torch.full((self.rows, int(seen.sum(1).max())), -1, dtype=torch.int32)
             for row in range(self.rows):
                 own = columns[rows == row]
                 own = own[self.column_depths[own].argsort(stable=True)]

@@ -78,7 +78,7 @@ class Settings:
     attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash", "triton"))
     graphs: str = option("auto", "CUDA graphs: a step's launches recorded once, where the model's can be",
                          choices=("auto", "none"))
-    kernels: str = option("auto", "Compiled ones for passes of few rows on a CPU in float32, built once where a C++ "
+    kernels: str = option("auto", "Compiled ones for a CPU in float32 and bfloat16, built once where a C++ "
                           "compiler is at hand", choices=("auto", "none"))
     chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,
                                none="by memory")

@@ -1,1 +1,1 @@
-"""Compiled kernels, optional: C++ for passes of few rows on a CPU, Triton for what graphs leave on CUDA."""
+"""Compiled kernels, optional: C++ for passes on a CPU, Triton for what graphs leave on CUDA."""
