@@ -23,12 +23,14 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels, packed_bytes
+from longgraft.kernels.cpu import DTYPES, CpuKernels, Integers, cpu_kernels, packed_bytes
+from longgraft.kernels.integers import linear_weights, rounded
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
 from longgraft.methods.own_settings import with_own_settings
 from longgraft.methods.parts import Parts, Shape
+from longgraft.models.gguf_blocks import read_blocks
 from longgraft.models.places import EMBEDDED, embedded, place_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
@@ -85,6 +87,7 @@ class Loaded:
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
         kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
+        kernels += f" and {self.target.weights} weights" if self.target.integers else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
         engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
@@ -185,6 +188,9 @@ def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
     """(target, its tokenizer or None); ValueError where they do not fit each other or the settings."""
     if source.given is not None:
         model, tokenizer = source.given
+        if settings.weights == "gguf":
+            raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or "
+                             "float, or the file.")
         target = _target(model, source.name, settings)
         asked = None if settings.dtype is None else dtype_of(settings.dtype)
         if asked not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
@@ -194,12 +200,12 @@ def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
     else:
         name, device = source.name, device_of(settings.device)
         wanted = _wanted(settings.dtype, device)
-        path = place_of(name, wanted).path
+        path = place_of(name, wanted, blocks=settings.weights == "gguf").path
         with nullcontext() if Path(path).exists() or hub_answers() else offline():
             config: Any = read_config(path, name)
             tokenizer = read_tokenizer(path, name)
             read: Any = read_model(path, name, config, wanted or config.dtype or torch.bfloat16)
-        target = _target(read.to(device), name, settings)
+        target = _target(read.to(device), name, settings, Path(path))
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
@@ -207,11 +213,25 @@ def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
     return target, tokenizer
 
 
-def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
+def _target(model: PreTrainedModel, name: str, settings: Settings, folder: Path | None = None) -> Target:
+    """folder: where its weights are, and a GGUF file's blocks."""
     kernels = _kernels(settings, model)
     small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
     return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                  small if isinstance(small, FusedModules) else None)
+                  small if isinstance(small, FusedModules) else None, _integers(settings, model, kernels, folder))
+
+
+def _integers(settings: Settings, model: PreTrainedModel, kernels: Any, folder: Path | None) -> Integers | None:
+    """The linear weights in integers, where the settings ask for them; ValueError without compiled kernels."""
+    if settings.weights == "float":
+        return None
+    if not isinstance(kernels, CpuKernels):
+        why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
+        raise ValueError(f"Weights in integers ({settings.weights}) are for a CPU's compiled kernels, in float32 or "
+                         f"bfloat16: {why}. Leave --weights out, or give --device cpu.")
+    blocks = read_blocks(folder) if settings.weights == "gguf" and folder else {}
+    found = blocks.items() if blocks else ((name, rounded(weight)) for name, weight in linear_weights(model))
+    return Integers(settings.weights, {name: kernels.packed_integers(weight) for name, weight in found})
 
 
 def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
@@ -242,7 +262,7 @@ def _kernels(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuil
     """None where they are switched off, or do not apply to the device and dtype."""
     if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
         return None
-    if (packed := packed_bytes(model)) > (free := free_bytes(model.device)):
+    if (packed := packed_bytes(model, settings.weights != "float")) > (free := free_bytes(model.device)):
         needed, left = (size / 2 ** 30 for size in (packed, free))
         return NotBuilt(f"their copy of the weights takes {needed:.1f} GiB, and {left:.1f} are free")
     return cpu_kernels()

@@ -21,9 +21,11 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import dense
 from longgraft.attention.layout import Layout
 from longgraft.kernels import build
-from longgraft.kernels.cpu import DTYPES, CpuKernels, Engaged, cpu_kernels, epsilon_of
+from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.module_forms import NORMS
 from longgraft.trees.tree import ProposalTree
 
 
@@ -42,7 +44,7 @@ def called(kernels, monkeypatch) -> list[str]:
     def noted(name: str, compiled: Callable) -> Callable:
         return lambda *args: (names.append(name), compiled(*args))
 
-    for name in ("_product", "_attention", "_norm"):
+    for name in ("_product", "_attention", "_norm", "_layer"):
         monkeypatch.setattr(kernels, name, noted(name, getattr(kernels, name)))
     return names
 
@@ -123,7 +125,7 @@ def test_a_nodes_logits_are_the_same_bits_in_a_tree_and_in_plain_decoding(dtype,
             for each in path_to(tree, node):
                 alone = read_on(cache, [int(tree.tokens[each])])
             assert torch.equal(alone[0], whole[node])
-    assert {"_product", "_attention"} <= set(called)
+    assert {"_product", "_layer", "_norm"} <= set(called)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 60, 200])
@@ -189,23 +191,25 @@ def test_weights_changed_behind_torchs_back_are_noticed_by_the_next_answer(kerne
     assert "_product" in called and not torch.allclose(before, after, atol=1e-2)
 
 
+@pytest.mark.parametrize("form", NORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 8, 33, 256])
-def test_norms_equal_torchs(size, kernels, called):
+def test_norms_equal_torchs(size, dtype, form, kernels, called):
     torch.manual_seed(size)
-    x, weight = torch.randn(3, 5, size) * 3, torch.randn(size)
+    x, weight = (torch.randn(3, 5, size) * 3).to(dtype), torch.randn(size).to(dtype)
+    tolerance = {} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 2 ** -7}
     with torch.no_grad():
-        torch.testing.assert_close(kernels.norm(x, weight, 1e-3), F.rms_norm(x, (size,), weight, 1e-3))
+        torch.testing.assert_close(kernels.norm(x, weight, 1e-3, form), NORMS[form](x, weight, 1e-3), **tolerance)
     assert called == ["_norm"]
 
 
-def test_a_norm_that_says_something_else_is_left_alone():
-    """Gemma's weight counts from one; another could name its numbers alike."""
-    models = {family: toy_model(family).get_decoder() for family in ("llama", "qwen3", "gemma2")}
-    assert {family: epsilon_of(model.norm) for family, model in models.items()} == {
-        "llama": 1e-6, "qwen3": 1e-6, "gemma2": None}
-    other = type("OtherRMSNorm", (type(models["llama"].norm),), {
-        "forward": lambda self, x: (1 + self.weight) * x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()})(32)
-    assert epsilon_of(other) is None
+def test_a_norm_that_says_something_else_is_left_alone(kernels, called):
+    other = type("OtherRMSNorm", (type(toy_model("llama").model.norm),), {
+        "forward": lambda self, x: self.weight * x / (x.abs().mean(-1, keepdim=True) + 1e-6)})(32)
+    x = torch.randn(3, 32)
+    with torch.no_grad(), CompiledModules(other, kernels)():
+        assert torch.equal(other(x), x / (x.abs().mean(-1, keepdim=True) + 1e-6))
+    assert not called
 
 
 @pytest.mark.parametrize("x, weight", [
@@ -235,7 +239,7 @@ def test_answers_are_the_same_with_and_without(method, family, sampling, kernels
     # A soft cap, and heads of less than a vector, are nothing that they compute.
     config = toy_model(family).config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    assert "_attention" in called or family == "gemma2" or size % kernels._lanes
+    assert {"_attention", "_layer"} & set(called) or family == "gemma2" or size % kernels._lanes
 
 
 def test_nothing_is_left_on_the_model_also_after_an_exception(kernels, called):
@@ -261,7 +265,7 @@ def test_another_thread_gets_torchs_products_meanwhile(kernels, called):
     def said() -> torch.Tensor:
         return layer(x)
 
-    with Engaged(layer, kernels)(), ThreadPoolExecutor(1) as thread:
+    with CompiledModules(layer, kernels)(), ThreadPoolExecutor(1) as thread:
         said()
         assert called == ["_product"]
         assert torch.equal(thread.submit(said).result(), F.linear(x, layer.weight, layer.bias))
@@ -271,7 +275,7 @@ def test_another_thread_gets_torchs_products_meanwhile(kernels, called):
 def test_a_module_with_a_forward_of_its_own_keeps_it(kernels, called):
     layer, x = nn.Linear(16, 8), torch.randn(5, 16)
     layer.forward = own = lambda x: x + 1
-    with torch.no_grad(), Engaged(layer, kernels)():
+    with torch.no_grad(), CompiledModules(layer, kernels)():
         assert torch.equal(layer(x), x + 1)
     assert layer.forward is own and not called
 

@@ -75,6 +75,8 @@ class Settings:
     device: str | None = option(None, "cpu, cuda, cuda:1 ...", none="a GPU if there is one")
     dtype: str | None = option(None, "Of weights and caches", choices=("float32", "bfloat16", "float16"),
                                none="float32 on a CPU, else what the weights were saved in")
+    weights: str = option("float", "Of linear layers, in a CPU's compiled kernels: int8 rounds them to bytes, 32 by "
+                          "32; gguf takes the file's own blocks", choices=("float", "int8", "gguf"))
     attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash", "triton"))
     graphs: str = option("auto", "CUDA graphs: a step's launches recorded once, where the model's can be",
                          choices=("auto", "none"))

@@ -1,14 +1,13 @@
-"""Products, norms and attention of a pass on a CPU: large weights and long caches are read once.
+"""Products, norms, attention and whole decoder layers of a pass on a CPU: large weights and long caches are read once.
 
-Products and attention in float32 and bfloat16, norms in float32.  Knows tensors, layouts and linear modules; knows no
-model.  Inputs that do not fit go to torch.
+In float32 and bfloat16, weights also in integers.  Knows tensors, layouts and linear modules; knows no model.  Products
+and attention of inputs that do not fit go to torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,19 +20,94 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, library
-from longgraft.kernels.module_override import ModuleOverride
+from longgraft.kernels.integers import IntegerWeight, linear_weights
 
 DTYPES = (torch.float32, torch.bfloat16)
+LINEAR = ("q", "k", "v", "o", "gate", "up", "down")             # of a decoder layer, in the C++ structure's order
+NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_gate", "after_gate")
+SPAN = 32               # numbers of a row that are rounded to integers by one scale
 SAMPLES = 32            # numbers of a weight that show whether it has changed
+
+
+class _Weight(ctypes.Structure):
+    """`Weight` of the C++ file."""
+
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("data", "scales", "lows", "bias")),
+                *((name, ctypes.c_int64) for name in ("size", "out", "group", "bits", "zero"))]
+
+    def with_bias(self, bias: Tensor | None) -> _Weight:
+        self.bias = None if bias is None else bias.data_ptr()
+        return self
+
+
+class _Norm(ctypes.Structure):
+    """`Norm` of the C++ file."""
+
+    _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float), ("plus", ctypes.c_float),
+                ("rounds", ctypes.c_int)]
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of the C++ file."""
+
+    _fields_ = [*((name, _Weight) for name in LINEAR), *((name, _Norm) for name in NORMS),
+                *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "size", "tanh")), ("scale", ctypes.c_float)]
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """A weight's packed copy.  state: its address and version when it was packed; sample: of its numbers."""
+    """A weight's packed copy.  state: its address and version when it was packed; sample: of its numbers; tiles: the
+    copy, which `described` points to."""
 
     state: tuple[int, int]
     sample: Tensor
     tiles: Tensor
+    described: _Weight
+
+
+@dataclass(frozen=True, eq=False)
+class PackedIntegers:
+    """An integer weight as the kernels read it.  parts: codes [tiles, groups, steps, lanes, 4], of nibbles two steps in
+    one, and scales and lows [tiles, groups, lanes], which `described` points to."""
+
+    parts: tuple[Tensor | None, ...]
+    described: _Weight
+
+
+@dataclass(frozen=True, eq=False)
+class Integers:
+    """Weights in the places of a model's linear modules' own.  kind: int8 or gguf; packed: by the parameter's name."""
+
+    kind: str
+    packed: Mapping[str, PackedIntegers]
+
+
+Linear = tuple[Tensor, Tensor | None, PackedIntegers | None]
+"""A linear module's weight and bias, and the integers in the weight's place."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderLayer:
+    """A decoder layer of the common form.  linear: by the names of LINEAR; norms: (weight, epsilon, form) by the names
+    of NORMS, those that it has; size: of a head; activation: silu or tanh (of gelu); scale: of scores"""
+
+    linear: Mapping[str, Linear]
+    norms: Mapping[str, tuple[Tensor, float, str]]
+    size: int
+    activation: str
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class DescribedLayer:
+    """kept: what `described` points to."""
+
+    kept: Any
+    described: _Layer
+
+
+def _norm_of(weight: Tensor, epsilon: float, form: str) -> _Norm:
+    return _Norm(weight.data_ptr(), epsilon, form == "from one", form == "rounded")
 
 
 def _sample(weight: Tensor) -> Tensor:
@@ -52,11 +126,13 @@ class CpuKernels:
             raise NotBuilt(f"the built library cannot be loaded ({error})") from error
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._product, self._attention = compiled.longgraft_product, compiled.longgraft_attention
-        self._norm = compiled.longgraft_norm
-        self._product.argtypes = [pointer] * 4 + [number] * 3 + [ctypes.c_int] * 2
+        self._norm, self._layer = compiled.longgraft_norm, compiled.longgraft_layer
+        self._product.argtypes = [pointer] * 3 + [number] + [ctypes.c_int] * 2
         self._attention.argtypes = [pointer] * 7 + [ctypes.c_float] + [ctypes.c_int] * 2
-        self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_float]
-        self._product.restype = self._attention.restype = self._norm.restype = None
+        self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_int]
+        self._layer.argtypes = [pointer] * 11 + [ctypes.c_int] * 2
+        for function in (self._product, self._attention, self._norm, self._layer):
+            function.restype = None
         self._sizes = ctypes.c_int64 * 13
         compiled.longgraft_outputs.restype = compiled.longgraft_lanes.restype = number
         self._outputs, self._lanes = compiled.longgraft_outputs(), compiled.longgraft_lanes()
@@ -73,15 +149,22 @@ class CpuKernels:
         if not (type(weight) is nn.Parameter and weight.ndim == 2 and x.shape[-1] == weight.shape[1] and x.numel()
                 and weight.dtype in DTYPES and fits(*given, dtype=weight.dtype)):
             return F.linear(x, weight, bias)
-        out, size = weight.shape
-        y = x.new_empty(*x.shape[:-1], out)
-        self._product(x.data_ptr(), self._packed_of(weight).data_ptr(), None if bias is None else bias.data_ptr(),
-                      y.data_ptr(), x.numel() // size, size, out, weight.dtype == torch.bfloat16,
-                      torch.get_num_threads())
+        return self._multiplied(x, self._packed_of(weight).described.with_bias(bias))
+
+    def integer_product(self, x: Tensor, weight: PackedIntegers, bias: Tensor | None = None) -> Tensor:
+        """The same with a weight in integers and x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by
+        their own scale."""
+        x = x.contiguous()
+        return self._multiplied(x, weight.described.with_bias(bias))
+
+    def _multiplied(self, x: Tensor, weight: _Weight) -> Tensor:
+        y = x.new_empty(*x.shape[:-1], weight.out)
+        self._product(x.data_ptr(), ctypes.byref(weight), y.data_ptr(), x.numel() // weight.size,
+                      x.dtype == torch.bfloat16, torch.get_num_threads())
         return y
 
-    def _packed_of(self, weight: Tensor) -> Tensor:
-        """[tiles, steps, outputs of a tile, inputs of a step]: a step is four bytes."""
+    def _packed_of(self, weight: Tensor) -> _Packed:
+        """Tiles [tiles, steps, outputs of a tile, inputs of a step]: a step is four bytes."""
         state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         found = self._packed.get(weight)
         if found is None or found.state != state:
@@ -89,9 +172,27 @@ class CpuKernels:
             padded = F.pad(weight.detach(), (0, -weight.shape[1] % step, 0, -weight.shape[0] % self._outputs))
             tiles = padded.view(-1, self._outputs, padded.shape[1] // step, step).transpose(1, 2)
             # A copy in any case: its memory is aligned to vectors.
-            found = _Packed(state, _sample(weight), tiles.clone(memory_format=torch.contiguous_format))
+            tiles = tiles.clone(memory_format=torch.contiguous_format)
+            found = _Packed(state, _sample(weight), tiles, _Weight(tiles.data_ptr(), None, None, None,
+                                                                   weight.shape[1], weight.shape[0], 0, 0, 0))
             self._packed[weight] = found
-        return found.tiles
+        return found
+
+    def packed_integers(self, weight: IntegerWeight) -> PackedIntegers:
+        """For `integer_product`."""
+        lanes, (out, size), group = self._lanes, weight.codes.shape, weight.group
+        groups = -(-size // SPAN) * SPAN // group
+        missing = (0, groups * group - size, 0, -out % lanes)
+        codes = F.pad(weight.codes, missing).view(-1, lanes, groups, group // 4, 4).permute(0, 2, 3, 1, 4)
+        if weight.bits == 4:
+            first, second = codes.chunk(2, dim=2)
+            codes = first | second << 4
+        scales, lows = (part if part is None else
+                        F.pad(part, (0, groups - part.shape[1], 0, -out % lanes)).view(-1, lanes, groups).mT.clone(
+                            memory_format=torch.contiguous_format) for part in (weight.scales, weight.lows))
+        parts = codes.clone(memory_format=torch.contiguous_format), scales, lows
+        pointers = (None if part is None else part.data_ptr() for part in parts)
+        return PackedIntegers(parts, _Weight(*pointers, None, size, out, group, weight.bits, weight.zero))
 
     def forget_changed(self, weight: Tensor) -> None:
         """Drop the packed copy if some numbers of the weight are others, as after `weight.data += ...`."""
@@ -99,11 +200,48 @@ class CpuKernels:
         if found is not None and not torch.equal(found.sample, _sample(weight)):
             del self._packed[weight]
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """F.rms_norm: x [.., size], weight [size] -> [.., size], in one step instead of six; both must pass `fits`."""
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:
+        """A root-mean-square norm of a form of `module_forms`: x [.., size], weight [size] -> [.., size], in one step
+        instead of six; both must pass `fits`."""
         y = torch.empty_like(x)
-        self._norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], epsilon)
+        self._norm(x.data_ptr(), ctypes.byref(_norm_of(weight, epsilon, form)), y.data_ptr(), x.numel() // x.shape[-1],
+                   x.shape[-1], x.dtype == torch.bfloat16)
         return y
+
+    def layer(self, layer: DecoderLayer) -> DescribedLayer:
+        """A decoder layer with its weights as they are now, for `pass_layer`."""
+        kept = {name: integers or self._packed_of(weight) for name, (weight, _, integers) in layer.linear.items()}
+        linear = {name: _Weight.from_buffer_copy(of.described).with_bias(layer.linear[name][1])
+                  for name, of in kept.items()}
+        described = _Layer(**linear, **{name: _norm_of(*norm) for name, norm in layer.norms.items()})
+        described.heads, described.kv_heads = (layer.linear[name][0].shape[0] // layer.size for name in "qk")
+        described.size, described.tanh, described.scale = layer.size, layer.activation == "tanh", layer.scale
+        return DescribedLayer((layer, kept), described)
+
+    def pass_layer(self, layer: DescribedLayer, x: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor,
+                   layout: Layout, window: int | None, queries: Tensor | None) -> Tensor:
+        """x [1, n, hidden] -> [1, n, hidden], and the new rows written to keys and values [1, Hkv, capacity, D].
+
+        tables: cos and sin [1, n, D]; queries: None, or [n, H, D] to be filled with the rotated queries.  All of x's
+        dtype, contiguous but for the buffers.
+        """
+        first, order = layout.by_position(window)
+        y = torch.empty_like(x)
+        of, slots = layer.described, 0 if order is None else order.shape[1]
+        sizes = (ctypes.c_int64 * 11)(of.kv_heads, of.heads // of.kv_heads, layout.rows, of.size, layout.prefix, slots,
+                                      layout.end - layout.prefix, keys.stride(1), keys.stride(2), values.stride(1),
+                                      values.stride(2))
+        cos, sin = tables
+        self._layer(ctypes.byref(of), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(),
+                    values.data_ptr(), None if queries is None else queries.data_ptr(), first.data_ptr(),
+                    None if order is None else order.data_ptr(), sizes, x.dtype == torch.bfloat16,
+                    torch.get_num_threads())
+        return y
+
+    @property
+    def lanes(self) -> int:
+        """Heads have a multiple of that many numbers."""
+        return self._lanes
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
         """A backend of `longgraft.attention`.  What a row gets is the same bits in any pass that shows it the same
@@ -128,9 +266,9 @@ def fits(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     return not torch.is_grad_enabled() and all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
-def packed_bytes(model: nn.Module) -> int:
-    """Memory of the packed copies of a model's linear weights."""
-    return sum({id(m.weight): m.weight.nbytes for m in model.modules() if type(m) is nn.Linear}.values())
+def packed_bytes(model: nn.Module, integers: bool = False) -> int:
+    """Memory of the packed copies of a model's linear weights; integers: of bytes and their scales, at most."""
+    return sum(weight.numel() * 3 // 2 if integers else weight.nbytes for _, weight in linear_weights(model))
 
 
 @cache
@@ -140,46 +278,3 @@ def cpu_kernels() -> CpuKernels | NotBuilt:
         return CpuKernels()
     except NotBuilt as error:
         return error
-
-
-class Engaged:
-    """A model's linear modules and norms, computed by `kernels` inside a `with` block of this object and only there.
-
-    Only plain modules: quantised or wrapped ones keep their own forwards.
-    """
-
-    def __init__(self, model: nn.Module, kernels: CpuKernels) -> None:
-        self.kernels, self._model = kernels, model
-        self._override = ModuleOverride(model, self._replacement)
-
-    def _replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-        """A replacement for the module's forward, which reads its parameters at each call; None: no replacement."""
-        own: Any = module._parameters
-        ordinary = type(module).forward
-        if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
-            return lambda x: self.kernels.product(x, own["weight"], own["bias"])
-        if (epsilon := epsilon_of(module)) is not None:
-            return lambda x: (self.kernels.norm(x, own["weight"], epsilon) if fits(x, own["weight"])
-                              else ordinary(module, x))
-        return None
-
-    def forget_changed(self) -> None:
-        """Before an answer: see `CpuKernels.forget_changed`."""
-        for parameter in self._model.parameters():
-            self.kernels.forget_changed(parameter)
-
-    def __call__(self) -> AbstractContextManager[None]:
-        """Active until the block ends, in this thread only; one block at a time."""
-        return self._override()
-
-
-@torch.no_grad()
-def epsilon_of(module: nn.Module) -> float | None:
-    """The epsilon of a module that computes F.rms_norm, as its outputs for inputs of several scales show; else None."""
-    epsilon, own = module.__dict__.get("variance_epsilon"), module._parameters
-    weight = own.get("weight")
-    if epsilon is None or own.keys() != {"weight"} or type(weight) is not nn.Parameter or weight.dtype != torch.float32:
-        return None
-    x = torch.linspace(-1.0, 1.5, weight.numel()) * torch.tensor([[0.0], [1e-3], [1.0], [50.0]])
-    normed = module.forward(x)
-    return epsilon if torch.allclose(normed, F.rms_norm(x, weight.shape, weight, epsilon), rtol=1e-5, atol=0) else None

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
+#include <type_traits>
 #include <utility>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #include <immintrin.h>
 #endif
 
@@ -72,6 +74,13 @@ constexpr int64_t LANES = 4, MOST_ROWS = 12;
 constexpr int64_t VECTORS = 2, OUTPUTS = LANES * VECTORS;   // of a tile
 typedef Of<LANES>::Vector Sums;
 typedef uint32_t Steps __attribute__((vector_size(4 * LANES), may_alias));
+typedef Of<LANES>::Loose Loose;
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+inline Sums lanes(const float* x) { return *reinterpret_cast<const Loose*>(x); }
+inline Sums lanes(const uint16_t* x) {
+    return (Sums)(__builtin_convertvector(*reinterpret_cast<const Halves*>(x), Steps) << 16);
+}
 
 inline float single(float x) { return x; }
 inline float single(uint16_t half) {
@@ -85,6 +94,16 @@ inline void store(float x, uint16_t* y) {       // rounded to the nearest, ties 
     uint32_t bits;
     __builtin_memcpy(&bits, &x, sizeof bits);
     *y = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// One row's outputs [o, o + LANES) of all [out].
+template <class T> inline void give(Sums sums, const T* bias, T* y, int64_t o, int64_t out) {
+    if (std::is_same<T, float>::value && !bias && o + LANES <= out) {
+        *reinterpret_cast<Loose*>(y + o) = sums;
+        return;
+    }
+    for (int64_t t = 0; t < std::min(LANES, out - o); ++t)
+        store(sums[t] + (bias ? single(bias[o + t]) : 0.0f), y + o + t);
 }
 
 template <class T> inline Sums step(Sums sum, Steps weights, Steps row);
@@ -151,10 +170,167 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
             tile_of<T>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
                 turned + first * steps, packed + o * steps, steps, n > 2 && first + rows == n, sums);
             for (int64_t r = 0; r < rows; ++r)
-                for (int64_t t = 0; t < std::min(OUTPUTS, out - o); ++t)
-                    store(sums[r * VECTORS + t / LANES][t % LANES] + (bias ? single(bias[o + t]) : 0.0f),
-                          y + (first + r) * out + o + t);
+                for (int64_t v = 0; v < VECTORS; ++v)
+                    give(sums[r * VECTORS + v], bias, y + (first + r) * out, o + v * LANES, out);
         }
+}
+
+// A product with integers.  A weight's codes are bytes or nibbles, and each GROUP inputs of an output have one scale and
+// maybe one low: weight = scale * (code - zero) - low.  A row is rounded to bytes by itself, each SPAN inputs by their
+// own scale.  Sums of codes are exact, so that their order is free; the groups are summed in theirs.
+
+constexpr int64_t SPAN = 32;                    // inputs of a row that have one scale
+#if defined(__AVX512F__)
+constexpr int64_t INTEGER_ROWS = 12;            // of a block: their sums, a group's codes and two more: 32 registers
+#else
+constexpr int64_t INTEGER_ROWS = 4;
+#endif
+typedef int32_t Integers __attribute__((vector_size(4 * LANES), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
+// sum + the four bytes of each lane of codes (0 to 255) times those of the row (-127 to 127)
+inline Integers dot(Integers sum, Steps codes, Integers row) {
+#if defined(__AVX512VNNI__)
+    return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)row);
+#elif defined(__AVXVNNI__)
+    return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)row);
+#else
+    for (int byte = 0; byte < 32; byte += 8) sum += (Integers)(codes >> byte & 0xff) * (row << (24 - byte) >> 24);
+    return sum;
+#endif
+}
+
+// Rows [n, spans * SPAN] in bytes, rounded once for all weights that they are multiplied with.
+struct Rows {
+    const int8_t* codes;
+    const float* scales;        // [n, spans]
+    const int32_t* sums;        // [n, spans * 2] of each 16 codes
+    int64_t spans;
+
+    Rows from(int64_t row) const {
+        return {codes + row * spans * SPAN, scales + row * spans, sums + row * spans * 2, spans};
+    }
+};
+
+// SPAN numbers -> their codes, the sums of each half, and the scale.
+template <class T> float rounded(const T* some, int8_t* codes, int32_t* sums) {
+    constexpr int64_t VECTORS = SPAN / LANES;
+    Sums own[VECTORS];
+    int32_t bits[SPAN], most = 0;       // sizes of floats are in the order of their bits, and have a fast maximum
+    for (int64_t v = 0; v < VECTORS; ++v) own[v] = lanes(some + v * LANES);
+    __builtin_memcpy(bits, own, sizeof bits);
+    for (int64_t i = 0; i < SPAN; ++i) most = std::max(most, bits[i] & 0x7fffffff);
+    float largest;
+    __builtin_memcpy(&largest, &most, sizeof largest);
+    const float over = largest > 0.0f ? 127.0f / largest : 0.0f;
+    Integers all[VECTORS];
+    for (int64_t v = 0; v < VECTORS; ++v) {
+        const Sums scaled = own[v] * over;
+        const Sums half = (Sums)(((Steps)scaled & 0x80000000u) | 0x3f000000u);      // away from zero
+        all[v] = __builtin_convertvector(scaled + half, Integers);
+        const Bytes bytes = __builtin_convertvector(all[v], Bytes);
+        __builtin_memcpy(codes + v * LANES, &bytes, sizeof bytes);
+    }
+    const int32_t* const each = reinterpret_cast<const int32_t*>(all);
+    sums[0] = sums[1] = 0;
+    for (int64_t i = 0; i < SPAN / 2; ++i) sums[0] += each[i];
+    for (int64_t i = SPAN / 2; i < SPAN; ++i) sums[1] += each[i];
+    return largest / 127.0f;
+}
+
+// Kept until this thread's next call.
+template <class T> Rows rounded_rows(const T* x, int64_t n, int64_t in) {
+    const int64_t spans = (in + SPAN - 1) / SPAN;
+    float* const scales = scratch<3>(n * spans * (3 + SPAN / 4));
+    int32_t* const sums = reinterpret_cast<int32_t*>(scales + n * spans);
+    int8_t* const codes = reinterpret_cast<int8_t*>(sums + n * spans * 2);
+    for (int64_t at = 0; at < n * spans; ++at) {
+        const int64_t first = at % spans * SPAN;
+        T some[SPAN] = {};
+        std::copy_n(x + at / spans * in + first, std::min(SPAN, in - first), some);
+        scales[at] = rounded(some, codes + at * SPAN, sums + at * 2);
+    }
+    return {codes, scales, sums, spans};
+}
+
+// A linear module's weight and bias, [out, in] and [out], as the kernels read them.
+struct Weight {
+    const void* data;           // tiles of floats or bfloat16 as in `tile`, or codes
+    const float *scales, *lows; // [tiles, groups, LANES], of codes; lows may be null
+    const void* bias;           // of the dtype of rows; may be null
+    int64_t in, out, group, bits, zero;     // group: 0 for no codes
+};
+
+// R rows and one tile of outputs -> sums [R].  codes: [groups, GROUP / 4, LANES, 4], of nibbles [groups, GROUP / 8, ..]
+template <int GROUP, int BITS, int R>
+void integer_tile(const Rows& rows, const uint8_t* codes, const float* scales, const float* lows, int32_t zero,
+                  Sums* sums) {
+    constexpr int STEPS = GROUP / 4, PARTS = SPAN / GROUP;
+    Sums own[R] = {};
+    for (int64_t g = 0; g < rows.spans * PARTS; ++g, codes += GROUP * LANES * BITS / 8) {
+        const Steps* const packed = reinterpret_cast<const Steps*>(codes);
+        Steps weight[STEPS];
+        for (int s = 0; s < STEPS; ++s)
+            weight[s] = BITS == 8 ? packed[s] : packed[s % (STEPS / 2)] >> (s < STEPS / 2 ? 0 : 4) & 0x0f0f0f0fu;
+        for (int s = 0; s < STEPS; ++s) HELD(weight[s]);
+        const Sums scale = lanes(scales + g * LANES);
+        for (int r = 0; r < R; ++r) {
+            const int64_t at = r * rows.spans * PARTS + g, half = at * 2 / PARTS;
+            const int32_t all = rows.sums[half] + (PARTS == 1 ? rows.sums[half + 1] : 0);
+            Integers sum = Integers{} - zero * all;
+            for (int s = 0; s < STEPS; ++s) {
+                int32_t four;
+                __builtin_memcpy(&four, rows.codes + at * GROUP + s * 4, sizeof four);
+                sum = dot(sum, weight[s], Integers{} + four);
+            }
+            const float own_scale = rows.scales[at / PARTS];
+            own[r] += __builtin_convertvector(sum, Sums) * (scale * own_scale);
+            if (lows) own[r] -= lanes(lows + g * LANES) * (own_scale * static_cast<float>(all));
+        }
+    }
+    for (int r = 0; r < R; ++r) sums[r] = own[r];
+}
+
+typedef void (*IntegerTile)(const Rows&, const uint8_t*, const float*, const float*, int32_t, Sums*);
+template <int GROUP, int BITS, int... R> IntegerTile integer_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
+    static const IntegerTile all[] = {integer_tile<GROUP, BITS, R + 1>...};
+    return all[rows - 1];
+}
+
+template <class T> void integer_product(const Rows& x, const Weight& w, T* y, int64_t n, int threads) {
+    const int64_t groups = x.spans * SPAN / w.group, bytes = w.group * w.bits / 8;
+    const int64_t blocks = (n + INTEGER_ROWS - 1) / INTEGER_ROWS, most = (n + blocks - 1) / blocks;
+    const auto tile_for = [&](int64_t rows) {
+        const auto all = std::make_integer_sequence<int, INTEGER_ROWS>();
+        if (w.bits == 4) return w.group == 16 ? integer_tile_of<16, 4>(rows, all) : integer_tile_of<32, 4>(rows, all);
+        return w.group == 16 ? integer_tile_of<16, 8>(rows, all) : integer_tile_of<32, 8>(rows, all);
+    };
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t o = 0; o < w.out; o += LANES)
+        for (int64_t first = 0; first < n; first += most) {
+            Sums tile[INTEGER_ROWS];
+            const int64_t rows = std::min(most, n - first);
+            tile_for(rows)(x.from(first), static_cast<const uint8_t*>(w.data) + o * groups * bytes,
+                           w.scales + o * groups, w.lows ? w.lows + o * groups : nullptr, static_cast<int32_t>(w.zero),
+                           tile);
+            for (int64_t r = 0; r < rows; ++r)
+                give(tile[r], static_cast<const T*>(w.bias), y + (first + r) * w.out, o, w.out);
+        }
+}
+
+// y_i [n, out_i] = x [n, in] w_i^T + bias_i, of several weights.
+template <class T>
+void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weight*, T*>> all, int threads) {
+    Rows rows{};
+    for (const auto& [w, y] : all) {
+        if (!w->group) {
+            product(x, static_cast<const uint32_t*>(w->data), static_cast<const T*>(w->bias), y, n, w->in, w->out,
+                    threads);
+            continue;
+        }
+        if (!rows.codes) rows = rounded_rows(x, n, w->in);
+        integer_product(rows, *w, y, n, threads);
+    }
 }
 
 // Attention, summed in float32.  What a row gets is the same bits in any pass: its columns stand at their positions, in
@@ -166,13 +342,6 @@ constexpr int64_t ROOM = CHUNK + OUTPUTS;       // scores are written by tiles
 constexpr int64_t TOGETHER = 4;                 // blocks of rows that read a chunk while it is near
 constexpr int PACK = MOST_ROWS / 3;             // rows whose values are mixed together
 constexpr float HIDDEN = -1e30f;                // the score of what a row does not see
-typedef Of<LANES>::Loose Loose;
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-
-inline Sums lanes(const float* x) { return *reinterpret_cast<const Loose*>(x); }
-inline Sums lanes(const uint16_t* x) {
-    return (Sums)(__builtin_convertvector(*reinterpret_cast<const Halves*>(x), Steps) << 16);
-}
 
 // Rows of one pass, which columns they see, and strides.  The rows of one key head follow query head by query head.
 template <class T> struct Attention {
@@ -414,6 +583,125 @@ template <class T> void attend(const Attention<T>& a, int threads) {
         }
 }
 
+// A root-mean-square norm.  weight: of the dtype of rows, null for no norm; plus: added to the weight; rounds: a normed
+// number is rounded to that dtype before it is multiplied with the weight.
+struct Norm {
+    const void* weight;
+    float epsilon, plus;
+    int rounds;
+};
+
+template <class T>
+void normed(const T* x, const Norm& norm, T* y, int64_t n, int64_t size, int threads) {
+    const T* const weight = static_cast<const T*>(norm.weight);
+    #pragma omp parallel for num_threads(threads) schedule(static) if (n >= 64)
+    for (int64_t r = 0; r < n; ++r) {
+        const T *const from = x + r * size;
+        T* const to = y + r * size;
+        const int64_t whole = size / LANES * LANES;
+        Sums part = {};
+        for (int64_t i = 0; i < whole; i += LANES) part += lanes(from + i) * lanes(from + i);
+        float squares = 0.0f;
+        for (int64_t t = 0; t < LANES; ++t) squares += part[t];
+        for (int64_t i = whole; i < size; ++i) squares += single(from[i]) * single(from[i]);
+        const float share = 1.0f / std::sqrt(squares / static_cast<float>(size) + norm.epsilon);
+        for (int64_t i = 0; i < size; ++i) {
+            float own = single(from[i]) * share;
+            if (norm.rounds) {
+                T narrow;
+                store(own, &narrow);
+                own = single(narrow);
+            }
+            store((single(weight[i]) + norm.plus) * own, to + i);
+        }
+    }
+}
+
+// A decoder layer of the common form.  after_attention and after_gate may be none.
+struct Layer {
+    Weight q, k, v, o, gate, up, down;
+    Norm before_attention, of_q, of_k, after_attention, before_gate, after_gate;
+    int64_t heads, kv_heads, size, tanh;        // tanh: the gate's activation is gelu by tanh, else silu
+    float scale;
+};
+
+// e^-x for x >= 0
+inline Sums decayed(Sums x) { return power_of_two<LANES>(x * -LOG2_E); }
+inline Sums absolute(Sums x) { return (Sums)((Steps)x & 0x7fffffffu); }
+inline Sums silu(Sums x) {
+    const Sums e = decayed(absolute(x));
+    return x * (x < 0.0f ? e : Sums{} + 1.0f) / (1.0f + e);
+}
+inline Sums gelu(Sums x) {
+    const Sums inner = 0.7978845608028654f * (x + 0.044715f * x * x * x), e = decayed(2.0f * absolute(inner));
+    const Sums tanh = (1.0f - e) / (1.0f + e);
+    return 0.5f * x * (1.0f + (inner < 0.0f ? -tanh : tanh));
+}
+
+// gate = activation(gate) * up, over [count]
+template <class T> void gated(T* gate, const T* up, int64_t count, bool tanh, int threads) {
+    #pragma omp parallel for num_threads(threads) schedule(static) if (count >= 1 << 16)
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t some = std::min(LANES, count - i);
+        T both[2][LANES] = {};
+        std::copy_n(gate + i, some, both[0]);
+        std::copy_n(up + i, some, both[1]);
+        const Sums x = lanes(both[0]), y = (tanh ? gelu(x) : silu(x)) * lanes(both[1]);
+        for (int64_t t = 0; t < some; ++t) store(y[t], gate + i + t);
+    }
+}
+
+// x [n, heads, size], rotated by halves in place.
+template <class T> void rotate(T* x, const T* cos, const T* sin, int64_t n, int64_t heads, int64_t size) {
+    for (int64_t r = 0; r < n * heads; ++r, x += size) {
+        const T *const c = cos + r / heads * size, *const s = sin + r / heads * size;
+        for (int64_t i = 0, j = size / 2; i < size / 2; ++i, ++j) {
+            const float low = single(x[i]), high = single(x[j]);
+            store(low * single(c[i]) - high * single(s[i]), x + i);
+            store(high * single(c[j]) + low * single(s[j]), x + j);
+        }
+    }
+}
+
+template <class T>
+void layer(const Layer& w, const void* given, void* result, const void* cos, const void* sin, void* keys, void* values,
+           void* queries, const int64_t* first, const int32_t* order, const int64_t* sizes, int threads) {
+    const T* const x = static_cast<const T*>(given);
+    T* const y = static_cast<T*>(result);
+    const int64_t n = sizes[2], hidden = w.q.in, wide = w.heads * w.size, narrow = w.kv_heads * w.size;
+    T* const states = reinterpret_cast<T*>(scratch<4>((n * (hidden + 2 * wide + 2 * narrow + 2 * w.gate.out) + 64)));
+    T *const attended = states + n * hidden, *const k = attended + n * wide, *const v = k + n * narrow;
+    T *const gate = v + n * narrow, *const up = gate + n * w.gate.out;
+    T* const q = queries ? static_cast<T*>(queries) : up + n * w.gate.out;
+    normed(x, w.before_attention, states, n, hidden, threads);
+    products<T>(states, n, {{&w.q, q}, {&w.k, k}, {&w.v, v}}, threads);
+    if (w.of_q.weight) normed(q, w.of_q, q, n * w.heads, w.size, threads);
+    if (w.of_k.weight) normed(k, w.of_k, k, n * w.kv_heads, w.size, threads);
+    rotate(q, static_cast<const T*>(cos), static_cast<const T*>(sin), n, w.heads, w.size);
+    rotate(k, static_cast<const T*>(cos), static_cast<const T*>(sin), n, w.kv_heads, w.size);
+    Attention<T> a{q, static_cast<T*>(keys), static_cast<T*>(values), attended, first, order, sizes[0], sizes[1], n,
+                   w.size, sizes[4], sizes[5], sizes[6], w.size, wide, sizes[7], sizes[8], sizes[9], sizes[10], w.scale};
+    for (int64_t r = 0; r < n; ++r)
+        for (int64_t head = 0; head < w.kv_heads; ++head) {
+            const int64_t from = r * narrow + head * w.size, to = a.prefix + r;
+            std::copy_n(k + from, w.size, static_cast<T*>(keys) + head * a.k_head + to * a.k_row);
+            std::copy_n(v + from, w.size, static_cast<T*>(values) + head * a.v_head + to * a.v_row);
+        }
+    attend(a, threads);
+    // The residual: y = x + (norm of) what is in `states`.
+    const auto add = [&](const T* before, const Norm& after) {
+        if (after.weight) normed(states, after, states, n, hidden, threads);
+        for (int64_t i = 0; i < n * hidden; ++i) store(single(before[i]) + single(states[i]), y + i);
+    };
+    products<T>(attended, n, {{&w.o, states}}, threads);
+    add(x, w.after_attention);
+    normed(y, w.before_gate, states, n, hidden, threads);
+    products<T>(states, n, {{&w.gate, gate}, {&w.up, up}}, threads);
+    gated(gate, up, n * w.gate.out, w.tanh, threads);
+    products<T>(gate, n, {{&w.down, states}}, threads);
+    add(y, w.after_gate);
+}
+
 }  // namespace
 
 extern "C" {
@@ -421,35 +709,26 @@ extern "C" {
 int64_t longgraft_lanes() { return LANES; }
 int64_t longgraft_outputs() { return OUTPUTS; }
 
-// y [n, out] = x [n, in] weight [out, in]^T + bias.  packed: the weight as [tiles, steps, OUTPUTS], where what the last
-// tile and the last step lack are zeros; bias may be null; half: all are bfloat16.
-void longgraft_product(const void* x, const void* packed, const void* bias, void* y, int64_t n, int64_t in, int64_t out,
-                      int half, int threads) {
-    const uint32_t* const weights = static_cast<const uint32_t*>(packed);
-    if (half)
-        product(static_cast<const uint16_t*>(x), weights, static_cast<const uint16_t*>(bias), static_cast<uint16_t*>(y),
-                n, in, out, threads);
-    else
-        product(static_cast<const float*>(x), weights, static_cast<const float*>(bias), static_cast<float*>(y), n, in,
-                out, threads);
+// y [n, out] = x [n, in] weight^T + bias; half: x, bias, y and a weight that has no codes are bfloat16.
+void longgraft_product(const void* x, const Weight* weight, void* y, int64_t n, int half, int threads) {
+    if (half) products(static_cast<const uint16_t*>(x), n, {{weight, static_cast<uint16_t*>(y)}}, threads);
+    else products(static_cast<const float*>(x), n, {{weight, static_cast<float*>(y)}}, threads);
 }
 
-// y [n, size] = weight [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.
-void longgraft_norm(const float* x, const float* weight, float* y, int64_t n, int64_t size, float epsilon) {
-    constexpr int64_t WIDE = 16;
-    for (int64_t r = 0; r < n; ++r, x += size, y += size) {
-        Of<WIDE>::Vector part = {};
-        const int64_t whole = size / WIDE * WIDE;
-        for (int64_t i = 0; i < whole; i += WIDE) {
-            const Of<WIDE>::Vector xi = *reinterpret_cast<const Of<WIDE>::Loose*>(x + i);
-            part += xi * xi;
-        }
-        float squares = 0.0f;
-        for (int64_t t = 0; t < WIDE; ++t) squares += part[t];
-        for (int64_t i = whole; i < size; ++i) squares += x[i] * x[i];
-        const float share = 1.0f / std::sqrt(squares / static_cast<float>(size) + epsilon);
-        for (int64_t i = 0; i < size; ++i) y[i] = weight[i] * (x[i] * share);
-    }
+// y [n, size] = (weight + plus) [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.
+void longgraft_norm(const void* x, const Norm* norm, void* y, int64_t n, int64_t size, int half) {
+    if (half) normed(static_cast<const uint16_t*>(x), *norm, static_cast<uint16_t*>(y), n, size, 1);
+    else normed(static_cast<const float*>(x), *norm, static_cast<float*>(y), n, size, 1);
+}
+
+// A decoder layer over n new tokens: x [n, hidden] -> y [n, hidden].  cos, sin [n, size] of x's dtype; keys, values: the
+// cache's buffers [kv heads, capacity, size], whose rows from the prefix on are written; queries: null, or room for the
+// rotated ones [n, heads, size]; first, order, sizes: as of longgraft_attention, strides of q left out.
+void longgraft_layer(const Layer* of, const void* x, void* y, const void* cos, const void* sin, void* keys, void* values,
+                     void* queries, const int64_t* first, const int32_t* order, const int64_t* sizes, int half,
+                     int threads) {
+    if (half) layer<uint16_t>(*of, x, y, cos, sin, keys, values, queries, first, order, sizes, threads);
+    else layer<float>(*of, x, y, cos, sin, keys, values, queries, first, order, sizes, threads);
 }
 
 // sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: q, k, v

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longgraft.config.file_errors import reason
+from longgraft.models import gguf_blocks
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
 from longgraft.runtime.hub import hub_answers, offline
@@ -44,11 +45,17 @@ def gguf_of(model: str) -> Path | None:
     return None
 
 
-def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None) -> Path:
-    """A transformers folder of a GGUF file's weights, made in the cache where it is not there; `dtype` as in `kept`."""
-    if path := kept(sha256, dtype):
+def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None, blocks: bool = False) -> Path:
+    """A transformers folder of a GGUF file's weights, made in the cache where it is not there.
+
+    dtype: as in `kept`; blocks: keep the file's integers in it
+    """
+    if path := kept(sha256, dtype, blocks):
         return path
     reader = _read(file, name)
+    if path := kept(sha256, dtype):
+        _keep_blocks(reader, path, name)
+        return path
     dtype = _dtype(dtype)
     path, size = _folder(sha256, dtype), dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
     with making(f"Model {name!r}", path, size) as part:
@@ -58,16 +65,31 @@ def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None) -
             with _parsed_once(reader):
                 _convert(reader, file, name, dtype, part)
             part.rename(path)
+    if blocks:
+        _keep_blocks(reader, path, name)
     return path
 
 
-def kept(sha256: str, dtype: torch.dtype | None) -> Path | None:
+def _keep_blocks(reader: Any, path: Path, name: str) -> None:
+    """The file's integers, in the folder of its dequantised weights."""
+    size = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    with making(f"Model {name!r}", path / gguf_blocks.FILE, 2 * size) as part:
+        if part:
+            print(f"longgraft: taking the blocks of {name}, once: {size / 1e6:,.0f} MB or more in {path}",
+                  file=sys.stderr, flush=True)
+            gguf_blocks.write_blocks(reader, path, part / gguf_blocks.FILE)
+            (part / gguf_blocks.FILE).rename(path / gguf_blocks.FILE)
+
+
+def kept(sha256: str, dtype: torch.dtype | None, blocks: bool = False) -> Path | None:
     """The folder that an earlier call of `dequantised` made; None where there is none.
 
-    sha256: of the GGUF file; dtype: float16 is kept as float32; None: what this machine decodes in, else any
+    sha256: of the GGUF file; dtype: float16 is kept as float32; None: what this machine decodes in, else any;
+    blocks: only one that holds the file's integers
     """
     wanted = (_dtype(None), *KEPT) if dtype is None else (_dtype(dtype),)
-    return next((path for kind in wanted if (path := _folder(sha256, kind)).exists()), None)
+    needed = gguf_blocks.FILE if blocks else ""
+    return next((path for kind in wanted if ((path := _folder(sha256, kind)) / needed).exists()), None)
 
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:

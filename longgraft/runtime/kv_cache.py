@@ -55,9 +55,7 @@ class _Layer(CacheLayerMixin):
             self.owner.write(self.keys, self.values, key_states, value_states, rows)
             return self.keys, self.values
         start, n = self.owner.length, key_states.shape[2]
-        if start + n > self.owner.capacity:
-            raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {start + n:,} was written.\n"
-                             "Reserve prompt + new tokens + tree before decoding.")
+        self.room_for(n)
         self.keys[:, :, start:start + n] = key_states
         self.values[:, :, start:start + n] = value_states
         return self.keys, self.values
@@ -66,6 +64,12 @@ class _Layer(CacheLayerMixin):
         """Free the buffers."""
         self.keys = self.values = None
         self.is_initialized = False
+
+    def room_for(self, n: int) -> None:
+        """ValueError unless n rows can be written after the committed ones."""
+        if (last := self.owner.length + n) > self.owner.capacity:
+            raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {last:,} was written.\n"
+                             "Reserve prompt + new tokens + tree before decoding.")
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         n = query_length if isinstance(query_length, int) else len(query_length)
@@ -131,6 +135,16 @@ class KVCache(Cache):
                     self._blocks[key] = block, iter(block.split(1))
             found.append(next(self._blocks[key][1]))
         return found[0], found[1]
+
+    def rows_of(self, layer: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
+        """A layer's whole buffers [1, heads, capacity, size] of like's dtype, where like [1, n, ..] has room in them:
+        the caller writes the rows from `length` on."""
+        of = self.layers[layer]
+        if not of.is_initialized:
+            nothing = like.new_empty(1, heads, 0, size)
+            of.lazy_initialization(nothing, nothing)
+        of.room_for(like.shape[1])
+        return of.keys, of.values
 
     def _drop(self) -> None:
         """Free all buffers."""

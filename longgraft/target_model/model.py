@@ -20,12 +20,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
 from longgraft.attention.layout import Layout
-from longgraft.kernels.cpu import CpuKernels, Engaged
+from longgraft.kernels.cpu import CpuKernels, Integers
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
+from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.supported import refuse
 from longgraft.target_model.weights import sample
@@ -69,13 +70,15 @@ class Report:
 @dataclass
 class Target:
     """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved on construction; kernels:
-    compiled, for a CPU; fused: modules that passes of fixed shape compute in one launch each."""
+    compiled, for a CPU; fused: modules that passes of fixed shape compute in one launch each; integers: what the
+    compiled kernels multiply with in the place of the linear modules' own weights."""
 
     model: Any
     name: str = "target"
     attention: str = "auto"
     kernels: CpuKernels | None = None
     fused: FusedModules | None = None
+    integers: Integers | None = None
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +95,8 @@ class Target:
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
         self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
-        self._compiled = None if self.kernels is None else Engaged(self.model, self.kernels)
+        self._compiled = (None if self.kernels is None
+                          else CompiledModules(self.model, self.kernels, self.integers))
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -134,10 +138,17 @@ class Target:
         return int(self.config.max_position_embeddings)
 
     @property
+    def weights(self) -> str:
+        """Of the linear layers: float, or the kind of the integers."""
+        return self.integers.kind if self.integers else "float"
+
+    @property
     def identity(self) -> dict[str, str]:
         """What the rows of its cache depend on besides the tokens."""
         config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
-        return {"dtype": str(self.dtype)[6:], "rope": json.dumps(config.pop("rope_parameters", None), sort_keys=True),
+        of = {} if self.integers is None else {"linear weights": self.weights}
+        return {"dtype": str(self.dtype)[6:], **of,
+                "rope": json.dumps(config.pop("rope_parameters", None), sort_keys=True),
                 "configuration": digest(json.dumps(config, sort_keys=True, default=str)),
                 "weights": digest(sample(self.model))}
 

@@ -26,11 +26,11 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|i
 
 
 def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "", divided: float = 0,
-               **entries) -> torch.nn.Module:
-    """Write a random Llama in float32 with a byte-level tokenizer; returns the model.
+               kind: str = "F32", **entries) -> torch.nn.Module:
+    """Write a random Llama with a byte-level tokenizer; returns the model, in float32.
 
-    without: a tensor that is left out; odd: one of a quantisation that nothing dequantises; entries: metadata by key,
-    "__" for "."; divided: the factor of Llama 3's rotary scaling, 0 for none
+    kind: of the matrices; without: a tensor that is left out; odd: one of a quantisation that nothing dequantises;
+    entries: metadata by key, "__" for "."; divided: the factor of Llama 3's rotary scaling, 0 for none
     """
     torch.manual_seed(3)
     rope = dict(rope_type="llama3", factor=divided, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -73,7 +73,8 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
         if name == odd:
             writer.add_tensor(name, np.zeros((len(tensor), 40), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_1)
         else:
-            writer.add_tensor(name, tensor.contiguous().numpy())
+            type_ = gguf.GGMLQuantizationType[kind if tensor.ndim == 2 and tensor.shape[1] % 32 == 0 else "F32"]
+            writer.add_tensor(name, gguf.quants.quantize(tensor.contiguous().numpy(), type_), raw_dtype=type_)
     if divided:
         writer.add_tensor("rope_freqs.weight", np.array([_divisor(5e5 ** (n / 4), divided) for n in range(4)], "f"))
     writer.write_header_to_file()

@@ -1,0 +1,107 @@
+"""A decoder layer in one call gives what the layer's own code gives, and is left alone where it would not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from toys.models import VOCAB, read, toy_model
+from toys.sessions import toy_prompt
+from toys.trees import random_tree
+from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from longgraft.kernels.cpu import Integers
+from longgraft.kernels.integers import linear_weights, rounded
+from longgraft.protocol.observation import Wants
+from longgraft.target_model.model import Segment, Target
+from longgraft.trees.tree import ProposalTree
+
+COMPILED = ("llama", "qwen3", "gemma3")
+SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+         "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 0.2}
+
+
+def model_of(family: str, dtype: torch.dtype = torch.float32):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True)) if family == "llama" else toy_model(family)
+    return copy.deepcopy(model).to(dtype).eval()
+
+
+def compiled_layers(target: Target) -> list[bool | None]:
+    return [layer._same for layer in target._compiled._layers]
+
+
+def passes(target: Target):
+    """Reports of a prompt, and of a tree after it."""
+    wants, cache, tree = Wants(queries=3, layers=(1,)), target.cache(128), random_tree(25, 2)
+    prompt = ProposalTree.build(toy_prompt(40), list(range(-1, 39)), [0.0] * 40, [2] * 40)
+    yield read(target, Segment(prompt, cache), wants)
+    cache.keep(torch.arange(40))
+    yield read(target, Segment(tree, cache), wants)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", COMPILED)
+def test_it_gives_what_the_layers_own_code_gives(family, dtype, kernels):
+    model = model_of(family, dtype)
+    target = Target(model, kernels=kernels)
+
+    def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+        """Half numbers are rounded at other places."""
+        return bool((ours - theirs).norm() < (1e-5 if dtype == torch.float32 else 0.05) * theirs.norm())
+
+    for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
+        assert same(ours.logits, theirs.logits) and same(ours.hidden[1], theirs.hidden[1])
+        assert ours.queries.keys() == theirs.queries.keys()
+        assert all(same(rows, theirs.queries[layer]) for layer, rows in ours.queries.items())
+    assert set(compiled_layers(target)) == {True}
+
+
+def test_with_integers_it_gives_what_the_parts_give_with_them(kernels):
+    model = model_of("llama")
+    integers = Integers("int8", {name: kernels.packed_integers(rounded(weight))
+                                 for name, weight in linear_weights(model)})
+    target, exact = Target(model, kernels=kernels, integers=integers), Target(model)
+    for ours, theirs in zip(passes(target), passes(exact), strict=True):
+        assert 0 < float((ours.logits - theirs.logits).norm()) < 0.1 * float(theirs.logits.norm())
+    assert set(compiled_layers(target)) == {True}
+
+
+def test_layers_that_compute_something_else_keep_their_own_code(kernels):
+    """By a part that is missing here, by a number that is not known, or by the result alone."""
+    torch.manual_seed(0)
+    scaled = GraniteForCausalLM(GraniteConfig(**{name: size for name, size in SIZES.items() if name != "head_dim"},
+                                              residual_multiplier=0.5)).eval()
+    other = model_of("llama")
+    kind = type(other.model.layers[1])
+    other.model.layers[1].__class__ = type("Shifted", (kind,), {
+        "forward": lambda self, *args, **named: kind.forward(self, *args, **named) + 0.05})
+    hooked = model_of("llama")
+    hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    for model, expected in ((scaled, []), (other, [True, False]), (hooked, [True])):
+        target = Target(model, kernels=kernels)
+        for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
+            torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
+        assert compiled_layers(target) == expected
+
+
+def test_changed_weights_are_those_of_the_next_answer(kernels):
+    model = model_of("llama")
+    target = Target(model, kernels=kernels)
+    list(passes(target))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
+        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
+    assert set(compiled_layers(target)) == {True}
+
+
+def test_a_cache_without_room_says_so(kernels):
+    target = Target(model_of("llama"), kernels=kernels)
+    cache = target.cache(64)
+    for _ in range(2):
+        read(target, Segment(random_tree(9, 1), cache))
+    with pytest.raises(ValueError, match="Reserve prompt"):
+        read(target, Segment(random_tree(cache.capacity + 1, 1), cache))
