@@ -55,6 +55,7 @@ def test_products_are_those_of_what_the_integers_stand_for(rows, size, out, grou
     expected = in_bytes(x) @ weight.floats().double().T + bias
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
     assert torch.allclose(found, x @ weight.floats().T + bias, atol=0.05 * float(expected.abs().max()))
+    assert kernels.integer_product(x[:0], packed).shape == (0, out)
     half = kernels.integer_product(x.bfloat16(), packed)
     expected = in_bytes(x.bfloat16().float()) @ weight.floats().double().T
     torch.testing.assert_close(half.double(), expected, rtol=2 ** -7, atol=1e-2 * float(expected.abs().max()))

@@ -159,8 +159,9 @@ class CpuKernels:
 
     def _multiplied(self, x: Tensor, weight: _Weight) -> Tensor:
         y = x.new_empty(*x.shape[:-1], weight.out)
-        self._product(x.data_ptr(), ctypes.byref(weight), y.data_ptr(), x.numel() // weight.size,
-                      x.dtype == torch.bfloat16, torch.get_num_threads())
+        if x.numel():       # a chunk of a prompt asks for no row of logits
+            self._product(x.data_ptr(), ctypes.byref(weight), y.data_ptr(), x.numel() // weight.size,
+                          x.dtype == torch.bfloat16, torch.get_num_threads())
         return y
 
     def _packed_of(self, weight: Tensor) -> _Packed:
