@@ -169,6 +169,7 @@ MUTATIONS = (
     Mutation("sums depend on the number of rows", "cpu_kernels.cpp", "sums[r * VECTORS + v] = own[r][v];", "sums[r * VECTORS + v] = R % 2 ? own[r][v] * 1.0000002f : own[r][v];", "test_kernels.py::test_a_rows_product_is_the_same_bits_beside_any_others"),
     Mutation("an answer trusts packed weights", "Target._pass", "                    self._compiled.forget_changed()", "                    pass", "test_kernels.py::test_weights_changed_behind_torchs_back_are_noticed_by_the_next_answer"),
     Mutation("a changed weight stays packed as it was", "CpuKernels._packed_of", "found is None or found.state != state", "found is None", "test_kernels.py::test_a_changed_weight_is_packed_again"),
+    Mutation("bits of another node are compared", "check_bits", "if not torch.equal(report.logits[-1], alone):", "if not torch.equal(report.logits[0], alone):", "test_kernels.py::test_verify_compares_bits_of_random_trees_with_plain_decodings"),
     Mutation("nibbles change places", "cpu_kernels.cpp", "(s < STEPS / 2 ? 0 : 4)", "(s < STEPS / 2 ? 4 : 0)", "test_integers.py::test_products_are_those_of_what_the_integers_stand_for"),
     Mutation("lows are left out", "cpu_kernels.cpp", "if (lows) own[r] -= lanes(", "if (lows) own[r] -= 0.0f * lanes(", "test_integers.py::test_products_are_those_of_what_the_integers_stand_for"),
     Mutation("rows of one pass share a scale", "cpu_kernels.cpp", "rows.scales[at / PARTS]", "rows.scales[g / PARTS]", "test_integers.py::test_products_are_those_of_what_the_integers_stand_for"),

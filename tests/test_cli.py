@@ -340,6 +340,8 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
                                  for s in range(3)))
     code, out, _ = run(capsys, monkeypatch, "verify", *common, "--prompts", prompts, "--max-new-tokens", 12)
     assert code == 0 and out.count("identical") == 3 and "level: exact" in out
+    code, out, _ = run(capsys, monkeypatch, "verify", *common, "--prompts", prompts, "--level", "bits", "--trees", 2)
+    assert out.count(" 2 trees: ") == 3 and code == ("level: bits" not in out)
     code, out, _ = run(capsys, monkeypatch, "doctor", *common, "--context", 300)
     assert code == 0 and ": fits" in out and "memory for 300 tokens" in out
     assert ", packed weights 0." in out

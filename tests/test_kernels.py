@@ -20,6 +20,7 @@ import longgraft
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import dense
 from longgraft.attention.layout import Layout
+from longgraft.eval.checks.bits import check_bits, lines
 from longgraft.kernels import build
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels
 from longgraft.runtime.kv_cache import KVCache
@@ -157,6 +158,18 @@ def test_a_rows_product_is_the_same_bits_beside_any_others(dtype, size, out, ker
                 assert torch.equal(part, whole[:, 64 - rows:])
     torch.set_num_threads(1)
     assert "_product" in called
+
+
+@pytest.mark.parametrize("kernels_too", [True, False])
+def test_verify_compares_bits_of_random_trees_with_plain_decodings(kernels_too, threads, kernels):
+    """torch's sums depend on what else is in a pass."""
+    target = toy_target("qwen3", kernels=kernels if kernels_too else None)
+    report = check_bits(target, [toy_prompt(60), toy_prompt(1)], trees=6, chunk=25)
+    assert [row["trees"] for row in report["rows"]] == [6, 6] and len(lines(report)) == 3
+    if kernels_too:
+        assert report["level"] == "bits" and not any(row["differ"] for row in report["rows"])
+    else:
+        assert report["level"].startswith("none (") and 0 < report["rows"][0]["largest_difference"] < 1e-3
 
 
 def test_a_changed_weight_is_packed_again(kernels, called):

@@ -31,10 +31,6 @@ BUDGETS, CHUNK = (1, 2, 8, 60), 32
 DRAWS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
-
-
-
-
 def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling,
           max_new_tokens: int) -> dict[str, Any]:
     """Per prompt: first divergence from plain decoding and, of greedy answers, the plain logits' margin there; and the

@@ -15,7 +15,7 @@ from longgraft.eval.reports.estimates import FEWEST, judged
 from longgraft.eval.reports.panels import COLOURS, HATCHES, legend, pyplot, side_by_side, style_of
 from longgraft.eval.reports.report import PARTS
 from longgraft.eval.reports.tables import length_name
-from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Result, Row
 from longgraft.eval.statistics import Mean
 
@@ -95,7 +95,7 @@ def _caption(run: Run, found: Sequence[Cell], each: str) -> str:
     counts = sorted({cell.prompts for cell in found if cell.mat})
     count = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     e = run.environment
-    return f"{e['target']}, {e['dtype']}, {e['device']}; {count} prompt{'s' * (counts != [1])} a {each}"
+    return f"{e['target']}, {numbers(e)}, {e['device']}; {count} prompt{'s' * (counts != [1])} a {each}"
 
 
 def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,

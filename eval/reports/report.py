@@ -21,7 +21,7 @@ from longgraft.eval.reports.field_of_methods import COLUMNS as FIELD_COLUMNS
 from longgraft.eval.reports.field_of_methods import field
 from longgraft.eval.reports.field_of_methods import lines as lines_of_field
 from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, lossless_table, tables
-from longgraft.eval.runs.folder import Run
+from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
 
@@ -120,7 +120,7 @@ def summary(run: Run) -> str:
 def _provenance(run: Run) -> str:
     e, c = run.environment, run.config
     changed = ", with uncommitted changes" if e.get("changed") else ""
-    return (f"{e['target']}, {e['dtype']}, attention {e['attention']}, on {e['device']} with {e['threads']} threads; "
+    return (f"{e['target']}, {numbers(e)}, attention {e['attention']}, on {e['device']} with {e['threads']} threads; "
             f"torch {e['torch']}, transformers {e['transformers']}; git {e['git'][:12]}{changed}. "
             f"At most {c['max_new_tokens']} new tokens, {c['repeats']} repeats, seed {c['seed']}, temperature "
             f"{c['temperature']} where sampled.")

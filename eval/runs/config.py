@@ -70,6 +70,7 @@ class SweepConfig:
     draft_top_k: int = like(Settings, "draft_top_k")
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
+    weights: str = like(Settings, "weights")
     attention: str = like(Settings, "attention")
     profile: bool = option(False, "On a GPU: true seconds by part, at the price of a wait each; `longgraft costs` "
                                   "needs it")

@@ -36,5 +36,11 @@ class Run:
         """Which run this is, in a line."""
         e = self.environment
         changed = " with uncommitted changes" if e.get("changed") else ""
-        return (f"{self.folder}: {e['target']} in {e['dtype']} on {e['device']}, {e['threads']} threads, git "
+        return (f"{self.folder}: {e['target']} in {numbers(e)} on {e['device']}, {e['threads']} threads, git "
                 f"{e['git'][:12]}{changed}, {e.get('time', 'at an unknown time')}")
+
+
+def numbers(environment: Mapping[str, Any]) -> str:
+    """In which numbers a run computed, for people."""
+    weights = environment.get("weights", "float")
+    return f"{environment['dtype']}" + ("" if weights == "float" else f", {weights} weights")

@@ -27,7 +27,8 @@ def environment(session: Session) -> dict[str, Any]:
             "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
             "cuda": torch.version.cuda, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
             "target": session.target.name, "dtype": str(session.target.dtype)[6:],
-            "attention": session.target.attention, "argv": argv(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            "weights": session.target.weights, "attention": session.target.attention, "argv": argv(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 
 def argv() -> list[str]:

@@ -139,6 +139,9 @@ class Checking:
     count: int = option(5, "Prompts at most", low=1, high=10 ** 6)
     max_prompt_tokens: int = option(4096, "Prompts keep their last tokens", unit="tokens", low=1, high=POSITIONS)
     max_new_tokens: int = like(Ends, "max_new_tokens", default=128)
+    level: str = option("ids", "What is compared: answers' ids, or bits of logits, in trees and in plain decoding, "
+                        "whatever the method", choices=("ids", "bits"))
+    trees: int = option(64, "Random trees per prompt, of --level bits", low=1, high=10 ** 6)
 
     def __post_init__(self) -> None:
         check(self)
@@ -151,6 +154,8 @@ def verify(
 ) -> None:
     """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there.
 
+    Or, with --level bits, whether the logits of random trees' nodes are plain decoding's bit for bit.
+
     Exit status 1 where it reaches none.  A method that promises other tokens than plain decoding's (a lossy one, or one
     that keeps the target's distribution where tokens are sampled) reaches what it promises.
     """
@@ -158,13 +163,20 @@ def verify(
 
     examples = read_prompts(prompts, checking.count)    # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
-    from longgraft.eval.checks.losslessness import check as compare
-    from longgraft.eval.checks.losslessness import lines
+    from longgraft.eval.checks import bits, losslessness
+    from longgraft.prefill.chunked import chunk_size
+    from longgraft.protocol.observation import Wants
 
     sampling = Sampling(**vars(draw))
     session, _ = open_session(pair, settings, tell=not as_json)
     ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:] for example in examples]
-    report = compare(session, ids, sampling, checking.max_new_tokens)
-    print(json.dumps(report) if as_json else "\n".join(lines(report)))
+    if checking.level == "bits":
+        report = bits.check_bits(session.target, ids, checking.trees,
+                                 settings.chunk or chunk_size(session.target, Wants()))
+        said = bits.lines(report)
+    else:
+        report = losslessness.check(session, ids, sampling, checking.max_new_tokens)
+        said = losslessness.lines(report)
+    print(json.dumps(report) if as_json else "\n".join(said))
     if report["level"].startswith("none"):
         raise SystemExit(1)

@@ -180,6 +180,7 @@ class Timing:
     seconds: float = option(5.0, "For all of them together", low=0, high=3600)
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
+    weights: str = like(Settings, "weights")
     attention: str = like(Settings, "attention")
     out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
 
@@ -203,7 +204,7 @@ def _measured(pair: Pair, timing: Timing) -> Costs:
     from longgraft.loading import assemble
 
     settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device, dtype=timing.dtype,
-                        attention=timing.attention)
+                        weights=timing.weights, attention=timing.attention)
     return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
 
 

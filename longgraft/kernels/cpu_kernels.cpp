@@ -493,6 +493,8 @@ void read(const Attention<T>& a, int64_t head, const float* q, int64_t from, int
     const int64_t shared = std::max(start, std::min(end, a.shared())), own = std::max(begin, a.shared());
     // Scores with columns [c, last), handed over as [rows, OUTPUTS] from row r on.
     const auto scored = [&](int64_t c, int64_t last, auto&& take) {
+        for (int64_t next = c + OUTPUTS; next < std::min(c + 2 * OUTPUTS, last); ++next)
+            for (int64_t d = 0; d < a.size; d += 64 / sizeof(T)) __builtin_prefetch(keys + next * a.k_row + d, 0, 2);
         turn(keys, a.k_row, c, last, a.size, tile);
         for (int64_t r = from; r < to; r += a.block()) {
             Sums sums[MOST_ROWS * VECTORS];

@@ -1,0 +1,94 @@
+"""Whether a node's logits are the same bits in a tree and in plain decoding.  Knows a target; knows no method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Segment, Target
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
+
+NODES = 60          # of a tree at most
+
+
+def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chunk: int, seed: int = 0
+               ) -> dict[str, Any]:
+    """Per prompt: random trees whose last node's logits differ from those of plain decoding, and by how much.
+
+    The tree follows a prompt that was read in chunks.  For plain decoding the prompt is read in two chunks, cut
+    elsewhere, and the path to the node token by token, with one thread.  trees: per prompt, of 2 to NODES random tokens
+    """
+    generator, rows = torch.Generator().manual_seed(seed), []
+    for ids in prompts:
+        capacity = len(ids) + NODES
+        ours, plain = target.cache(capacity), target.cache(capacity)
+        for part in torch.tensor(ids).split(chunk):
+            _read(target, ours, part)
+        cut = int(torch.randint(len(ids), (1,), generator=generator))
+        with _one_thread():
+            for part in torch.tensor(ids).tensor_split([cut]):
+                if len(part):
+                    _read(target, plain, part)
+        differ, worst = 0, 0.0
+        for _ in range(trees):
+            tree = _random_tree(target.vocab_size, generator)
+            report, = target.run([Segment(tree, ours)], Wants())
+            with _one_thread():
+                alone = _along_the_path(target, plain, tree)
+            plain.crop(len(ids))
+            if not torch.equal(report.logits[-1], alone):
+                differ, worst = differ + 1, max(worst, float((report.logits[-1].float() - alone.float()).abs().max()))
+        rows.append({"prompt_tokens": len(ids), "trees": trees, "differ": differ, "largest_difference": worst})
+    parted = sum(row["differ"] for row in rows)
+    return {"level": f"none ({parted} of {trees * len(rows)} trees differ)" if parted else "bits", "rows": rows,
+            "dtype": str(target.dtype)[6:], "weights": target.weights, "threads": torch.get_num_threads()}
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """For people."""
+    out = []
+    for row in report["rows"]:
+        found = f"{row['differ']} differ, by {row['largest_difference']:.2g} at most"
+        out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['trees']:>5} trees: "
+                   + (found if row["differ"] else "the same bits"))
+    return [*out, f"level: {report['level']} ({report['dtype']}, {report['weights']} weights, threads: "
+                  f"{report['threads']} and 1)"]
+
+
+def _read(target: Target, cache: KVCache, tokens: Tensor) -> Tensor:
+    """Commits the tokens -> the last one's logits [V]."""
+    report, = target.run([Segment(ProposalTree.chain(tokens), cache, "last")], Wants())
+    cache.keep(torch.arange(len(tokens)))
+    return report.logits[0].clone()
+
+
+def _random_tree(vocab_size: int, generator: torch.Generator) -> ProposalTree:
+    """Each node's parent is any before it, so that most leaves are a few levels deep."""
+    nodes = int(torch.randint(2, NODES + 1, (1,), generator=generator))
+    parents = [-1, *(int(torch.randint(n, (1,), generator=generator)) for n in range(1, nodes))]
+    tokens = torch.randint(vocab_size, (nodes,), generator=generator).tolist()
+    return ProposalTree.build(tokens, parents, [0.0] * nodes, [ROOT] + [DRAFT] * (nodes - 1))
+
+
+def _along_the_path(target: Target, cache: KVCache, tree: ProposalTree) -> Tensor:
+    """The logits [V] after the tokens from the root to the last node, read one by one."""
+    parents, path = tree.parents.tolist(), [len(tree) - 1]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return [_read(target, cache, tree.tokens[node:node + 1]) for node in path][-1]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
