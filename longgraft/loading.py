@@ -88,6 +88,7 @@ class Loaded:
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
         kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
         kernels += f" and {self.target.weights} weights" if self.target.integers else ""
+        kernels += f", cache in {str(self.target.cache_dtype)[6:]}" if self.target.cache_dtype else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
         engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
@@ -217,18 +218,21 @@ def _target(model: PreTrainedModel, name: str, settings: Settings, folder: Path 
     """folder: where its weights are, and a GGUF file's blocks."""
     kernels = _kernels(settings, model)
     small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
+    if not isinstance(kernels, CpuKernels) and (asked := [
+            name for name, is_asked in (("--weights", settings.weights != "float"), ("--kv-dtype", settings.kv_dtype))
+            if is_asked]):
+        why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
+        raise ValueError(f"{' and '.join(asked)}: for a CPU's compiled kernels, in float32 or bfloat16, and {why}. "
+                         f"Leave {' and '.join(asked)} out, or give --device cpu.")
     return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                  small if isinstance(small, FusedModules) else None, _integers(settings, model, kernels, folder))
+                  small if isinstance(small, FusedModules) else None, _integers(settings, model, kernels, folder),
+                  dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
 
 
 def _integers(settings: Settings, model: PreTrainedModel, kernels: Any, folder: Path | None) -> Integers | None:
-    """The linear weights in integers, where the settings ask for them; ValueError without compiled kernels."""
+    """The linear weights in integers, where the settings ask for them."""
     if settings.weights == "float":
         return None
-    if not isinstance(kernels, CpuKernels):
-        why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
-        raise ValueError(f"Weights in integers ({settings.weights}) are for a CPU's compiled kernels, in float32 or "
-                         f"bfloat16: {why}. Leave --weights out, or give --device cpu.")
     blocks = read_blocks(folder) if settings.weights == "gguf" and folder else {}
     found = blocks.items() if blocks else ((name, rounded(weight)) for name, weight in linear_weights(model))
     return Integers(settings.weights, {name: kernels.packed_integers(weight) for name, weight in found})

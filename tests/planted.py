@@ -170,6 +170,8 @@ MUTATIONS = (
     Mutation("an answer trusts packed weights", "Target._pass", "                    self._compiled.forget_changed()", "                    pass", "test_kernels.py::test_weights_changed_behind_torchs_back_are_noticed_by_the_next_answer"),
     Mutation("a changed weight stays packed as it was", "CpuKernels._packed_of", "found is None or found.state != state", "found is None", "test_kernels.py::test_a_changed_weight_is_packed_again"),
     Mutation("bits of another node are compared", "check_bits", "if not torch.equal(report.logits[-1], alone):", "if not torch.equal(report.logits[0], alone):", "test_kernels.py::test_verify_compares_bits_of_random_trees_with_plain_decodings"),
+    Mutation("a half cache is asked for and not made", "KVCache.buffers", "dtype=self.dtype)", "dtype=None)", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
+    Mutation("prefix files do not tell caches apart", "Target.identity", 'of["cache"] = str(self.cache_dtype)[6:]', "pass", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
     Mutation("nibbles change places", "cpu_kernels.cpp", "(s < STEPS / 2 ? 0 : 4)", "(s < STEPS / 2 ? 4 : 0)", "test_integers.py::test_products_are_those_of_what_the_integers_stand_for"),
     Mutation("lows are left out", "cpu_kernels.cpp", "if (lows) own[r] -= lanes(", "if (lows) own[r] -= 0.0f * lanes(", "test_integers.py::test_products_are_those_of_what_the_integers_stand_for"),
     Mutation("rows of one pass share a scale", "cpu_kernels.cpp", "rows.scales[at / PARTS]", "rows.scales[g / PARTS]", "test_integers.py::test_products_are_those_of_what_the_integers_stand_for"),

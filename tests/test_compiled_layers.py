@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 from toys.models import VOCAB, read, toy_model
-from toys.sessions import toy_prompt
+from toys.sessions import answered, toy_prompt
 from toys.trees import random_tree
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import longgraft
 from longgraft.kernels.cpu import Integers
 from longgraft.kernels.integers import linear_weights, rounded
 from longgraft.protocol.observation import Wants
@@ -96,6 +97,28 @@ def test_changed_weights_are_those_of_the_next_answer(kernels):
     for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
         torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
     assert set(compiled_layers(target)) == {True}
+
+
+@pytest.mark.parametrize("family", [*COMPILED, "gemma2", "mistral-window"])
+def test_a_cache_in_half_precision_changes_little_and_is_half_as_large(family, kernels):
+    """Also where layers are not compiled: scores with a cap, heads of less than a vector."""
+    model = model_of(family)
+    target, exact = Target(model, kernels=kernels, cache_dtype=torch.bfloat16), Target(model, kernels=kernels)
+    for ours, theirs in zip(passes(target), passes(exact), strict=True):
+        assert 0 < float((ours.logits - theirs.logits).norm()) < 0.02 * float(theirs.logits.norm())
+    assert target.cache_bytes_per_token() * 2 == exact.cache_bytes_per_token()
+    assert target.identity["cache"] == "bfloat16" and "cache" not in exact.identity
+    assert compiled_layers(target) == compiled_layers(exact)
+
+
+@pytest.mark.parametrize("method", ["pld", "magicdec"])
+def test_methods_decode_with_it(method, kernels):
+    """Plain decoding's ids with the same cache."""
+    model, ids = model_of("qwen3"), toy_prompt(90)
+    said = [answered(longgraft.load((model, None), None, tell=False, method=name, kv_dtype="bfloat16"), ids, 30)
+            for name in (method, "ar")]
+    assert "cache in bfloat16" in " ".join(longgraft.load((model, None), None, tell=False, kv_dtype="bfloat16").about)
+    assert said[0].token_ids == said[1].token_ids
 
 
 def test_a_cache_without_room_says_so(kernels):

@@ -128,7 +128,7 @@ def test_what_has_no_blocks_or_no_kernels_is_refused(tmp_path, monkeypatch):
         longgraft.load(None, None, tell=False, weights="gguf")
     with pytest.raises(ValueError, match="has no blocks of a GGUF file"):
         longgraft.load((toy_model(), None), None, tell=False, weights="gguf")
-    with pytest.raises(ValueError, match=r"compiled kernels, .* float16"):
+    with pytest.raises(ValueError, match=r"--weights: for a CPU's compiled kernels, .* this model is float16"):
         longgraft.load(None, None, tell=False, weights="int8", dtype="float16")
     monkeypatch.setattr("shutil.which", lambda name: None)
     cpu_kernels.cache_clear()

@@ -59,6 +59,8 @@ def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAG
            "attention": target.attention, "kernels": "compiled" if target.kernels else "none"}
     if target.integers is not None:
         key["weights"] = target.weights
+    if target.cache_dtype is not None:
+        key["cache"] = str(target.cache_dtype)[6:]
     if device.type == "cuda":
         return key | {"device": torch.cuda.get_device_name(device), "launches": "graphs" if regions.fixed else "single"}
     return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}

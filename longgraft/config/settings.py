@@ -77,6 +77,8 @@ class Settings:
                                none="float32 on a CPU, else what the weights were saved in")
     weights: str = option("float", "Of linear layers, in a CPU's compiled kernels: int8 rounds them to bytes, 32 by "
                           "32; gguf takes the file's own blocks", choices=("float", "int8", "gguf"))
+    kv_dtype: str | None = option(None, "Of cached keys and values, in a CPU's compiled kernels", choices=("bfloat16",),
+                                  none="that of --dtype")
     attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash", "triton"))
     graphs: str = option("auto", "CUDA graphs: a step's launches recorded once, where the model's can be",
                          choices=("auto", "none"))

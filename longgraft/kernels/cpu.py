@@ -128,9 +128,9 @@ class CpuKernels:
         self._product, self._attention = compiled.longgraft_product, compiled.longgraft_attention
         self._norm, self._layer = compiled.longgraft_norm, compiled.longgraft_layer
         self._product.argtypes = [pointer] * 3 + [number] + [ctypes.c_int] * 2
-        self._attention.argtypes = [pointer] * 7 + [ctypes.c_float] + [ctypes.c_int] * 2
+        self._attention.argtypes = [pointer] * 7 + [ctypes.c_float] + [ctypes.c_int] * 3
         self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_int]
-        self._layer.argtypes = [pointer] * 11 + [ctypes.c_int] * 2
+        self._layer.argtypes = [pointer] * 11 + [ctypes.c_int] * 3
         for function in (self._product, self._attention, self._norm, self._layer):
             function.restype = None
         self._sizes = ctypes.c_int64 * 13
@@ -224,7 +224,7 @@ class CpuKernels:
         """x [1, n, hidden] -> [1, n, hidden], and the new rows written to keys and values [1, Hkv, capacity, D].
 
         tables: cos and sin [1, n, D]; queries: None, or [n, H, D] to be filled with the rotated queries.  All of x's
-        dtype, contiguous but for the buffers.
+        dtype, keys and values of it or bfloat16; contiguous but for the buffers.
         """
         first, order = layout.by_position(window)
         y = torch.empty_like(x)
@@ -236,7 +236,7 @@ class CpuKernels:
         self._layer(ctypes.byref(of), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(),
                     values.data_ptr(), None if queries is None else queries.data_ptr(), first.data_ptr(),
                     None if order is None else order.data_ptr(), sizes, x.dtype == torch.bfloat16,
-                    torch.get_num_threads())
+                    keys.dtype == torch.bfloat16, torch.get_num_threads())
         return y
 
     @property
@@ -245,12 +245,13 @@ class CpuKernels:
         return self._lanes
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-        """A backend of `longgraft.attention`.  What a row gets is the same bits in any pass that shows it the same
-        columns at the same positions, whatever the number of threads."""
+        """A backend of `longgraft.attention`, for which k and v may be of bfloat16 where q is of float32.  What a row
+        gets is the same bits in any pass that shows it the same columns at the same positions, whatever the number of
+        threads."""
         size = q.shape[3]
         if not (size % self._lanes == 0 and v.shape[3] == size and q.stride(3) == 1 and q.dtype in DTYPES and q.is_cpu
-                and fits(k, v, dtype=q.dtype)):
-            return split(q, k, v, layout, scale, window)
+                and k.dtype in (q.dtype, torch.bfloat16) and fits(k, v, dtype=k.dtype)):
+            return split(q, k.to(q.dtype), v.to(q.dtype), layout, scale, window)
         first, order = layout.by_position(window)
         out = q.new_empty(1, layout.rows, q.shape[1], size)
         slots, own = 0 if order is None else order.shape[1], layout.end - layout.prefix
@@ -258,7 +259,7 @@ class CpuKernels:
                             q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2))
         self._attention(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), first.data_ptr(),
                         None if order is None else order.data_ptr(), sizes, scale, q.dtype == torch.bfloat16,
-                        torch.get_num_threads())
+                        k.dtype == torch.bfloat16, torch.get_num_threads())
         return out.transpose(1, 2)
 
 

@@ -344,8 +344,10 @@ constexpr int PACK = MOST_ROWS / 3;             // rows whose values are mixed t
 constexpr float HIDDEN = -1e30f;                // the score of what a row does not see
 
 // Rows of one pass, which columns they see, and strides.  The rows of one key head follow query head by query head.
-template <class T> struct Attention {
-    const T *q, *k, *v;
+template <class T, class K> struct Attention {
+    typedef K Cached;           // the numbers of keys and values
+    const T* q;
+    const K *k, *v;
     T* out;                     // [n, H, D]
     const int64_t* first;       // [n] the first position that a row sees
     const int32_t* order;       // [n, slots] the own column at position prefix + slot, -1 for none; null for a chain
@@ -425,8 +427,8 @@ template <class T> void turn(const T* columns, int64_t apart, int64_t first, int
 }
 
 // mix [R, size] += weights [R, n] values [n, size], V vectors at once; rows of weights are ROOM apart.
-template <int R, int V, class T>
-inline void mixed(const Attention<T>& a, const float* weights, const T* value, int64_t n, float* mix) {
+template <int R, int V, class A>
+inline void mixed(const A& a, const float* weights, const typename A::Cached* value, int64_t n, float* mix) {
     Sums own[R][V];
     for (int64_t r = 0; r < R; ++r)
         for (int64_t i = 0; i < V; ++i) own[r][i] = *reinterpret_cast<Loose*>(mix + r * a.state() + i * LANES);
@@ -445,16 +447,16 @@ inline void mixed(const Attention<T>& a, const float* weights, const T* value, i
     for (int64_t r = 0; r < R; ++r)
         for (int64_t i = 0; i < V; ++i) *reinterpret_cast<Loose*>(mix + r * a.state() + i * LANES) = own[r][i];
 }
-template <class T, int R>
-void mix(const Attention<T>& a, const float* weights, const T* value, int64_t n, float* state) {
+template <class A, int R>
+void mix(const A& a, const float* weights, const typename A::Cached* value, int64_t n, float* state) {
     float* const mix = state + 2 * LANES;
     int64_t d = 0;
     for (; d + 4 * LANES <= a.size; d += 4 * LANES) mixed<R, 4>(a, weights, value + d, n, mix + d);
     for (; d < a.size; d += LANES) mixed<R, 1>(a, weights, value + d, n, mix + d);
 }
-template <class T> using Mix = void (*)(const Attention<T>&, const float*, const T*, int64_t, float*);
-template <class T, int... R> Mix<T> mix_of(int64_t rows, std::integer_sequence<int, R...>) {
-    static const Mix<T> all[] = {mix<T, R + 1>...};
+template <class A> using Mix = void (*)(const A&, const float*, const typename A::Cached*, int64_t, float*);
+template <class A, int... R> Mix<A> mix_of(int64_t rows, std::integer_sequence<int, R...>) {
+    static const Mix<A> all[] = {mix<A, R + 1>...};
     return all[rows - 1];
 }
 
@@ -478,11 +480,12 @@ __attribute__((noinline)) void soften(float* scores, int64_t n, int64_t size, fl
 }
 
 // Rows [from, to) of a key head over one chunk -> their states.  q: blocks of rows [size, rows], scaled.
-template <class T>
-void read(const Attention<T>& a, int64_t head, const float* q, int64_t from, int64_t to, int64_t chunk, float* states) {
+template <class A>
+void read(const A& a, int64_t head, const float* q, int64_t from, int64_t to, int64_t chunk, float* states) {
+    typedef typename A::Cached K;
     float* const weights = scratch<1>((to - from) * ROOM + OUTPUTS * a.size);
     float* const tile = weights + (to - from) * ROOM;
-    const T *const keys = a.k + head * a.k_head, *const values = a.v + head * a.v_head;
+    const K *const keys = a.k + head * a.k_head, *const values = a.v + head * a.v_head;
     const int64_t begin = chunk * CHUNK, stop = begin + CHUNK;
     int64_t first = stop, end = begin;
     for (int64_t r = from; r < to; ++r) {
@@ -494,7 +497,7 @@ void read(const Attention<T>& a, int64_t head, const float* q, int64_t from, int
     // Scores with columns [c, last), handed over as [rows, OUTPUTS] from row r on.
     const auto scored = [&](int64_t c, int64_t last, auto&& take) {
         for (int64_t next = c + OUTPUTS; next < std::min(c + 2 * OUTPUTS, last); ++next)
-            for (int64_t d = 0; d < a.size; d += 64 / sizeof(T)) __builtin_prefetch(keys + next * a.k_row + d, 0, 2);
+            for (int64_t d = 0; d < a.size; d += 64 / sizeof(K)) __builtin_prefetch(keys + next * a.k_row + d, 0, 2);
         turn(keys, a.k_row, c, last, a.size, tile);
         for (int64_t r = from; r < to; r += a.block()) {
             Sums sums[MOST_ROWS * VECTORS];
@@ -524,13 +527,13 @@ void read(const Attention<T>& a, int64_t head, const float* q, int64_t from, int
         soften(mine(r) + start, std::max<int64_t>(0, full - start), a.size, states + (r - from) * a.state());
     for (int64_t r = from; r < to; r += PACK) {
         const int64_t rows = std::min<int64_t>(PACK, to - r);
-        mix_of<T>(rows, std::make_integer_sequence<int, PACK>())(
+        mix_of<A>(rows, std::make_integer_sequence<int, PACK>())(
             a, mine(r) + start, values + start * a.v_row, shared - start, states + (r - from) * a.state());
     }
     for (int64_t r = from; r < to; ++r)
         for (int64_t p = own; p < end; ++p)
             if (const int64_t column = a.column(r % a.rows, p); column >= 0)
-                mix<T, 1>(a, mine(r) + p, values + (a.prefix + column) * a.v_row, 1, states + (r - from) * a.state());
+                mix<A, 1>(a, mine(r) + p, values + (a.prefix + column) * a.v_row, 1, states + (r - from) * a.state());
 }
 
 // A row's state over some chunks, and over the next one -> over both.  Compiled once: it rounds one way.
@@ -543,7 +546,7 @@ __attribute__((noinline)) void merge(int64_t floats, float* state, const float* 
         *reinterpret_cast<Loose*>(state + d) = lanes(state + d) * mine + lanes(next + d) * theirs;
 }
 
-template <class T> void attend(const Attention<T>& a, int threads) {
+template <class T, class K> void attend(const Attention<T, K>& a, int threads) {
     const int64_t together = TOGETHER * a.block(), groups = (a.all() + together - 1) / together;
     int64_t lowest = a.prefix + a.own, last = 0;
     for (int64_t i = 0; i < a.rows; ++i) {
@@ -665,7 +668,7 @@ template <class T> void rotate(T* x, const T* cos, const T* sin, int64_t n, int6
     }
 }
 
-template <class T>
+template <class T, class K>
 void layer(const Layer& w, const void* given, void* result, const void* cos, const void* sin, void* keys, void* values,
            void* queries, const int64_t* first, const int32_t* order, const int64_t* sizes, int threads) {
     const T* const x = static_cast<const T*>(given);
@@ -681,13 +684,15 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
     if (w.of_k.weight) normed(k, w.of_k, k, n * w.kv_heads, w.size, threads);
     rotate(q, static_cast<const T*>(cos), static_cast<const T*>(sin), n, w.heads, w.size);
     rotate(k, static_cast<const T*>(cos), static_cast<const T*>(sin), n, w.kv_heads, w.size);
-    Attention<T> a{q, static_cast<T*>(keys), static_cast<T*>(values), attended, first, order, sizes[0], sizes[1], n,
+    Attention<T, K> a{q, static_cast<K*>(keys), static_cast<K*>(values), attended, first, order, sizes[0], sizes[1], n,
                    w.size, sizes[4], sizes[5], sizes[6], w.size, wide, sizes[7], sizes[8], sizes[9], sizes[10], w.scale};
     for (int64_t r = 0; r < n; ++r)
         for (int64_t head = 0; head < w.kv_heads; ++head) {
             const int64_t from = r * narrow + head * w.size, to = a.prefix + r;
-            std::copy_n(k + from, w.size, static_cast<T*>(keys) + head * a.k_head + to * a.k_row);
-            std::copy_n(v + from, w.size, static_cast<T*>(values) + head * a.v_head + to * a.v_row);
+            for (int64_t i = 0; i < w.size; ++i) {
+                store(single(k[from + i]), static_cast<K*>(keys) + head * a.k_head + to * a.k_row + i);
+                store(single(v[from + i]), static_cast<K*>(values) + head * a.v_head + to * a.v_row + i);
+            }
         }
     attend(a, threads);
     // The residual: y = x + (norm of) what is in `states`.
@@ -728,24 +733,27 @@ void longgraft_norm(const void* x, const Norm* norm, void* y, int64_t n, int64_t
 // rotated ones [n, heads, size]; first, order, sizes: as of longgraft_attention, strides of q left out.
 void longgraft_layer(const Layer* of, const void* x, void* y, const void* cos, const void* sin, void* keys, void* values,
                      void* queries, const int64_t* first, const int32_t* order, const int64_t* sizes, int half,
-                     int threads) {
-    if (half) layer<uint16_t>(*of, x, y, cos, sin, keys, values, queries, first, order, sizes, threads);
-    else layer<float>(*of, x, y, cos, sin, keys, values, queries, first, order, sizes, threads);
+                     int half_cache, int threads) {
+    const auto run = half ? layer<uint16_t, uint16_t> : half_cache ? layer<float, uint16_t> : layer<float, float>;
+    run(*of, x, y, cos, sin, keys, values, queries, first, order, sizes, threads);
 }
 
-// sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: q, k, v
-// and out are bfloat16.
+// sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: all are
+// bfloat16; half_cache: k and v are.
 void longgraft_attention(const void* q, const void* k, const void* v, void* out, const int64_t* first,
-                        const int32_t* order, const int64_t* sizes, float scale, int half, int threads) {
-    const auto run = [&](auto type) {
+                        const int32_t* order, const int64_t* sizes, float scale, int half, int half_cache,
+                        int threads) {
+    const auto run = [&](auto type, auto cached) {
         typedef decltype(type) T;
-        attend(Attention<T>{static_cast<const T*>(q), static_cast<const T*>(k), static_cast<const T*>(v),
-                            static_cast<T*>(out), first, order, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],
-                            sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], sizes[12], scale},
+        typedef decltype(cached) K;
+        attend(Attention<T, K>{static_cast<const T*>(q), static_cast<const K*>(k), static_cast<const K*>(v),
+                               static_cast<T*>(out), first, order, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],
+                               sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], sizes[12], scale},
                threads);
     };
-    if (half) run(uint16_t{});
-    else run(float{});
+    if (half) run(uint16_t{}, uint16_t{});
+    else if (half_cache) run(float{}, uint16_t{});
+    else run(float{}, float{});
 }
 
 }

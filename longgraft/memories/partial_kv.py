@@ -130,7 +130,7 @@ class PartialKVCache(Memory):
     def _choose(self) -> Chosen:
         source, nothing = self._source, torch.empty(0)
         assert source is not None, "the target's cache was not shown"
-        rows = {layer: self.select(keys[:, :self._queried], self._queries.get(layer, nothing))
+        rows = {layer: self.select(keys[:, :self._queried], self._queries.get(layer, nothing).to(keys.dtype))
                 for layer, keys in source.keys().items()}
         return Chosen(rows, self._queried)
 

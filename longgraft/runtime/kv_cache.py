@@ -43,7 +43,7 @@ class _Layer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self.owner.buffers(key_states, value_states, self.kind)
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype, self.device = self.keys.dtype, key_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -106,8 +106,12 @@ class KVCache(Cache):
 
     layers: list[Any]       # all are ours; transformers types them by their base
 
-    def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = ()) -> None:
-        """kinds: one per layer; layers of a kind have rows of one shape.  By default all layers are of one kind."""
+    def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = (), dtype: torch.dtype | None = None) -> None:
+        """kinds: one per layer; layers of a kind have rows of one shape.  By default all layers are of one kind.
+
+        dtype: of the buffers; None: of the rows that are written
+        """
+        self.dtype = dtype
         self.length = self.skipped = self.age = 0
         self.capacity = _rounded(capacity)
         self.rows: Tensor | None = None
@@ -131,14 +135,15 @@ class KVCache(Cache):
             if key not in self._blocks:
                 # A buffer allocated in inference mode could not be written under plain no_grad (generate's mode).
                 with torch.inference_mode(False):
-                    block = like.new_empty((1 + alike) * self._kinds[kind], like.shape[1], self.capacity, like.shape[3])
+                    block = like.new_empty((1 + alike) * self._kinds[kind], like.shape[1], self.capacity, like.shape[3],
+                                           dtype=self.dtype)
                     self._blocks[key] = block, iter(block.split(1))
             found.append(next(self._blocks[key][1]))
         return found[0], found[1]
 
     def rows_of(self, layer: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
-        """A layer's whole buffers [1, heads, capacity, size] of like's dtype, where like [1, n, ..] has room in them:
-        the caller writes the rows from `length` on."""
+        """A layer's whole buffers [1, heads, capacity, size], of like's dtype where the cache has none of its own, with
+        room for like [1, n, ..]: the caller writes the rows from `length` on."""
         of = self.layers[layer]
         if not of.is_initialized:
             nothing = like.new_empty(1, heads, 0, size)

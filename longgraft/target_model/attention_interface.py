@@ -119,7 +119,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     if softcap is not None:
         # Only our Triton kernel has a softcap; elsewhere the reference computes it.
         capped = triton if run.backend is triton else dense
-        out = capped(query, key, value, run.layout, scale, window, softcap)
+        out = capped(query, key.to(query.dtype), value.to(query.dtype), run.layout, scale, window, softcap)
     else:
         out = run.backend(query, key, value, run.layout, scale, window)
     # Contiguous as in transformers: some models view it, and all others would copy it next.

@@ -71,7 +71,8 @@ class Report:
 class Target:
     """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved on construction; kernels:
     compiled, for a CPU; fused: modules that passes of fixed shape compute in one launch each; integers: what the
-    compiled kernels multiply with in the place of the linear modules' own weights."""
+    compiled kernels multiply with in the place of the linear modules' own weights; cache_dtype: of keys and values,
+    None for the model's."""
 
     model: Any
     name: str = "target"
@@ -79,6 +80,7 @@ class Target:
     kernels: CpuKernels | None = None
     fused: FusedModules | None = None
     integers: Integers | None = None
+    cache_dtype: torch.dtype | None = None
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +149,8 @@ class Target:
         """What the rows of its cache depend on besides the tokens."""
         config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
         of = {} if self.integers is None else {"linear weights": self.weights}
+        if self.cache_dtype is not None:
+            of["cache"] = str(self.cache_dtype)[6:]
         return {"dtype": str(self.dtype)[6:], **of,
                 "rope": json.dumps(config.pop("rope_parameters", None), sort_keys=True),
                 "configuration": digest(json.dumps(config, sort_keys=True, default=str)),
@@ -157,14 +161,15 @@ class Target:
         c = self.config
         shared = getattr(c, "num_kv_shared_layers", None) or 0      # Gemma 3n: the last layers write no rows
         kinds = list(getattr(c, "layer_types", None) or [""] * c.num_hidden_layers)
-        return KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared)
+        return KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared,
+                       self.cache_dtype)
 
     def cache_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
         c = self.config
         size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        return 2 * c.num_hidden_layers * heads * size * self.dtype.itemsize
+        return 2 * c.num_hidden_layers * heads * size * (self.cache_dtype or self.dtype).itemsize
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
         """One report per segment; each segment is one forward."""
