@@ -6,15 +6,25 @@ recognised by its parts, and must once give what the model's own code gives.  Ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from longgraft.attention.layout import Layout
-from longgraft.kernels.cpu import DTYPES, CpuKernels, DecoderLayer, DescribedLayer, Integers, Linear, fits
+from longgraft.kernels.cpu import (
+    DTYPES,
+    CpuKernels,
+    DecoderLayer,
+    DescribedLayer,
+    Integers,
+    Linear,
+    PackedIntegers,
+    fits,
+)
 from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.attention_interface import IDLE, running
@@ -32,6 +42,50 @@ KNOWN = {"training", "config", "layer_idx", "hidden_size", "intermediate_size", 
          "num_heads", "num_key_value_heads", "max_position_embeddings", "in_features", "out_features"}
 TOLERANCE = 1e-3        # of what a layer adds to a row
 HALF_TOLERANCE = 3e-2   # in bfloat16, or with integers, where a rounding may fall on the other side
+
+
+@dataclass(frozen=True)
+class CommonForm:
+    """The parts of a decoder layer of the common form.
+
+    linear, norms: by the names that the kernels give them, norms with form and epsilon; index: of the layer, in a cache
+    """
+
+    linear: dict[str, nn.Linear]
+    norms: dict[str, tuple[nn.Module, str, float]]
+    activation: str
+    size: int
+    scale: float
+    index: int
+
+
+def common_form(layer: nn.Module) -> CommonForm | None:
+    """What a decoder layer looks like by its parts; None where a part is missing, more, altered or unknown."""
+    parts: dict[str, Any] = layer._modules
+    attention, gated = parts.get("self_attn"), parts.get("mlp")
+    named = next((named for named in (PLAIN, SANDWICH) if parts.keys() == {"self_attn", "mlp", *named.values()}), None)
+    if named is None or attention is None or gated is None or not all(map(_unaltered, (layer, attention, gated))):
+        return None
+    within: dict[str, Any] = attention._modules
+    norms = {name: parts[of] for name, of in named.items()}
+    norms |= {name: within[of] for name, of in OF_HEADS.items() if of in within}
+    linear = {name: within.get(of) for name, of in ATTENTION.items()}
+    linear |= {name: gated._modules.get(of) for name, of in GATED.items()}
+    forms = {name: (norm, *form) for name, norm in norms.items() if (form := norm_of(norm)) is not None}
+    numbers = [getattr(attention, name, None) for name in ("head_dim", "scaling", "layer_idx")]
+    if (forms.keys() != norms.keys() or None in numbers or (activation := gate_of(gated)) is None
+            or within.keys() - {*ATTENTION.values(), *OF_HEADS.values()}
+            or any(type(one) is not nn.Linear or not _unaltered(one) for one in linear.values())):
+        return None
+    return CommonForm(linear, forms, activation, *numbers)
+
+
+def _unaltered(module: nn.Module) -> bool:
+    """Whether a module has no hooks, no tensors of its own besides weight and bias, and no unknown settings."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ or module._buffers
+                or module._parameters.keys() - {"weight", "bias"}
+                or any(value not in (None, False) for name, value in module.__dict__.items()
+                       if not name.startswith("_") and name not in KNOWN))
 
 
 class CompiledModules:
@@ -55,42 +109,14 @@ class CompiledModules:
             return lambda x: self.kernels.integer_product(x, packed, own["bias"])
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
             return lambda x: self.kernels.product(x, own["weight"], own["bias"])
-        if "self_attn" in module._modules and (layer := self._layer(module)) is not None:
-            self._layers.append(layer)
-            return layer.forward
+        if (form := common_form(module)) is not None and form.size % self.kernels.lanes == 0:
+            self._layers.append(_Layer(module, form, self.kernels, self._integers))
+            return self._layers[-1].forward
         if (found := norm_of(module)) is not None and own["weight"].dtype in DTYPES:
-            form, epsilon = found
-            return lambda x: (self.kernels.norm(x, own["weight"], epsilon, form)
+            kind, epsilon = found
+            return lambda x: (self.kernels.norm(x, own["weight"], epsilon, kind)
                               if fits(x, own["weight"], dtype=own["weight"].dtype) else ordinary(module, x))
         return None
-
-    def _layer(self, module: nn.Module) -> _Layer | None:
-        parts: dict[str, Any] = module._modules
-        attention, gated = parts["self_attn"], parts.get("mlp")
-        names = next((names for names in (PLAIN, SANDWICH)
-                      if parts.keys() == {"self_attn", "mlp", *names.values()}), None)
-        if names is None or gated is None or not all(map(_unaltered, (module, attention, gated))):
-            return None
-        norms = {name: parts[of] for name, of in names.items()}
-        norms |= {name: attention._modules[of] for name, of in OF_HEADS.items() if of in attention._modules}
-        linear = ({name: attention._modules.get(of) for name, of in ATTENTION.items()}
-                  | {name: gated._modules.get(of) for name, of in GATED.items()})
-        forms = {name: form for name, norm in norms.items() if (form := norm_of(norm)) is not None}
-        activation, size = gate_of(gated), getattr(attention, "head_dim", 0)
-        scale = getattr(attention, "scaling", None)
-        if (forms.keys() != norms.keys() or activation is None or not size or size % self.kernels.lanes or scale is None
-                or attention._modules.keys() - {*ATTENTION.values(), *OF_HEADS.values()}
-                or any(type(one) is not nn.Linear or not _unaltered(one) for one in linear.values())):
-            return None
-
-        def described() -> DescribedLayer:
-            every: dict[str, Linear] = {name: (one.weight, one.bias, self._integers.get(id(one.weight)))
-                                        for name, one in linear.items()}
-            return self.kernels.layer(DecoderLayer(every, {name: (norms[name].weight, epsilon, form)
-                                                           for name, (form, epsilon) in forms.items()},
-                                                   size, activation, scale))
-
-        return _Layer(module, self.kernels, described, bool(self._integers))
 
     def forget_changed(self) -> None:
         """Before an answer: see `CpuKernels.forget_changed`."""
@@ -104,30 +130,28 @@ class CompiledModules:
         return self._override()
 
 
-def _unaltered(module: nn.Module) -> bool:
-    """Whether a module has no hooks, no tensors of its own besides weight and bias, and no unknown settings."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ or module._buffers
-                or module._parameters.keys() - {"weight", "bias"}
-                or any(value not in (None, False) for name, value in module.__dict__.items()
-                       if not name.startswith("_") and name not in KNOWN))
-
-
 class _Layer:
     """One decoder layer's forward: the compiled one, where it gave what the layer's own code gives."""
 
-    def __init__(self, module: nn.Module, kernels: CpuKernels, described: Callable[[], DescribedLayer],
-                 integers: bool) -> None:
-        self.module, self.kernels, self._describe, self._integers = module, kernels, described, integers
+    def __init__(self, module: nn.Module, form: CommonForm, kernels: CpuKernels,
+                 integers: Mapping[int, PackedIntegers]) -> None:
+        self.module, self.form, self.kernels, self._integers = module, form, kernels, integers
         self._ordinary: Forward = type(module).forward
-        attention: Any = module._modules["self_attn"]
-        self._index, self._size = attention.layer_idx, attention.head_dim
-        self._dtype = next(module.parameters()).dtype
+        self._dtype = form.linear["q"].weight.dtype
         self._described: DescribedLayer | None = None
         self._same: bool | None = None      # as the layer's own code; None: not tried yet
 
     def forget(self) -> None:
         """Weights may be others from now on."""
         self._described = None
+
+    def _describe(self) -> DescribedLayer:
+        form = self.form
+        linear: dict[str, Linear] = {name: (one.weight, one.bias, self._integers.get(id(one.weight)))
+                                     for name, one in form.linear.items()}
+        norms: dict[str, Any] = {name: (norm.weight, epsilon, kind)
+                                 for name, (norm, kind, epsilon) in form.norms.items()}
+        return self.kernels.layer(DecoderLayer(linear, norms, form.size, form.activation, form.scale))
 
     def forward(self, hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None,
                 past_key_values: Any = None, position_embeddings: Any = None, **named: Any) -> Any:
@@ -145,7 +169,7 @@ class _Layer:
         if self._described is None:
             self._described = self._describe()
         of = self._described.described
-        keys, values = past_key_values.rows_of(self._index, hidden_states, of.kv_heads, of.size)
+        keys, values = past_key_values.rows_of(self.form.index, hidden_states, of.kv_heads, of.size)
         queries = hidden_states.new_empty(run.layout.rows, of.heads, of.size) if run.last else None
         found = self.kernels.pass_layer(self._described, hidden_states, position_embeddings, keys, values, run.layout,
                                         int(attention_mask) or None, queries)       # type: ignore[arg-type]
@@ -163,7 +187,7 @@ class _Layer:
                 and isinstance(tables, tuple) and len(tables) == 2 and isinstance(mask, Tensor)
                 and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64
                 and fits(x, *tables, dtype=self._dtype)
-                and tables[0].shape == tables[1].shape == (1, x.shape[1], self._size))
+                and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size))
 
     def _close(self, found: Tensor, expected: Any, x: Tensor) -> bool:
         if not isinstance(expected, Tensor) or expected.shape != found.shape:
