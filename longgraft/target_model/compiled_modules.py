@@ -69,10 +69,10 @@ def common_form(layer: nn.Module) -> CommonForm | None:
     within: dict[str, Any] = attention._modules
     norms = {name: parts[of] for name, of in named.items()}
     norms |= {name: within[of] for name, of in OF_HEADS.items() if of in within}
-    linear = {name: within.get(of) for name, of in ATTENTION.items()}
+    linear: dict[str, Any] = {name: within.get(of) for name, of in ATTENTION.items()}
     linear |= {name: gated._modules.get(of) for name, of in GATED.items()}
     forms = {name: (norm, *form) for name, norm in norms.items() if (form := norm_of(norm)) is not None}
-    numbers = [getattr(attention, name, None) for name in ("head_dim", "scaling", "layer_idx")]
+    numbers: Any = [getattr(attention, name, None) for name in ("head_dim", "scaling", "layer_idx")]
     if (forms.keys() != norms.keys() or None in numbers or (activation := gate_of(gated)) is None
             or within.keys() - {*ATTENTION.values(), *OF_HEADS.values()}
             or any(type(one) is not nn.Linear or not _unaltered(one) for one in linear.values())):
