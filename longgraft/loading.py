@@ -30,7 +30,7 @@ from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
 from longgraft.methods.own_settings import with_own_settings
 from longgraft.methods.parts import Parts, Shape
-from longgraft.models.gguf_blocks import read_blocks
+from longgraft.models.gguf_blocks import READ, read_blocks
 from longgraft.models.places import EMBEDDED, embedded, place_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
@@ -223,7 +223,10 @@ def _target(model: PreTrainedModel, name: str, settings: Settings, folder: Path 
             if is_asked]):
         why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
         raise ValueError(f"{' and '.join(asked)}: for a CPU's compiled kernels, in float32 or bfloat16, and {why}. "
-                         f"Leave {' and '.join(asked)} out, or give --device cpu.")
+                         f"Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
+    if settings.kv_dtype and settings.attention not in ("auto", "split"):
+        raise ValueError(f"--kv-dtype is for the compiled kernels' attention, and --attention {settings.attention} was "
+                         "given. Leave one of them out.")
     return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
                   small if isinstance(small, FusedModules) else None, _integers(settings, model, kernels, folder),
                   dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
@@ -233,9 +236,14 @@ def _integers(settings: Settings, model: PreTrainedModel, kernels: Any, folder: 
     """The linear weights in integers, where the settings ask for them."""
     if settings.weights == "float":
         return None
-    blocks = read_blocks(folder) if settings.weights == "gguf" and folder else {}
-    found = blocks.items() if blocks else ((name, rounded(weight)) for name, weight in linear_weights(model))
-    return Integers(settings.weights, {name: kernels.packed_integers(weight) for name, weight in found})
+    linear = dict(linear_weights(model))
+    if settings.weights == "gguf" and folder:
+        blocks = {name: of for name, of in read_blocks(folder).items() if name in linear}
+        if not blocks:
+            raise ValueError("The GGUF file has no matrix in blocks that the kernels multiply with "
+                             f"({', '.join(READ)}). Give --weights int8, or leave --weights out.")
+        return Integers("gguf", {name: kernels.packed_integers(of) for name, of in blocks.items()})
+    return Integers("int8", {name: kernels.packed_integers(rounded(weight)) for name, weight in linear.items()})
 
 
 def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
@@ -302,5 +310,6 @@ def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -
     """What a calibration belongs to: token ids are of one tokenizer and target, thresholds of one drafter.  A few
     values of the weights identify them."""
     drafter = "none" if network is None else digest([network.config, network.fc.weight[0].tolist()])
-    return {"target": Path(target.name).name, "vocab_size": str(target.vocab_size), "tokenizer": vocabulary(tokenizer),
-            "weights": digest(target.head.weight[-1].tolist()), "drafter": drafter}
+    numbers = {} if target.integers is None else {"linear weights": target.weights}
+    return {**numbers, "target": Path(target.name).name, "vocab_size": str(target.vocab_size),
+            "tokenizer": vocabulary(tokenizer), "weights": digest(target.head.weight[-1].tolist()), "drafter": drafter}

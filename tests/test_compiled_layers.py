@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from toys import configurations
 from toys.models import VOCAB, read, toy_model
 from toys.sessions import answered, toy_prompt
 from toys.trees import random_tree
-from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import longgraft
 from longgraft.kernels.cpu import Integers
@@ -87,13 +89,75 @@ def test_layers_that_compute_something_else_keep_their_own_code(kernels):
         assert compiled_layers(target) == expected
 
 
+@pytest.mark.parametrize("first", [1, 40])
+@pytest.mark.parametrize("family, compiled", [
+    ("internlm3", True), ("gemma", True), ("ernie4_5", False), ("helium", False), ("smollm3", None),
+    ("ministral3", None)])
+def test_families_that_look_alike_are_told_apart_whatever_is_decoded_first(family, compiled, first, kernels,
+                                                                           monkeypatch):
+    """They turn heads by neighbours, some layers not at all, or scale queries far on: one token at position 0 shows
+    nothing of that."""
+    monkeypatch.setattr(configurations, "SMALL", configurations.SMALL | {
+        "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4})
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.5,
+                                "original_max_position_embeddings": 24}} if family == "ministral3" else {}
+    model = configurations.random_model(configurations.tiny(CONFIG_MAPPING[family], **rope))
+    found = []
+    for each in (kernels, None):
+        target, prompt = Target(model, kernels=each), torch.tensor(toy_prompt(40))
+        cache, logits = target.cache(64), []
+        for part in (prompt[:first], prompt[first:]):
+            if len(part):
+                logits.append(read(target, Segment(ProposalTree.chain(part), cache)).logits)
+                cache.keep(torch.arange(len(part)))
+        found.append(torch.cat(logits))
+        if each is not None and compiled is not None:
+            assert set(compiled_layers(target)) == {compiled}
+    assert float((found[0] - found[1]).norm()) < 1e-5 * float(found[1].norm())
+
+
+def test_a_layer_whose_parts_change_after_load_runs_its_own_code(kernels):
+    model = model_of("llama")
+    target = Target(model, kernels=kernels)
+    list(passes(target))
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = nn.Sequential(attention.q_proj, nn.Identity())
+    model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 2)
+    for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
+        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
+
+
+def test_integers_of_weights_that_changed_are_refused(kernels):
+    model = model_of("llama")
+    integers = Integers("int8", {name: kernels.packed_integers(rounded(weight))
+                                 for name, weight in linear_weights(model)})
+    target = Target(model, kernels=kernels, integers=integers)
+    list(passes(target))
+    model.lm_head.weight.data *= 2
+    with pytest.raises(ValueError, match=r"lm_head\.weight has changed since it was rounded"):
+        list(passes(target))
+
+
+def test_weights_changed_within_an_answer_are_those_of_its_next_pass(kernels):
+    model = model_of("llama")
+    target, tree = Target(model, kernels=kernels), random_tree(9, 2)
+    cache = target.cache(64)
+    read(target, Segment(tree, cache))
+    cache.keep(torch.arange(1))
+    for parameter in model.model.layers[0].parameters():
+        parameter.data = parameter.data.clone() * 1.1
+    exact = Target(model).cache(64)
+    exact.extend([cache.copied(0, 1)])
+    found, expected = read(target, Segment(tree, cache)), read(Target(model), Segment(tree, exact))
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-3, atol=1e-3)
+
+
 def test_changed_weights_are_those_of_the_next_answer(kernels):
     model = model_of("llama")
     target = Target(model, kernels=kernels)
     list(passes(target))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
+    for parameter in model.parameters():
+        parameter.data *= 1.1       # which torch does not count
     for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
         torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
     assert set(compiled_layers(target)) == {True}
@@ -119,6 +183,8 @@ def test_methods_decode_with_it(method, kernels):
             for name in (method, "ar")]
     assert "cache in bfloat16" in " ".join(longgraft.load((model, None), None, tell=False, kv_dtype="bfloat16").about)
     assert said[0].token_ids == said[1].token_ids
+    with pytest.raises(ValueError, match="--attention sdpa was given"):
+        longgraft.load((model, None), None, tell=False, kv_dtype="bfloat16", attention="sdpa")
 
 
 def test_a_cache_without_room_says_so(kernels):

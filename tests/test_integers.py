@@ -126,6 +126,9 @@ def test_int8_rounds_any_model(kernels):
 def test_what_has_no_blocks_or_no_kernels_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no GGUF file, which has blocks"):
         longgraft.load(None, None, tell=False, weights="gguf")
+    write_gguf(tmp_path / "floats.gguf")
+    with pytest.raises(ValueError, match="no matrix in blocks"):
+        longgraft.load(tmp_path / "floats.gguf", None, tell=False, weights="gguf")
     with pytest.raises(ValueError, match="has no blocks of a GGUF file"):
         longgraft.load((toy_model(), None), None, tell=False, weights="gguf")
     with pytest.raises(ValueError, match=r"--weights: for a CPU's compiled kernels, .* this model is float16"):

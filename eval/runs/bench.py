@@ -55,7 +55,8 @@ class Bench:
         drafter, calibrated = (None if name == COLD else name for name in (config.drafter, config.calibration))
         settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=calibrated,
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
-                          dtype=config.dtype, weights=config.weights, attention=config.attention, costs=config.costs)
+                          dtype=config.dtype, weights=config.weights, kv_dtype=config.kv_dtype,
+                          attention=config.attention, costs=config.costs)
         loaded = assemble(config.model, drafter, settings)
         target = loaded.target
         needs = {need.name: need for v in config.variants if v.ours for need in find(v.method).needs if need != HEAD}

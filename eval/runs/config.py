@@ -71,6 +71,7 @@ class SweepConfig:
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
     weights: str = like(Settings, "weights")
+    kv_dtype: str | None = like(Settings, "kv_dtype")
     attention: str = like(Settings, "attention")
     profile: bool = option(False, "On a GPU: true seconds by part, at the price of a wait each; `longgraft costs` "
                                   "needs it")

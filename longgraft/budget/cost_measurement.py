@@ -56,11 +56,8 @@ def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAG
         c = network.config
         drafter = f"{c.layout}, {c.layers} x {c.hidden_size:,}, vocabulary {c.draft_vocab_size:,}"
     key = {"model": Path(target.name).name, "drafter": drafter, "dtype": str(target.dtype)[6:],
-           "attention": target.attention, "kernels": "compiled" if target.kernels else "none"}
-    if target.integers is not None:
-        key["weights"] = target.weights
-    if target.cache_dtype is not None:
-        key["cache"] = str(target.cache_dtype)[6:]
+           "attention": target.attention, "kernels": "compiled" if target.kernels else "none",
+           "weights": target.weights, "cache": str(target.cache_dtype or target.dtype)[6:]}
     if device.type == "cuda":
         return key | {"device": torch.cuda.get_device_name(device), "launches": "graphs" if regions.fixed else "single"}
     return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}

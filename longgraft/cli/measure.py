@@ -181,6 +181,7 @@ class Timing:
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
     weights: str = like(Settings, "weights")
+    kv_dtype: str | None = like(Settings, "kv_dtype")
     attention: str = like(Settings, "attention")
     out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
 
@@ -204,7 +205,7 @@ def _measured(pair: Pair, timing: Timing) -> Costs:
     from longgraft.loading import assemble
 
     settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device, dtype=timing.dtype,
-                        weights=timing.weights, attention=timing.attention)
+                        weights=timing.weights, kv_dtype=timing.kv_dtype, attention=timing.attention)
     return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
 
 

@@ -110,7 +110,7 @@ class LongSpecCache(Memory):
             return self._backend(q, keys, values, layout, scale, self.window + 1)
 
         def far(q: Tensor) -> Tensor:
-            return everywhere(q, last_keys, last_values, scale)
+            return everywhere(q, last_keys.to(q.dtype), last_values.to(q.dtype), scale)
 
         angles = self._angles(torch.full((b,), cache.position + depth, device=self.device))
         cache.length += m - b

@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 LINEAR = ("q", "k", "v", "o", "gate", "up", "down")             # of a decoder layer, in the C++ structure's order
 NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_gate", "after_gate")
 SPAN = 32               # numbers of a row that are rounded to integers by one scale
-SAMPLES = 32            # numbers of a weight that show whether it has changed
+SAMPLES = 32
 
 
 class _Weight(ctypes.Structure):
@@ -110,7 +110,8 @@ def _norm_of(weight: Tensor, epsilon: float, form: str) -> _Norm:
     return _Norm(weight.data_ptr(), epsilon, form == "from one", form == "rounded")
 
 
-def _sample(weight: Tensor) -> Tensor:
+def sample(weight: Tensor) -> Tensor:
+    """Some numbers of a weight, which show whether it has changed."""
     flat = weight.detach().flatten()
     return flat[::max(1, len(flat) // SAMPLES)].clone()
 
@@ -174,7 +175,7 @@ class CpuKernels:
             tiles = padded.view(-1, self._outputs, padded.shape[1] // step, step).transpose(1, 2)
             # A copy in any case: its memory is aligned to vectors.
             tiles = tiles.clone(memory_format=torch.contiguous_format)
-            found = _Packed(state, _sample(weight), tiles, _Weight(tiles.data_ptr(), None, None, None,
+            found = _Packed(state, sample(weight), tiles, _Weight(tiles.data_ptr(), None, None, None,
                                                                    weight.shape[1], weight.shape[0], 0, 0, 0))
             self._packed[weight] = found
         return found
@@ -198,7 +199,7 @@ class CpuKernels:
     def forget_changed(self, weight: Tensor) -> None:
         """Drop the packed copy if some numbers of the weight are others, as after `weight.data += ...`."""
         found = self._packed.get(weight)
-        if found is not None and not torch.equal(found.sample, _sample(weight)):
+        if found is not None and not torch.equal(found.sample, sample(weight)):
             del self._packed[weight]
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:

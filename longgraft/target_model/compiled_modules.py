@@ -1,12 +1,13 @@
 """An unmodified model's linear modules, norms and whole decoder layers, computed by a CPU's compiled kernels in a pass.
 
 Knows modules, their forms and the pass; knows no arithmetic.  A decoder layer of the common form is one call; it is
-recognised by its parts, and must once give what the model's own code gives.  Other layers keep their own code.
+recognised by its parts, and must give what its own code gives for fixed random rows at near and far positions, whatever
+is decoded first.  Other layers keep their own code, and so does one whose parts are others than they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,12 @@ from longgraft.kernels.cpu import (
     Linear,
     PackedIntegers,
     fits,
+    sample,
 )
 from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.attention_interface import IDLE, running
-from longgraft.target_model.module_forms import gate_of, norm_of
+from longgraft.target_model.attention_interface import IDLE, RUNNING, Run, running
+from longgraft.target_model.module_forms import gate_of, norm_of, numbers
 
 SANDWICH = {"before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
             "before_gate": "pre_feedforward_layernorm", "after_gate": "post_feedforward_layernorm"}     # Gemma 2 and 3
@@ -40,6 +42,7 @@ OF_HEADS = {"of_q": "q_norm", "of_k": "k_norm"}
 KNOWN = {"training", "config", "layer_idx", "hidden_size", "intermediate_size", "head_dim", "num_key_value_groups",
          "scaling", "attention_dropout", "is_causal", "is_sliding", "sliding_window", "layer_type", "attention_type",
          "num_heads", "num_key_value_heads", "max_position_embeddings", "in_features", "out_features"}
+PROBED, APART = 24, 9973        # rows of the trial, and how far their positions are from one another
 TOLERANCE = 1e-3        # of what a layer adds to a row
 HALF_TOLERANCE = 3e-2   # in bfloat16, or with integers, where a rounding may fall on the other side
 
@@ -58,13 +61,33 @@ class CommonForm:
     scale: float
     index: int
 
+    def tensors(self) -> list[Tensor]:
+        """Weights, biases and norms, as they are now."""
+        linear = [t for one in self.linear.values() for t in (one.weight, one.bias) if t is not None]
+        norms: list[Any] = [norm.weight for norm, _, _ in self.norms.values()]
+        return linear + norms
+
+    def fits(self) -> bool:
+        """Whether the tensors have the shapes that belong together, and one dtype."""
+        shapes = {name: tuple(one.weight.shape) for name, one in self.linear.items()}
+        hidden, wide, narrow, inner = shapes["q"][1], shapes["q"][0], shapes["k"][0], shapes["gate"][0]
+        wanted = {"q": (wide, hidden), "k": (narrow, hidden), "v": (narrow, hidden), "o": (hidden, wide),
+                  "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        sizes = {name: len(norm.weight) for name, (norm, _, _) in self.norms.items()}       # type: ignore[arg-type]
+        return (shapes == wanted and not wide % self.size and not narrow % self.size and not wide % narrow
+                and all(size == (self.size if name in OF_HEADS else hidden) for name, size in sizes.items())
+                and len({(t.dtype, t.device) for t in self.tensors()}) == 1
+                and all(t.is_contiguous() for t in self.tensors()))
+
 
 def common_form(layer: nn.Module) -> CommonForm | None:
     """What a decoder layer looks like by its parts; None where a part is missing, more, altered or unknown."""
     parts: dict[str, Any] = layer._modules
     attention, gated = parts.get("self_attn"), parts.get("mlp")
     named = next((named for named in (PLAIN, SANDWICH) if parts.keys() == {"self_attn", "mlp", *named.values()}), None)
-    if named is None or attention is None or gated is None or not all(map(_unaltered, (layer, attention, gated))):
+    if named is None or attention is None or gated is None:
+        return None
+    if not all(map(_unaltered, layer.modules())):
         return None
     within: dict[str, Any] = attention._modules
     norms = {name: parts[of] for name, of in named.items()}
@@ -75,17 +98,23 @@ def common_form(layer: nn.Module) -> CommonForm | None:
     numbers: Any = [getattr(attention, name, None) for name in ("head_dim", "scaling", "layer_idx")]
     if (forms.keys() != norms.keys() or None in numbers or (activation := gate_of(gated)) is None
             or within.keys() - {*ATTENTION.values(), *OF_HEADS.values()}
-            or any(type(one) is not nn.Linear or not _unaltered(one) for one in linear.values())):
+            or any(type(one) is not nn.Linear or type(one.weight) is not nn.Parameter for one in linear.values())):
         return None
-    return CommonForm(linear, forms, activation, *numbers)
+    found = CommonForm(linear, forms, activation, *numbers)
+    return found if found.fits() else None
 
 
 def _unaltered(module: nn.Module) -> bool:
     """Whether a module has no hooks, no tensors of its own besides weight and bias, and no unknown settings."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__ or module._buffers
+    settings = {name: value for name, value in module.__dict__.items() if not name.startswith("_")}
+    return not (_hooked(module) or "forward" in settings or module._buffers
                 or module._parameters.keys() - {"weight", "bias"}
-                or any(value not in (None, False) for name, value in module.__dict__.items()
-                       if not name.startswith("_") and name not in KNOWN))
+                or (module._modules and any(value is not None and value is not False
+                                            for name, value in settings.items() if name not in KNOWN)))
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class CompiledModules:
@@ -98,6 +127,7 @@ class CompiledModules:
         self.kernels, self._model = kernels, model
         own = dict(model.named_parameters())
         self._integers = {id(own[name]): packed for name, packed in (integers.packed if integers else {}).items()}
+        self._rounded = [(name, own[name], sample(own[name])) for name in (integers.packed if integers else ())]
         self._layers: list[_Layer] = []
         self._override = ModuleOverride(model, self._replacement)
 
@@ -106,22 +136,30 @@ class CompiledModules:
         own: Any = module._parameters
         ordinary = type(module).forward
         if type(module) is nn.Linear and (packed := self._integers.get(id(module.weight))):
-            return lambda x: self.kernels.integer_product(x, packed, own["bias"])
+            return lambda x: (self.kernels.integer_product(x, packed, own["bias"]) if x.dtype in DTYPES
+                              else ordinary(module, x))
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
             return lambda x: self.kernels.product(x, own["weight"], own["bias"])
         if (form := common_form(module)) is not None and form.size % self.kernels.lanes == 0:
             self._layers.append(_Layer(module, form, self.kernels, self._integers))
             return self._layers[-1].forward
-        if (found := norm_of(module)) is not None and own["weight"].dtype in DTYPES:
+        if (found := norm_of(module)) is not None:
             kind, epsilon = found
             return lambda x: (self.kernels.norm(x, own["weight"], epsilon, kind)
-                              if fits(x, own["weight"], dtype=own["weight"].dtype) else ordinary(module, x))
+                              if x.dtype in DTYPES and fits(x, own["weight"], dtype=x.dtype) else ordinary(module, x))
         return None
 
     def forget_changed(self) -> None:
-        """Before an answer: see `CpuKernels.forget_changed`."""
+        """Before an answer: see `CpuKernels.forget_changed`.
+
+        ValueError where a weight is another than the one that was rounded to integers
+        """
         for parameter in self._model.parameters():
             self.kernels.forget_changed(parameter)
+        own = dict(self._model.named_parameters())
+        for name, weight, before in self._rounded:
+            if own.get(name) is not weight or not torch.equal(sample(weight), before):
+                raise ValueError(f"{name} has changed since it was rounded to integers. Load the model again.")
         for layer in self._layers:
             layer.forget()
 
@@ -131,19 +169,52 @@ class CompiledModules:
 
 
 class _Layer:
-    """One decoder layer's forward: the compiled one, where it gave what the layer's own code gives."""
+    """One decoder layer's forward: the compiled one, where it gives what the layer's own code gives."""
 
     def __init__(self, module: nn.Module, form: CommonForm, kernels: CpuKernels,
                  integers: Mapping[int, PackedIntegers]) -> None:
         self.module, self.form, self.kernels, self._integers = module, form, kernels, integers
         self._ordinary: Forward = type(module).forward
         self._dtype = form.linear["q"].weight.dtype
+        self._parts = [(parent._modules, name, part) for parent in module.modules()
+                       for name, part in parent._modules.items() if part is not None]
         self._described: DescribedLayer | None = None
+        self._state: list[tuple[int, int]] = []     # of the tensors, when they were described
         self._same: bool | None = None      # as the layer's own code; None: not tried yet
 
     def forget(self) -> None:
         """Weights may be others from now on."""
         self._described = None
+
+    def forward(self, hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None,
+                past_key_values: Any = None, position_embeddings: Any = None, **named: Any) -> Any:
+        """The signature of transformers' decoder layers."""
+        run = running()
+        usual = (self._same is not False and not args and run.backend == self.kernels.attention
+                 and isinstance(run.layout, Layout)
+                 and self._takes(hidden_states, attention_mask, past_key_values, position_embeddings)
+                 and all(named[name] is None or named[name] is False for name in named.keys() - IDLE)
+                 and all(own.get(name) is part and not _hooked(part) for own, name, part in self._parts))
+        if usual and self._same is None:
+            self._same = self._tried(attention_mask, past_key_values.dtype, named)
+        if not (usual and self._same):
+            return self._ordinary(self.module, hidden_states, *args, attention_mask=attention_mask,
+                                  past_key_values=past_key_values, position_embeddings=position_embeddings, **named)
+        return self._compiled(hidden_states, position_embeddings, past_key_values, attention_mask)
+
+    def _compiled(self, x: Tensor, tables: tuple[Tensor, Tensor], cache: KVCache, mask: Any) -> Tensor:
+        run: Any = running()
+        if self._described is None or self._state != _state(self.form.tensors()):
+            self._described, self._state = self._describe(), _state(self.form.tensors())
+        of = self._described.described
+        keys, values = cache.rows_of(self.form.index, x, of.kv_heads, of.size)
+        queries = x.new_empty(run.layout.rows, of.heads, of.size) if run.last else None
+        found = self.kernels.pass_layer(self._described, x, tables, keys, values, run.layout, int(mask) or None,
+                                        queries)
+        if queries is not None:
+            run.queries[run.calls] = queries[-run.last:].transpose(0, 1).contiguous()
+        run.calls += 1
+        return found
 
     def _describe(self) -> DescribedLayer:
         form = self.form
@@ -153,47 +224,45 @@ class _Layer:
                                  for name, (norm, kind, epsilon) in form.norms.items()}
         return self.kernels.layer(DecoderLayer(linear, norms, form.size, form.activation, form.scale))
 
-    def forward(self, hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None,
-                past_key_values: Any = None, position_embeddings: Any = None, **named: Any) -> Any:
-        """The signature of transformers' decoder layers."""
-        given = {"attention_mask": attention_mask, "past_key_values": past_key_values,
-                 "position_embeddings": position_embeddings} | named
-        run = running()
-        if (self._same is False or args or run.backend != self.kernels.attention or not isinstance(run.layout, Layout)
-                or not self._takes(hidden_states, attention_mask, past_key_values, position_embeddings)
-                or any(named[name] is not None and named[name] is not False for name in named.keys() - IDLE)):
-            return self._ordinary(self.module, hidden_states, *args, **given)
-        before = run.calls
-        expected = None if self._same else self._ordinary(self.module, hidden_states, **given)
-        run.calls = before
-        if self._described is None:
-            self._described = self._describe()
-        of = self._described.described
-        keys, values = past_key_values.rows_of(self.form.index, hidden_states, of.kv_heads, of.size)
-        queries = hidden_states.new_empty(run.layout.rows, of.heads, of.size) if run.last else None
-        found = self.kernels.pass_layer(self._described, hidden_states, position_embeddings, keys, values, run.layout,
-                                        int(attention_mask) or None, queries)       # type: ignore[arg-type]
-        if expected is not None:
-            self._same = self._close(found, expected, hidden_states)
-            if not self._same:
-                return self._ordinary(self.module, hidden_states, **given)
-        if queries is not None:
-            run.queries[run.calls] = queries[-run.last:].transpose(0, 1).contiguous()
-        run.calls += 1
-        return found
-
     def _takes(self, x: Tensor, mask: Any, cache: Any, tables: Any) -> bool:
         return (isinstance(cache, KVCache) and cache.rows is None and x.ndim == 3 and len(x) == 1
                 and isinstance(tables, tuple) and len(tables) == 2 and isinstance(mask, Tensor)
                 and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64
-                and fits(x, *tables, dtype=self._dtype)
+                and fits(x, *tables, dtype=self._dtype) and self.form.fits()
                 and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size))
+
+    def _tried(self, mask: Any, cache_dtype: torch.dtype | None, named: dict[str, Any]) -> bool:
+        """Whether compiled and own code give the same for random rows at positions from 0 to 229,379: some families
+        scale queries beyond a length."""
+        hidden, positions = self.form.linear["q"].in_features, torch.arange(PROBED)[None] * APART
+        x = numbers(1, PROBED, hidden, dtype=self._dtype, seed=0)
+        angles = positions[..., None] * torch.logspace(0, -4, self.form.size // 2)
+        tables = tuple(torch.cat([turn, turn], -1).to(self._dtype) for turn in (angles.cos(), angles.sin()))
+        given = named | ({"position_ids": positions} if "position_ids" in named else {})
+        found = []
+        for forward in (lambda cache: self._compiled(x, tables, cache, mask),       # type: ignore[arg-type]
+                        lambda cache: self._ordinary(self.module, x, attention_mask=mask, past_key_values=cache,
+                                                     position_embeddings=tables, **given)):
+            # A kind of its own for each layer: buffers are made for this one alone.
+            index = self.form.index
+            cache = KVCache(index + 1, PROBED, [str(kind) for kind in range(index + 1)], cache_dtype)
+            token = RUNNING.set(Run(Layout(0, torch.arange(PROBED), None, x.device), self.kernels.attention))
+            try:
+                found.append(forward(cache))
+            finally:
+                RUNNING.reset(token)
+        return self._close(found[0], found[1], x)
 
     def _close(self, found: Tensor, expected: Any, x: Tensor) -> bool:
         if not isinstance(expected, Tensor) or expected.shape != found.shape:
             return False
         exact = self._dtype == torch.float32 and not self._integers
-        share, least = TOLERANCE if exact else HALF_TOLERANCE, 8 * torch.finfo(self._dtype).eps
+        share, least = TOLERANCE if exact else HALF_TOLERANCE, torch.finfo(self._dtype).eps
         wrong = (found - expected).float().norm(dim=-1)
         allowed = share * (expected - x).float().norm(dim=-1) + least * expected.float().norm(dim=-1)
         return bool((wrong <= allowed).all())
+
+
+def _state(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Addresses and versions."""
+    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
