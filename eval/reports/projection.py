@@ -82,8 +82,8 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
         raise ValueError(f"Costs are taken from rows of the methods {PLAIN} and {DENSE} at the same prompt length; "
                          f"this run has {', '.join(sorted({row.key.method for row in good})) or 'no row'}.")
     key = {"model": Path(environment["target"]).name} | {
-        name: str(environment[name]) for name in ("dtype", "attention", "device", "threads")
-        if name != "threads" or environment["device"].startswith("CPU")}
+        name: str(environment[name]) for name in ("dtype", "weights", "attention", "device", "threads")
+        if name in environment and (name != "threads" or environment["device"].startswith("CPU"))}
     speaking = _variants(good, PAPERS) or _variants(good, DENSE)
     host = _per_step([row for row in good if row.key.method in speaking])
     return Costs(key, f"a sweep's rows, torch {environment['torch']}", passes, drafts, drafts,

@@ -67,8 +67,8 @@ class CommonForm:
         norms: list[Any] = [norm.weight for norm, _, _ in self.norms.values()]
         return linear + norms
 
-    def fits(self) -> bool:
-        """Whether the tensors have the shapes that belong together, and one dtype."""
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether the tensors have the shapes that belong together, and this dtype, which the kernels know."""
         shapes = {name: tuple(one.weight.shape) for name, one in self.linear.items()}
         hidden, wide, narrow, inner = shapes["q"][1], shapes["q"][0], shapes["k"][0], shapes["gate"][0]
         wanted = {"q": (wide, hidden), "k": (narrow, hidden), "v": (narrow, hidden), "o": (hidden, wide),
@@ -76,8 +76,8 @@ class CommonForm:
         sizes = {name: len(norm.weight) for name, (norm, _, _) in self.norms.items()}       # type: ignore[arg-type]
         return (shapes == wanted and not wide % self.size and not narrow % self.size and not wide % narrow
                 and all(size == (self.size if name in OF_HEADS else hidden) for name, size in sizes.items())
-                and len({(t.dtype, t.device) for t in self.tensors()}) == 1
-                and all(t.is_contiguous() for t in self.tensors()))
+                and dtype in DTYPES
+                and all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in self.tensors()))
 
 
 def common_form(layer: nn.Module) -> CommonForm | None:
@@ -85,9 +85,7 @@ def common_form(layer: nn.Module) -> CommonForm | None:
     parts: dict[str, Any] = layer._modules
     attention, gated = parts.get("self_attn"), parts.get("mlp")
     named = next((named for named in (PLAIN, SANDWICH) if parts.keys() == {"self_attn", "mlp", *named.values()}), None)
-    if named is None or attention is None or gated is None:
-        return None
-    if not all(map(_unaltered, layer.modules())):
+    if named is None or attention is None or gated is None or not all(map(_unaltered, layer.modules())):
         return None
     within: dict[str, Any] = attention._modules
     norms = {name: parts[of] for name, of in named.items()}
@@ -95,13 +93,13 @@ def common_form(layer: nn.Module) -> CommonForm | None:
     linear: dict[str, Any] = {name: within.get(of) for name, of in ATTENTION.items()}
     linear |= {name: gated._modules.get(of) for name, of in GATED.items()}
     forms = {name: (norm, *form) for name, norm in norms.items() if (form := norm_of(norm)) is not None}
-    numbers: Any = [getattr(attention, name, None) for name in ("head_dim", "scaling", "layer_idx")]
-    if (forms.keys() != norms.keys() or None in numbers or (activation := gate_of(gated)) is None
+    scalars: Any = [getattr(attention, name, None) for name in ("head_dim", "scaling", "layer_idx")]
+    if (forms.keys() != norms.keys() or None in scalars or (activation := gate_of(gated)) is None
             or within.keys() - {*ATTENTION.values(), *OF_HEADS.values()}
             or any(type(one) is not nn.Linear or type(one.weight) is not nn.Parameter for one in linear.values())):
         return None
-    found = CommonForm(linear, forms, activation, *numbers)
-    return found if found.fits() else None
+    found = CommonForm(linear, forms, activation, *scalars)
+    return found if found.fits(linear["q"].weight.dtype) else None
 
 
 def _unaltered(module: nn.Module) -> bool:
@@ -194,7 +192,8 @@ class _Layer:
                  and isinstance(run.layout, Layout)
                  and self._takes(hidden_states, attention_mask, past_key_values, position_embeddings)
                  and all(named[name] is None or named[name] is False for name in named.keys() - IDLE)
-                 and all(own.get(name) is part and not _hooked(part) for own, name, part in self._parts))
+                 and all(own.get(name) is part and not _hooked(part) for own, name, part in self._parts)
+                 and self._is_described())
         if usual and self._same is None:
             self._same = self._tried(attention_mask, past_key_values.dtype, named)
         if not (usual and self._same):
@@ -202,10 +201,16 @@ class _Layer:
                                   past_key_values=past_key_values, position_embeddings=position_embeddings, **named)
         return self._compiled(hidden_states, position_embeddings, past_key_values, attention_mask)
 
+    def _is_described(self) -> bool:
+        """Describe the layer anew where its tensors are others than they were; False where they no longer fit."""
+        state = _state(self.form.tensors())
+        if self._described is None or self._state != state:
+            self._described, self._state = (self._describe() if self.form.fits(self._dtype) else None), state
+        return self._described is not None
+
     def _compiled(self, x: Tensor, tables: tuple[Tensor, Tensor], cache: KVCache, mask: Any) -> Tensor:
         run: Any = running()
-        if self._described is None or self._state != _state(self.form.tensors()):
-            self._described, self._state = self._describe(), _state(self.form.tensors())
+        assert self._described is not None
         of = self._described.described
         keys, values = cache.rows_of(self.form.index, x, of.kv_heads, of.size)
         queries = x.new_empty(run.layout.rows, of.heads, of.size) if run.last else None
@@ -228,7 +233,7 @@ class _Layer:
         return (isinstance(cache, KVCache) and cache.rows is None and x.ndim == 3 and len(x) == 1
                 and isinstance(tables, tuple) and len(tables) == 2 and isinstance(mask, Tensor)
                 and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64
-                and fits(x, *tables, dtype=self._dtype) and self.form.fits()
+                and fits(x, *tables, dtype=self._dtype)
                 and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size))
 
     def _tried(self, mask: Any, cache_dtype: torch.dtype | None, named: dict[str, Any]) -> bool:
