@@ -61,6 +61,14 @@ def test_products_are_those_of_what_the_integers_stand_for(rows, size, out, grou
     torch.testing.assert_close(half.double(), expected, rtol=2 ** -7, atol=1e-2 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_sums_of_the_largest_codes_are_exact(bits, sign, kernels):
+    codes, scales = torch.full((16, 64), 2 ** bits - 1, dtype=torch.uint8), torch.ones(16, 2)
+    packed = kernels.packed_integers(IntegerWeight(codes, scales, None, 32, bits, 0))
+    assert kernels.integer_product(torch.full((1, 64), sign * 127), packed).eq(sign * 127 * 64 * (2 ** bits - 1)).all()
+
+
 @pytest.mark.parametrize("group, bits, low", [(32, 8, False), (32, 4, True), (16, 8, False)])
 def test_a_rows_product_is_the_same_bits_beside_any_others(group, bits, low, kernels):
     packed, x = kernels.packed_integers(random_weight(200, 160, group, bits, low)), torch.randn(63, 160)

@@ -9,7 +9,7 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
-#if defined(__AVX512BF16__) || defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -180,25 +180,50 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
 // own scale.  Sums of codes are exact, so that their order is free; the groups are summed in theirs.
 
 constexpr int64_t SPAN = 32;                    // inputs of a row that have one scale
-#if defined(__AVX512F__)
-constexpr int64_t INTEGER_ROWS = 12;            // of a block: their sums, a group's codes and two more: 32 registers
-#else
-constexpr int64_t INTEGER_ROWS = 4;
-#endif
+constexpr int64_t INTEGER_ROWS = 12;            // of a block
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
-// sum + the four bytes of each lane of codes (0 to 255) times those of the row (-127 to 127)
-inline Integers dot(Integers sum, Steps codes, Integers row) {
-#if defined(__AVX512VNNI__)
-    return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)row);
-#elif defined(__AVXVNNI__)
-    return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)row);
+// A row's sums over a group: the codes (0 to 255, or 0 to 15) of each lane times the row's (-127 to 127), four a step.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__) \
+    && defined(__AVX512F__) == defined(__AVX512BW__)
+#if defined(__AVX512F__)
+#define WIDE(operation) _mm512_##operation
+typedef __m512i Pairs;
 #else
-    for (int byte = 0; byte < 32; byte += 8) sum += (Integers)(codes >> byte & 0xff) * (row << (24 - byte) >> 24);
-    return sum;
+#define WIDE(operation) _mm256_##operation
+typedef __m256i Pairs;
 #endif
-}
+template <int BITS> struct Group {
+    Pairs nibbles[BITS / 4] = {};               // in 16 bits: 16 products of at most 15 * 127 each
+
+    void add(Steps codes, Integers row) {
+        for (int i = 0; i < BITS / 4; ++i)
+            nibbles[i] = WIDE(add_epi16)(nibbles[i], WIDE(maddubs_epi16)(
+                (Pairs)(codes >> 4 * i & 0x0f0f0f0fu), (Pairs)row));
+    }
+    Integers whole() const {
+        Integers sum = {};
+        for (int i = 0; i < BITS / 4; ++i) sum += (Integers)WIDE(madd_epi16)(nibbles[i], WIDE(set1_epi16)(1)) << 4 * i;
+        return sum;
+    }
+};
+#else
+template <int BITS> struct Group {
+    Integers sum = {};
+
+    void add(Steps codes, Integers row) {
+#if defined(__AVX512VNNI__)
+        sum = (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)row);
+#elif defined(__AVXVNNI__)
+        sum = (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)row);
+#else
+        for (int byte = 0; byte < 32; byte += 8) sum += (Integers)(codes >> byte & 0xff) * (row << (24 - byte) >> 24);
+#endif
+    }
+    Integers whole() const { return sum; }
+};
+#endif
 
 // Rows [n, spans * SPAN] in bytes, rounded once for all weights that they are multiplied with.
 struct Rows {
@@ -277,14 +302,14 @@ void integer_tile(const Rows& rows, const uint8_t* codes, const float* scales, c
         for (int r = 0; r < R; ++r) {
             const int64_t at = r * rows.spans * PARTS + g, half = at * 2 / PARTS;
             const int32_t all = rows.sums[half] + (PARTS == 1 ? rows.sums[half + 1] : 0);
-            Integers sum = Integers{} - zero * all;
+            Group<BITS> sum;
             for (int s = 0; s < STEPS; ++s) {
                 int32_t four;
                 __builtin_memcpy(&four, rows.codes + at * GROUP + s * 4, sizeof four);
-                sum = dot(sum, weight[s], Integers{} + four);
+                sum.add(weight[s], Integers{} + four);
             }
             const float own_scale = rows.scales[at / PARTS];
-            own[r] += __builtin_convertvector(sum, Sums) * (scale * own_scale);
+            own[r] += __builtin_convertvector(sum.whole() - zero * all, Sums) * (scale * own_scale);
             if (lows) own[r] -= lanes(lows + g * LANES) * (own_scale * static_cast<float>(all));
         }
     }
