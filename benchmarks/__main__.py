@@ -28,6 +28,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
                   help="What every part costs here, against what it must cost.")
 BOTH = "llama-3.1-8b,qwen3-8b"
 LONG = "4096,8192,16384,32768"
+REHEARSED = 8       # training steps of a rehearsal
 SAVING = 0.75       # minutes kept back: what has begun is ended and written
 
 Shapes = Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}; comma-separated.")]
@@ -207,8 +208,10 @@ def train(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehear
     made, make = recipe(where, tokens, small), trainer(text)
     batches = [made.tokens_per_step] if small else [8192, 16_384, 65_536]
     report.take("rate", training.rate(make, made, batches, machine))
-    left = 0.05 if small else report.left / 60 - SAVING
-    report.take("training", training.train(make, replace(made, budget_minutes=max(0.05, left)), out))
+    made = replace(made, budget_minutes=max(0.05, report.left / 60 - SAVING))
+    if small:
+        made = replace(made, total_tokens=REHEARSED * made.tokens_per_step)
+    report.take("training", training.train(make, made, out))
     raise SystemExit(report.finish())
 
 

@@ -37,7 +37,7 @@ FILES = ("model.safetensors", "config.json", "generation_config.json")
 STEPS = 8           # whose rate is measured, after two
 ENDLESS = 10 ** 12  # tokens: the clock ends it
 SMALL: dict[str, Any] = {       # of a rehearsal
-    "bf16": False, "stages": (Stage(64),), "tokens_per_step": 128, "valid_length": 64, "log_steps": 2}
+    "bf16": False, "stages": (Stage(64),), "tokens_per_step": 128, "valid_length": 64, "log_steps": 1}
 
 
 def encode(data: Sequence[Path], out: Path) -> EncodedCorpus:

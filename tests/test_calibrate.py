@@ -14,8 +14,7 @@ from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.eval.checks import calibrate
-from longgraft.eval.checks.calibrate import _costs, _gain, _replay, _Step, _Warmup, choose, stage_of
-from longgraft.eval.checks.odds import accepted
+from longgraft.eval.checks.calibrate import _costs, _gain, _replay, _Step, _Warmup, accepted, choose, stage_of
 from longgraft.methods.find import as_method, build
 from longgraft.protocol.proposer import Ask
 from longgraft.target_model.model import Target

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save_file
 
 import longgraft
-from longgraft.budget.match_odds import MatchOdds
 from longgraft.loading import embedded
 from longgraft.memories.adjacency import AdjacencyMatrix, read_metadata
 from longgraft.methods.calibration import Calibration, made_for
@@ -104,15 +103,3 @@ def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_sa
     shipped = embedded("calibration.safetensors")
     found = Calibration.load(shipped, json.loads(read_metadata(shipped)["identity"]), CPU)
     assert found.differs(made_for(60, 7, 4, 512)) == []
-
-
-def test_a_calibration_keeps_odds_and_one_of_before_has_the_usual_ones(tmp_path):
-    path = tmp_path / "c.safetensors"
-    Calibration(snapshot=snapshot(), odds=MatchOdds(half=20.0, row=0.18)).save(path, IDENTITY)
-    assert Calibration.load(path, IDENTITY, CPU).odds == MatchOdds(half=20.0, row=0.18)
-    written(path)
-    assert Calibration.load(path, IDENTITY, CPU).odds == MatchOdds()
-    for said in ('{"half": -1}', '{"half": NaN}', '{"speed": 1}', "[1]", '{"half": "x"}'):
-        written(path, odds=said)
-        with pytest.raises(ValueError, match="cannot be read"):
-            Calibration.load(path, IDENTITY, CPU)

@@ -12,12 +12,10 @@ from toys.models import toy_network
 from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import BIN_DECAY, BINS, RATE_DECAY, AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, AcceptanceEstimates, Plan
 from longgraft.budget.controller import LEAST, PROBED, STEPS, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
-from longgraft.budget.match_odds import MatchOdds
 from longgraft.engine.stats import Stats
-from longgraft.memories.ngram_index import NgramIndex
 from longgraft.methods.find import METHODS, build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
@@ -123,7 +121,7 @@ def test_the_tree_of_largest_gain_is_found_also_behind_a_jump_in_price(seconds):
         gains = [sum(probabilities[:n]) - prices.of(n) - LEAST * (n > 1) for n in range(1, 21)]
         best = 1 + max(range(20), key=gains.__getitem__)
         assert prices.best(probabilities) == best
-        assert not any(prices.too_dear(n, probabilities[n]) for n in range(1, best))
+        assert all(probabilities[n] > floor for n, floor in enumerate(prices.floors(20)[:best]))
 
 
 # Estimates and prices, by hand ---------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ class Ranks:
 def choosing(ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, guesses: float = 0.0) -> Controller:
     """levels: 0 of a source without; guesses: share of a drafter's that came true; five tokens wait for it."""
     drafted = SimpleNamespace(waiting=5) if levels else None
-    estimates = AcceptanceEstimates(NgramIndex(), LiveCosts(costs, frozen=True), MatchOdds(), drafted)
+    estimates = AcceptanceEstimates(LiveCosts(costs, frozen=True), drafted)
     estimates.learnt.accuracy = guesses
     return Controller(ranks, estimates, beam=3 if levels else 0, levels=levels, probing=False)
 
@@ -194,7 +192,7 @@ def test_a_step_is_counted_once_with_what_it_brought():
     assert (learnt.passes, learnt.spent, learnt.idle) == (2, 3.0, 6)
     assert learnt.rate == pytest.approx([3 + RATE_DECAY * 3, 1.5 + RATE_DECAY * 1.5])
     came, expected = (2.0, 1.25, 1.25), (2.0, 2.0, 2.0)     # of three tokens the bonus is nobody's; first PRIOR
-    assert learnt.drafts == pytest.approx([sum(one * BIN_DECAY ** (2 - n) for n, one in enumerate(values))
+    assert learnt.drafts == pytest.approx([sum(one * DECAY ** (2 - n) for n, one in enumerate(values))
                                            for values in (came, expected)])
     estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))     # nobody planned it
     assert (learnt.passes, learnt.spent) == (2, 3.0)
@@ -225,19 +223,10 @@ def test_prices_follow_the_prefix_and_the_rate():
     assert controller._priced(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
 
 
-def test_what_is_learnt_of_a_match_is_learnt_of_its_bin_of_lengths():
-    for first, last in ((1, 1), (5, 6), (7, 8), (BINS[-1] + 1, 30)):
-        estimates = choosing(Ranks(KNOWN)).estimates
-        for match in (first, last):
-            estimates._count(match, False, prompt=True)
-        changed = [n for n in range(1, 31) if estimates.probability(n) < MatchOdds().probability(n) - 1e-6]
-        assert changed == [*range(first, last + 1)]
-
-
 def test_a_rewound_request_decides_by_the_costs_that_it_had():
     """Variants of a sweep decode from one mark: what the passes of one took must not reach the next."""
     costs = LiveCosts(TOY_COSTS)
-    estimates = AcceptanceEstimates(NgramIndex(), costs, MatchOdds())
+    estimates = AcceptanceEstimates(costs)
     mark, before = estimates.mark(), costs.verify(8, 100)
     costs.timed(8, 100, 40.0)
     costs.drafted(1.0, 50.0)

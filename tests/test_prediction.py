@@ -16,8 +16,6 @@ from longgraft.drafters.token_swift import FrequentNgrams
 from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
-from longgraft.memories.ngram_index import NgramIndex
-from longgraft.memories.rollouts import RollOuts
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
 from longgraft.prefill.chunked import read_prompt
@@ -110,43 +108,6 @@ def test_a_lookup_needs_all_that_it_copies_within_one_text():
 def observed(memory, tokens: list[int], following: int) -> None:
     memory.observe(Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), following,
                                prompt=True))
-
-
-@pytest.mark.parametrize("memory", [NgramIndex(), RollOuts()])
-def test_the_longer_match_counts_and_of_equal_ones_the_prompt_s(memory):
-    memory.reset(0)
-    memory.observe_prediction(torch.tensor([1, 2, 3, 4, 9, 4, 8]))
-    observed(memory, [5, 3, 4, 6, 7, 4, 5], 7)
-    assert memory.after([3, 4], 6) == (2, 6)
-    assert memory.after([2, 3, 4], 6) == (3, 9)
-    assert memory.after([4, 8], 6) == (0, -1)       # where it ends nothing follows
-
-
-@pytest.mark.parametrize("kind", [NgramIndex, RollOuts])
-def test_a_restored_index_knows_the_predictions(kind):
-    memory, other = kind(), kind()
-    memory.reset(0)
-    memory.observe_prediction(torch.tensor([1, 2, 3, 4, 9]))
-    observed(memory, [5, 3, 4, 6, 7], 2)
-    other.reset(0)
-    other.restore(memory.state())
-    for one in (memory, other):
-        assert one.after([3, 4], 6) == (2, 6) and one.after([2, 3, 4], 6) == (3, 9) and one.text[-1] == 2
-
-
-def test_an_answer_that_has_followed_what_was_told_as_far_as_is_counted_goes_on_with_it():
-    common = [*range(10, 50)]
-    memory = NgramIndex()
-    memory.observe_prediction(torch.tensor([*common, 1]))
-    observed(memory, [*common, 2], 3)
-    assert memory.after(common, 6) == (memory.far, 1) and memory.after(common[-31:], 6) == (31, 2)
-
-
-def test_hits_count_what_was_told():
-    memory = NgramIndex()
-    memory.observe_prediction(torch.tensor([1, 2, 3, 4]))
-    observed(memory, [9, 1, 2, 3], 5)
-    assert memory.hits(4) == [(0, False), (1, True), (2, True), (3, False)]
 
 
 def test_rows_of_what_was_told_are_its_commonest_successors_until_the_target_says_better():

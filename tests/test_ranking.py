@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
@@ -11,62 +10,20 @@ from toys.models import VOCAB
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.match_odds import MatchOdds
-from longgraft.budget.node_ranking import RankedProposer
-from longgraft.memories.ngram_index import NgramIndex
+from longgraft.budget.expert_weights import FADE, FIRST, ExpertWeights, Said
+from longgraft.budget.expert_weights import TEXT as TRUST
+from longgraft.budget.node_ranking import ROW, RankedProposer
+from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
-ORDER, FAR = 3, 6
 
-
-def knowing(text: list[int], order: int = ORDER, far: int = FAR) -> NgramIndex:
-    memory = NgramIndex(order, far)
+def knowing(text: list[int]) -> PartialMatching:
+    memory = PartialMatching()
     memory.extend(text)
     return memory
-
-
-def naive(text: list[int], context: list[int]) -> tuple[int, int]:
-    """By looking everywhere, from the newest: the longest n-gram up to ORDER, followed back up to FAR."""
-    for n in range(min(ORDER, len(context)), 0, -1):
-        for at in range(len(text) - 1, n - 1, -1):
-            if text[at - n:at] == context[-n:]:
-                while n < min(FAR, len(context), at) and text[at - n - 1] == context[-n - 1]:
-                    n += 1
-                return n, text[at]
-    return 0, -1
-
-
-def test_the_longest_match_foretells_and_of_equal_n_grams_the_newest():
-    for seed in range(40):
-        rng = random.Random(seed)
-        text = [rng.randrange(3 + seed % 5) for _ in range(60)]
-        memory = knowing(text)
-        for _ in range(40):
-            context = [rng.randrange(3 + seed % 5) for _ in range(rng.randrange(1, 9))]
-            assert memory.after(context, ORDER) == naive(text, context)
-
-
-def test_what_the_text_would_have_foretold_of_itself():
-    rng = random.Random(1)
-    text = [rng.randrange(4) for _ in range(80)]
-    before = [naive(text[:end], text[:end]) for end in range(50, 80)]
-    assert knowing(text).hits(30) == [(n, token == text[end]) for end, (n, token) in zip(range(50, 80), before,
-                                                                                         strict=True)]
-
-
-def test_n_grams_of_one_hash_are_told_apart():
-    assert hash((-1,)) == hash((-2,))
-    assert knowing([-1, 7]).after([-2], ORDER) == (0, -1) and knowing([-1, 7]).after([-1], ORDER) == (1, 7)
-
-
-def test_a_root_is_in_the_text_before_it_is_in_the_cache():
-    memory = NgramIndex()
-    memory.observe(Observation(ProposalTree.chain(torch.tensor([5, 6])), torch.arange(2), 7, prompt=True))
-    memory.observe(Observation(ProposalTree.chain(torch.tensor([7, 8, 9])), torch.arange(2), 5))
-    assert memory.text == [5, 6, 7, 8, 5] and memory.after([8, 5], ORDER) == (1, 6)
 
 
 class Fixed:
@@ -104,21 +61,34 @@ TEXT = [1, 2, 3, 4, 5, 1, 2, 3, 9, 8, 1, 2]        # the root is the last 2
 CHANCES = {(3,): 0.5, (7,): 0.3, (3, 4): 0.4, (3, 6): 0.3, (7, 8): 0.9}
 
 
-def test_probabilities_are_the_drafters_and_what_the_longest_match_adds():
-    odds, tree = MatchOdds(), RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
-    found = paths(tree)
-    # Below the root the match is "1 2" (the newest is followed by 3), beside drafted children.
-    assert found[3,] == pytest.approx(0.5 + odds.bonus(2)) and found[7,] == pytest.approx(0.3)
-    # "1 2 3" was followed by 9, which the drafter did not say.
-    assert found[3, 9] == pytest.approx(found[3,] * odds.bonus(3))
-    assert found[3, 4] == pytest.approx(found[3,] * 0.4)
+def said_by_text(path: tuple[int, ...], run: int = 0) -> dict[int, float]:
+    return {one.token: one.probability for one in knowing(TEXT).known().after(path, run)[0]}
+
+
+def test_probabilities_of_drafter_and_text_are_mixed_beside_drafted_nodes():
+    text = knowing(TEXT)
+    tree = RankedProposer(text, Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
+    found, run = paths(tree), text.known().run
+    # Below the root the longest context is "1 2", which was followed by 3; rows have no say.
+    drafter = 1 - TRUST[2] - 0.05
+    weight = TRUST[2] / (TRUST[2] + drafter)
+    assert found[3,] == pytest.approx((1 - weight) * 0.5 + weight * said_by_text((), run)[3])
+    assert found[7,] == pytest.approx((1 - weight) * 0.3)
     # Below a leaf and below a remembered node the text speaks alone: "1 2 3 9" was followed by 8.
-    assert found[3, 9, 8] == pytest.approx(found[3, 9] * odds.probability(4))
-    assert found[7, 8, 1] == pytest.approx(0.3 * 0.9 * odds.probability(1))
+    assert found[3, 9, 8] == pytest.approx(found[3, 9] * said_by_text((3, 9), run + 2)[8])
+    assert found[7, 8, 1] == pytest.approx(found[7, 8] * said_by_text((7, 8))[1])
     bits = dict(zip(found, tree.origin.tolist()[1:], strict=True))
     match = dict(zip(found, tree.match.tolist()[1:], strict=True))
     assert bits[3,] == DRAFT | RETRIEVED and bits[7,] == DRAFT and bits[3, 9] == RETRIEVED
     assert (match[3,], match[7,], match[3, 9], match[3, 9, 8]) == (2, 0, 3, 4)
+
+
+def test_the_text_alone_is_ranked_as_it_is_beside_a_drafter_that_says_nothing():
+    text, said = knowing(toy_prompt(200)), ProposalTree.root_only(toy_prompt(200)[-1])
+    alone, beside = RankedProposer(text), RankedProposer(text, Fixed(said))
+    ours, other = (one.propose(Ask(said.tokens[0].item(), 40, 0)) for one in (alone, beside))
+    assert paths(ours) == paths(other) and ours.match.tolist() == other.match.tolist()
+    assert ours.origin.tolist() == other.origin.tolist()
 
 
 def test_a_smaller_tree_is_the_most_probable_part_of_a_larger_one():
@@ -135,9 +105,30 @@ def test_rows_have_a_say_beside_drafted_nodes_only():
     rows = parts.rows()
     rows.matrix.update(torch.arange(VOCAB), torch.full((VOCAB, 8), 40, dtype=torch.int32) + torch.arange(8).int())
     found = paths(RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
-    for rank, gain in enumerate(MatchOdds().rank_bonuses()):
-        assert found[40 + rank,] == pytest.approx(gain)
+    for rank, probability in enumerate(ROW):
+        assert found[40 + rank,] == pytest.approx(0.05 * probability)
     assert not any(path[-1] >= 40 for path in found if path[:-1] not in {(), (3,), (7,)})
+
+
+def test_weights_follow_who_gave_the_tokens_that_came():
+    weights, said = ExpertWeights(), Said(2, True, {5: (0.9, 0.1, 0.0), 6: (0.0, 0.5, 0.5)})
+    tree = ProposalTree.chain(torch.tensor([4, 5]))
+    before = weights.of(said)
+    assert before == pytest.approx([TRUST[2], 1 - TRUST[2] - 0.05, 0.05])
+    weights.expect(tree, [said, None])
+    weights.observe(Observation(tree, torch.arange(2), 7))
+    share = before[0] * 0.9 / (before[0] * 0.9 + before[1] * 0.1)
+    whole = FADE * FIRST + 1
+    assert weights.of(said) == pytest.approx([(FADE * FIRST * before[0] + share) / whole,
+                                              (FADE * FIRST * before[1] + 1 - share) / whole,
+                                              FADE * FIRST * before[2] / whole])
+    learnt, another = weights.state(), ProposalTree.chain(torch.tensor([4]))
+    for seen, token in ((another, 5), (tree, 9)):       # another tree, and a token that nobody had
+        weights.expect(tree, [said, None])
+        weights.observe(Observation(seen, torch.arange(1), token))
+        assert weights.state() == learnt
+    assert weights.of(Said(0, True, {}))[0] == 0 and weights.of(Said(2, False, {}))[2] == 0
+    assert sum(weights.of(Said(32, False, {}))) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("budget", [2, 3, 17, 256])

@@ -29,25 +29,29 @@ def told(memory: RollOuts, prompt: list[int], answer: list[int], chunk: int = 3)
         memory.observe(Observation(ProposalTree.chain(torch.tensor([root])), torch.arange(1), token))
 
 
+def next_after(memory: RollOuts, *path: int) -> list[int]:
+    """What may follow the answer and this path, most probable first."""
+    return [one.token for one in sorted(memory.known().after(path, 0)[0], key=lambda one: -one.probability)]
+
+
 def test_what_an_answer_said_is_known_to_the_next_one_with_the_same_prompt():
     memory = RollOuts()
     told(memory, PROMPT, [5, 6, 7, 8])
     told(memory, PROMPT, [5])
     assert memory.answers == 1 and memory.text == [*PROMPT, 5]
-    assert memory.after([4, 5], 6) == (2, 6) and memory.after([3, 4, 5, 6], 6) == (4, 7)
+    assert next_after(memory) == [6] and next_after(memory, 6) == [7]
     told(memory, PROMPT, [5, 9, 9])
     assert memory.answers == 1                  # of one token nothing was decoded
     told(memory, PROMPT, [5])
-    assert memory.answers == 2 and memory.after([4, 5], 6) == (2, 9)        # the newest counts
-    assert memory.after([7, 8], 6) == (0, -1)       # where an answer ended nothing followed
+    assert memory.answers == 2 and next_after(memory) == [9, 6]        # the newest counts more
+    assert next_after(memory, 6, 7, 8) == []        # where an answer ended nothing followed
 
 
-def test_of_equal_matches_the_one_of_this_answer_counts():
+def test_this_answer_counts_beside_earlier_ones():
     memory = RollOuts()
     told(memory, PROMPT, [5, 6, 7, 8])
     told(memory, PROMPT, [5, 9, 5])
-    assert memory.after([9, 5], 6) == (1, 9) and memory.after([4, 5], 6) == (2, 9)
-    assert memory.after([5, 6], 6) == (2, 7)        # only the earlier answer has it
+    assert next_after(memory) == [9, 6] and next_after(memory, 6) == [7]      # only the earlier answer has 6
 
 
 @pytest.mark.parametrize("other", [[1, 2, 3], [1, 2, 3, 4, 4], [1, 2, 9, 4]])
@@ -55,7 +59,7 @@ def test_with_another_prompt_all_is_forgotten(other):
     memory = RollOuts()
     told(memory, PROMPT, [5, 6, 7, 8])
     told(memory, other, [5])
-    assert memory.answers == 0 and memory.after([5], 6) == (0, -1)
+    assert memory.answers == 0 and next_after(memory) == []
     told(memory, PROMPT, [5])
     assert memory.answers == 0
 
@@ -64,8 +68,8 @@ def test_of_many_answers_the_last_are_kept():
     memory = RollOuts(most=2)
     for first in (10, 20, 30):
         told(memory, PROMPT, [first, first + 1])
-    told(memory, PROMPT, [5])
-    assert memory.answers == 2 and memory.after([10], 6) == (0, -1) and memory.after([30], 6) == (1, 31)
+    told(memory, PROMPT, [30])
+    assert memory.answers == 2 and next_after(memory) == [31] and next_after(memory, 10) == []
 
 
 def test_a_restored_state_of_an_answer_that_is_over_joins_with_the_next_prompt():
@@ -74,18 +78,17 @@ def test_a_restored_state_of_an_answer_that_is_over_joins_with_the_next_prompt()
     second.reset(100)
     second.restore(first.state())
     second.observe(Observation(ProposalTree.chain(torch.tensor(PROMPT)), torch.arange(4), 5, prompt=True))
-    assert second.answers == 1 and second.text == [*PROMPT, 5] and second.after([4, 5], 6) == (2, 6)
+    assert second.answers == 1 and second.text == [*PROMPT, 5] and next_after(second) == [6]
 
 
-def test_a_release_gives_the_indices_back_and_keeps_the_answers():
+def test_a_release_keeps_the_answers_alone():
     memory = RollOuts()
     told(memory, PROMPT, [5, 6, 7, 8])
     told(memory, PROMPT, [5, 6, 9, 9])
-    assert memory.after([6, 7], 6) == (2, 8)
     memory.release()
-    assert memory.text == [] and memory._others.text == [] and not memory._answering
+    assert memory.text == [] and memory.known().after((), 0) == ([], 0)
     told(memory, PROMPT, [5])
-    assert memory.answers == 2 and memory.after([3, 4, 5, 6], 6) == (4, 9)      # the one that was released with it
+    assert memory.answers == 2 and next_after(memory, 6) == [9, 7]     # also the one that was released with it
 
 
 def hits(session, seeds) -> list[float]:

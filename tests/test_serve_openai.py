@@ -197,6 +197,17 @@ def test_the_usage_says_what_of_a_prediction_was_said():
         assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (12, 5)
 
 
+def test_a_request_may_ask_for_less_than_the_server_would_propose():
+    text = text_session().generate(PROMPT, 24).text
+    said = {"prompt": PROMPT, "max_tokens": 24, "prediction": text}
+    whole, less = (post(COMPLETIONS, **said, speculative=asked) for asked in (None, {"budget": 3}))
+    assert whole["longgraft"]["steps"] < less["longgraft"]["steps"] < 23 and less["longgraft"]["mat"] <= 2
+    for asked in ({"enabled": False}, {"method": "ar"}, {"budget": 1}):
+        plain = post(COMPLETIONS, **said, speculative=asked)
+        assert plain["longgraft"]["steps"] == 23 and plain["longgraft"]["kinds"] == {"plain": 23}
+        assert {one["choices"][0]["text"] for one in (whole, less, plain)} == {text}
+
+
 def test_a_suffix_is_shown_by_the_models_own_tokens():
     before, after = "def total(xs):\n    ", "\n\nprint(total([1]))"
     session = text_session(fim=True)

@@ -14,7 +14,6 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.engine.stats import Stats
-from longgraft.memories.ngram_index import NgramIndex
 from longgraft.methods.combinators import PlainDecoding, WithinBudget
 from longgraft.methods.find import METHODS, Method, build, find
 from longgraft.methods.needs import HEAD
@@ -95,7 +94,7 @@ def test_nodes_without_a_probability_are_left_out_and_others_stay_whose_they_are
         def propose(self, ask: Ask) -> ProposalTree:
             return tree
 
-    ranked = RankedProposer(NgramIndex(0), One(), pool=1).propose(Ask(2, 30, 0))
+    ranked = RankedProposer(None, One(), pool=1).propose(Ask(2, 30, 0))
     assert ranked.tokens.tolist() == [2, 3, 5] and ranked.origin.tolist() == [ROOT, RETRIEVED, DRAFT | RETRIEVED]
     assert ranked.scores.tolist() == pytest.approx([0.0, -0.1, -0.2])
 

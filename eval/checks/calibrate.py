@@ -22,7 +22,6 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import KEPT_OF_60, kept_nodes
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session, answer
-from longgraft.eval.checks.odds import accepted, estimate
 from longgraft.eval.prompts.suites import Example
 from longgraft.loading import Loaded
 from longgraft.methods.calibration import Calibration, default_path, made_for
@@ -137,7 +136,6 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: Warming, out: Path
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(how.budget)
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
-    answers: list[Prompt] = []
     looping = 0
     for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
@@ -151,7 +149,6 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: Warming, out: Path
         looping += looped
         if not looped:
             halves[index % 2].extend(warmup.steps)
-            answers.append((ids, decoded))
     chosen, unseen = halves if all(halves) else (halves[0] + halves[1],) * 2
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
@@ -166,9 +163,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: Warming, out: Path
              "gain_on_chosen_half": f"{gain:.3f}",
              "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
              "acceptance_on_other_half": f"{_gain(unseen, thresholds, (0.0, 1.0)):.3f}"}
-    found = estimate(loaded, answers, nodes)
-    about |= {"odds_gain_on_chosen_half": f"{found.gain:.3f}", "odds_gain_on_other_half": f"{found.gain_on_others:.3f}"}
-    result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about, found.odds)
+    result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about)
     path = out or default_path(loaded.identity)
     result.save(path, loaded.identity)
     print(f"longgraft: {result.describe()}, split {split}; " + ", ".join(f"{k} {v}" for k, v in about.items()),
@@ -210,6 +205,14 @@ def _gain(steps: Sequence[_Step], thresholds: Mapping[int, float], costs: tuple[
         return tokens / sum(count * draft + verify for count in levels)
 
     return speed([stage_of(step, thresholds) for step in steps]) / speed([UNPRUNED] * len(steps))
+
+
+def accepted(tree: ProposalTree, rest: Sequence[int]) -> int:
+    """Tokens of `rest` that lie on a path of the tree from its root."""
+    node, depth = 0, 0
+    while depth < len(rest) and (node, rest[depth]) in tree.children:
+        node, depth = tree.children[node, rest[depth]], depth + 1
+    return depth
 
 
 def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:

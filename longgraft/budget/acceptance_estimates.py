@@ -1,28 +1,21 @@
-"""Estimates of a request: how often matches predict the next token, the drafter's accuracy, recent tokens per second.
+"""Estimates of a request: the drafter's accuracy, what drafts and proposals brought, recent tokens per second.
 
-Knows the committed text, a drafter's cache, and costs; decides nothing.
+Knows a drafter's cache, and costs; decides nothing.
 """
 
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from longgraft.budget.cost_model import CostState, LiveCosts
-from longgraft.budget.match_odds import MatchOdds
 from longgraft.memories.draft_cache import MOST_WAITING
 from longgraft.memories.eagle3_cache import ACCURACY_TOKENS, Eagle3Cache
-from longgraft.memories.ngram_index import NgramIndex
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 
 # Numbers chosen by hand, on prompts that no table reports (docs/choices.md, spending).
-COUNTED = 1024          # last tokens of a prompt chunk whose matches are counted
-BINS = (1, 2, 3, 4, 6, 8, 12, 16, 24)   # longest match of each bin, in tokens; longer matches are one bin
-BIN_PRIOR = 6.0         # tokens that the prior counts for, in each bin
-SCALE_PRIOR = 2.0       # predicted tokens that "as often as in the prompt" counts for, over all bins
-BIN_DECAY = 0.98        # of a bin's counts, per token in it
+DECAY = 0.98            # of counts, per count
 RATE_DECAY = 0.95       # of earlier steps' tokens and seconds, per step
 RATE_PRIOR = 10.0       # plain steps that the rate begins with
 PATIENCE = 64           # tokens that wait for a drafter before it is probed again, at first
@@ -49,8 +42,6 @@ class Plan:
 class _Learnt:
     """Pairs of counts decay.
 
-    prompt, own: of the prompt and of the answer, per bin of match lengths [tokens that a match predicted, tokens]
-    scale:    of the answer [predicted tokens, those expected at the prompt's rates]
     accuracy: share of tokens that the drafter's best guess has right
     drafts:   [tokens accepted from drafts, tokens expected]
     worth:    [tokens that proposals of a source without levels promised beyond their nodes' price, proposals]
@@ -59,9 +50,6 @@ class _Learnt:
     spent, probing: seconds of all steps, and of probes of sources that were expected to lose
     """
 
-    prompt: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(BINS) + 1)])
-    own: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0] for _ in range(len(BINS) + 1)])
-    scale: list[float] = field(default_factory=lambda: [SCALE_PRIOR, SCALE_PRIOR])
     accuracy: float = 0.0
     drafts: list[float] = field(default_factory=lambda: [PRIOR, PRIOR])
     worth: list[float] = field(default_factory=lambda: [PRIOR, PRIOR])
@@ -81,8 +69,8 @@ class AcceptanceEstimates(Memory):
 
     name = "acceptance estimates"
 
-    def __init__(self, text: NgramIndex, costs: LiveCosts, odds: MatchOdds, cache: Eagle3Cache | None = None) -> None:
-        self.text, self.costs, self.odds, self.drafter_cache = text, costs, odds, cache
+    def __init__(self, costs: LiveCosts, cache: Eagle3Cache | None = None) -> None:
+        self.costs, self.drafter_cache = costs, cache
         self.tail = 1 if cache is None else ACCURACY_TOKENS
         self.reset(0)
 
@@ -112,10 +100,8 @@ class AcceptanceEstimates(Memory):
             self.probe()
 
     def observe(self, seen: Observation) -> None:
-        """The text alone shows how often matches predict the next token; a prompt that the drafter was fed shows its
-        accuracy."""
+        """A prompt that the drafter was fed shows its accuracy; a step, what its plan brought."""
         tokens, learnt = len(seen.path), self.learnt
-        self._count_matches(min(tokens, COUNTED), seen.prompt)
         if seen.prompt:
             self.probe()
         if (plan := self._plan) is None:
@@ -133,46 +119,7 @@ class AcceptanceEstimates(Memory):
             learnt.patience = PATIENCE
 
     def recall(self, seen: Observation) -> None:
-        """Counts all tokens, as a prompt that is read in chunks of up to `COUNTED` tokens does."""
-        self._count_matches(len(seen.path), seen.prompt)
-
-    def _count_matches(self, tokens: int, prompt: bool) -> None:
-        for match, right in self.text.hits(tokens):
-            if match:
-                self._count(match, right, prompt)
-
-    def _count(self, match: int, right: bool, prompt: bool) -> None:
-        """One more token after a match of this length, which predicted it or not."""
-        learnt, place = self.learnt, bisect_left(BINS, match)
-        if not prompt:
-            _fade(learnt.scale, right, self._prompt_probability(match))
-        _fade((learnt.prompt if prompt else learnt.own)[place], right, 1.0)
-
-    def _prompt_probability(self, match: int) -> float:
-        """Probability that a match of this many tokens predicted the next one in the prompt; `MatchOdds` is the prior.
-        """
-        right, tokens = self.learnt.prompt[bisect_left(BINS, match)]
-        return (right + BIN_PRIOR * self.odds.probability(match)) / (tokens + BIN_PRIOR)
-
-    def probability(self, match: int) -> float:
-        """Probability that a match of this many tokens predicts the next one.
-
-        An answer may repeat less than its prompt: one factor on the odds of all matches shows it long before each bin
-        has enough tokens of its own.
-        """
-        predicted, expected = self.learnt.scale
-        prior = self._prompt_probability(match)
-        prior = prior * predicted / (prior * predicted + (1.0 - prior) * expected)
-        right, tokens = self.learnt.own[bisect_left(BINS, match)]
-        return (right + BIN_PRIOR * prior) / (tokens + BIN_PRIOR)
-
-    def bonus(self, match: int) -> float:
-        """What the match adds to the drafter's probability of its successor."""
-        return self.odds.bonus(match)
-
-    def rank_bonuses(self) -> tuple[float, ...]:
-        """What each entry of the matrix's row adds."""
-        return self.odds.rank_bonuses()
+        """Nothing: what was read for an earlier request says nothing of this one."""
 
     def proposed(self, worth: float) -> None:
         """Count a proposal of a source without levels: the tokens that it promised beyond its nodes' price."""
@@ -206,5 +153,5 @@ class AcceptanceEstimates(Memory):
 
 
 def _fade(counted: list[float], found: float, expected: float) -> None:
-    counted[0] = BIN_DECAY * counted[0] + found
-    counted[1] = BIN_DECAY * counted[1] + expected
+    counted[0] = DECAY * counted[0] + found
+    counted[1] = DECAY * counted[1] + expected

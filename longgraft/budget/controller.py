@@ -52,15 +52,15 @@ class Prices:
         self.plain = costs.verify(1, prefix)
         self.seconds = [costs.verify(rows, prefix) - self.plain for rows in range(1, most + 1)]
         # By nodes: the least cost per further node of any larger tree.
-        self._least = [min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
-                       for n in range(most - 1)]
+        self._least = [0.0, *(min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
+                              for n in range(most - 1))]
         self.rate = 1.0 / self.plain
         self.level = costs.level(beam, prefix) if beam else 0.0
         self._feeds = [costs.feed(rows, prefix) for rows in FED] if beam else [0.0, 0.0]
 
-    def too_dear(self, nodes: int, probability: float) -> bool:
-        """Whether no tree of more nodes can pay where the next one has this probability."""
-        return nodes > len(self._least) or probability <= self.rate * self._least[nodes - 1]
+    def floors(self, budget: int) -> list[float]:
+        """By nodes of a tree so far: the probability that the next one must exceed, so that any larger tree can pay."""
+        return [self.rate * least for least in self._least[:budget]]
 
     def best(self, probabilities: Sequence[float]) -> int:
         """How many of these nodes, the root first, gain most tokens beyond their price."""

@@ -13,38 +13,27 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Protocol
 
-from longgraft.budget.match_odds import MatchOdds
+from longgraft.budget.expert_weights import ExpertWeights, Said
 from longgraft.memories.adjacency_memory import AdjacencyMemory
-from longgraft.memories.ngram_index import NgramIndex
-from longgraft.memories.rollouts import RollOuts
+from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.proposer import Ask, Proposer, together
 from longgraft.protocol.pruning import PruningPolicy
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.devices import sent
 from longgraft.trees.padded import on_host
+from longgraft.trees.templates import WEIGHTS
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's
-
-
-class Estimates(Protocol):
-    """How probable remembered tokens are: `MatchOdds`, or a request's own estimates."""
-
-    def bonus(self, match: int) -> float:
-        """What a match of this many tokens adds to the drafter's probability of its successor."""
-
-    def probability(self, match: int) -> float:
-        """The successor's probability where nothing was drafted."""
-
-    def rank_bonuses(self) -> tuple[float, ...]:
-        """What each entry of the matrix's row adds, best first."""
+ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)    # probabilities of a row's entries
 
 
 class Price(Protocol):
     """What trees cost, in expected tokens."""
 
-    def too_dear(self, nodes: int, probability: float) -> bool:
-        """Whether no tree of more than `nodes` can pay where the next one has this probability."""
+    def floors(self, budget: int) -> Sequence[float]:
+        """By nodes of the tree so far: the probability that the next one must exceed, so that any larger tree can pay.
+        """
 
     def best(self, probabilities: Sequence[float]) -> int:
         """How many of these nodes, the root first, gain most beyond their price."""
@@ -52,12 +41,15 @@ class Price(Protocol):
 
 @dataclass(slots=True)
 class _Child:
-    """A successor: its conditional probability, its drafted node or -1, its origin bits, and its match's tokens."""
+    """A successor: what each expert says, its drafted node or -1, its origin bits, and whether the text's newest
+    continuation is this one."""
 
-    probability: float = 0.0
+    text: float = 0.0
+    drafter: float = 0.0
+    row: float = 0.0
     drafted: int = -1
     origin: int = 0
-    match: int = 0
+    newest: bool = False
 
 
 @dataclass
@@ -70,22 +62,36 @@ class _Drafted:
     stage: int | None = None
 
 
+@dataclass(slots=True)
+class _Node:
+    """A ranked node: its path below the root, the text's run at its end, its place in the drafted tree or -1, the
+    tokens of its longest context, and what is said of its children, where some are drafted."""
+
+    path: tuple[int, ...]
+    run: int
+    place: int
+    longest: int = 0
+    said: Said | None = None
+
+
 class RankedProposer:
     """The `budget` most probable nodes of what a drafter and the memories know.
 
+    text:    None: not ranked
     drafter: proposes nodes with probabilities (nodes without are left out); None: the text alone
     rows:    None: no matrix, and no top-k is wanted
     pool:    drafted nodes, as a multiple of the tree's: more than 1 where they cost nothing
-    A node's successors are the drafter's, the one that followed the longest match of its path in the text, and beside
-    drafted ones the matrix's row: their probabilities add up (`MatchOdds`).  A path's is the product.
+    A node's successors are the drafter's, those that followed its path's contexts in the text, and beside drafted ones
+    the matrix's row; their probabilities are mixed (`ExpertWeights`).  A path's is the product.
     """
 
-    def __init__(self, text: NgramIndex | RollOuts, drafter: Proposer | None = None,
-                 rows: AdjacencyMemory | None = None, odds: Estimates | None = None,
-                 clock: Clock | None = None, *, pool: int = POOL) -> None:
-        self.text, self.drafter, self.rows, self.odds = text, drafter, rows, odds or MatchOdds()
+    def __init__(self, text: PartialMatching | None, drafter: Proposer | None = None,
+                 rows: AdjacencyMemory | None = None, clock: Clock | None = None, *, pool: int = POOL) -> None:
+        self.text, self.drafter, self.rows = text, drafter, rows
         self.clock, self.pool = clock or Clock(), pool
-        self.memories = (text, *(() if rows is None else (rows,)), *(() if drafter is None else together([drafter])))
+        self.weights = ExpertWeights()
+        known = tuple(memory for memory in (text, rows) if memory is not None)
+        self.memories = known if drafter is None else (*known, self.weights, *together([drafter]))
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
@@ -99,8 +105,14 @@ class RankedProposer:
 
     def rank(self, ask: Ask, drafted: ProposalTree | None = None, price: Price | None = None) -> ProposalTree:
         """The tree of the most probable nodes, `ask.budget` of them, or as many as gain most beyond their price."""
+        floors = [0.0] * ask.budget if price is None else price.floors(ask.budget)
         with self.clock.part("merge"):
-            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), price)
+            if drafted is None and self.text is not None:
+                tokens, parents, probabilities, match = self.text.known().rank(floors)
+                n = len(tokens) if price is None else price.best(probabilities)
+                return ProposalTree.build([ask.root, *tokens[1:n]], parents[:n], _logs(probabilities[:n]),
+                                          [ROOT] + [RETRIEVED] * (n - 1), None, match[:n])
+            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), floors, price)
 
     def _read(self, drafted: ProposalTree) -> _Drafted:
         read = _Drafted(stage=drafted.stage, origin=drafted.origin.tolist())
@@ -116,47 +128,63 @@ class RankedProposer:
             read.rows = dict(zip(read.children, found, strict=True))
         return read
 
-    def _rank(self, ask: Ask, drafted: _Drafted, price: Price | None) -> ProposalTree:
+    def _rank(self, ask: Ask, drafted: _Drafted, floors: Sequence[float], price: Price | None) -> ProposalTree:
         tokens: list[int] = []
         parents: list[int] = []
-        scores: list[float] = []
+        probabilities: list[float] = []
         origin: list[int] = []
         match: list[int] = []
-        order, entered = self.text.order, 0
-        # (-probability, order of entry, parent, token, its drafted node or -1, origin, its match, longest n-gram of it,
-        # context above it)
-        heap: list[tuple] = [(-1.0, 0, -1, ask.root, 0, ROOT, 0, order, self.text.text[-self.text.far - 1:-1])]
+        nodes: list[_Node] = []
+        run = self.text.known().run if self.text else 0
+        # (-probability, order of entry, parent, token, its child there)
+        heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root, _Child(drafted=0, origin=ROOT))]
+        entered = 0
         while heap and len(tokens) < ask.budget:
-            negative, _, parent, token, place, bits, by, most, above = heappop(heap)
-            if price is not None and tokens and price.too_dear(len(tokens), -negative):
+            negative, _, parent, token, child = heappop(heap)
+            if tokens and -negative <= floors[len(tokens)]:
                 break
-            node, context = len(tokens), [*above, token]
+            above = nodes[parent] if tokens else None
+            node = _Node((*above.path, token), above.run + 1 if child.newest else 0, child.drafted) if above else _Node(
+                (), run, 0)
             tokens.append(token)
             parents.append(parent)
-            scores.append(math.log(-negative) if negative else -math.inf)
-            origin.append(bits)
-            match.append(by)
-            n, successor = self.text.after(context, most)
-            for token, child in self._children(drafted, place, n, successor).items():
-                entered += 1
-                heappush(heap, (negative * min(child.probability, 1.0), entered, node, token, child.drafted,
-                                child.origin, child.match, min(n, order) + 1, context))
-        n = len(tokens) if price is None else price.best([math.exp(score) for score in scores])
-        return ProposalTree.build(tokens[:n], parents[:n], scores[:n], origin[:n], drafted.stage, match[:n])
+            probabilities.append(-negative)
+            origin.append(child.origin)
+            match.append(above.longest if above and child.text else 0)
+            nodes.append(node)
+            for token, child, probability in self._children(drafted, node):
+                if probability:
+                    entered += 1
+                    heappush(heap, (negative * probability, entered, len(tokens) - 1, token, child))
+        n = len(tokens) if price is None else price.best(probabilities)
+        tree = ProposalTree.build(tokens[:n], parents[:n], _logs(probabilities[:n]), origin[:n],
+                                  drafted.stage, match[:n])
+        self.weights.expect(tree, [node.said for node in nodes[:n]])
+        return tree
 
-    def _children(self, drafted: _Drafted, place: int, n: int, successor: int) -> dict[int, _Child]:
-        """By token.  place: the node's place in the drafted tree, or -1; n, successor: its longest match, and what
-        followed there."""
-        below = drafted.children.get(place, ())
-        children = {token: _Child(q, at, drafted.origin[at]) for token, q, at in below}
-        if n:
-            child = children.setdefault(successor, _Child())
-            child.probability += self.odds.bonus(n) if below else self.odds.probability(n)
+    def _children(self, drafted: _Drafted, node: _Node) -> list[tuple[int, _Child, float]]:
+        """(token, what is said of it, its probability)"""
+        below = drafted.children.get(node.place, ())
+        children = {token: _Child(drafter=q, drafted=at, origin=drafted.origin[at]) for token, q, at in below}
+        known, node.longest = self.text.known().after(node.path, node.run) if self.text else ([], 0)
+        for token, probability, newest in known:
+            child = children.setdefault(token, _Child())
+            child.text, child.newest = probability, newest
             child.origin |= RETRIEVED
-            child.match = n
-        for gain, token in zip(self.odds.rank_bonuses(), drafted.rows.get(place, ()), strict=False):
+        if not below:
+            return [(token, child, child.text) for token, child in children.items()]
+        row = drafted.rows.get(node.place, ())
+        for probability, token in zip(ROW, row, strict=False):
             if token >= 0:
                 child = children.setdefault(token, _Child())
-                child.probability += gain
+                child.row = probability
                 child.origin |= RETRIEVED
-        return children
+        node.said = Said(node.longest, bool(row), {token: (child.text, child.drafter, child.row)
+                                                   for token, child in children.items()})
+        text, drafter, of_row = self.weights.of(node.said)
+        return [(token, child, text * child.text + drafter * child.drafter + of_row * child.row)
+                for token, child in children.items()]
+
+
+def _logs(probabilities: Sequence[float]) -> list[float]:
+    return [math.log(p) for p in probabilities]

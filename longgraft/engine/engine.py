@@ -54,7 +54,7 @@ class Engine:
 
     def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
         """ValueError where the request does not fit the target's or a memory's positions."""
-        _whole(max_new_tokens)
+        _whole(max_new_tokens, "max_new_tokens")
         for name, limit in self.limits.items():
             if prompt_tokens + max_new_tokens > limit:
                 raise ValueError(
@@ -68,13 +68,16 @@ class Engine:
         return CELL if self.prefixes is None else self.prefixes.cell
 
     def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
-             predictions: Iterable[Tensor] = (), reads: Reads | None = None) -> Request:
+             predictions: Iterable[Tensor] = (), reads: Reads | None = None, budget: int | None = None) -> Request:
         """A request for these ids, before its prefill.  With a replayed recording, it ends where that does.
 
         predictions: [n] int64 each, texts that the answer may repeat, for memories that learn from ids alone
         reads: makes the reader of this prompt; None: the engine's prefixes make it
+        budget: nodes per verification at most, root included, where that is less than the engine's
         """
-        _whole(goal.limit)
+        _whole(goal.limit, "max_new_tokens")
+        if budget is not None:
+            _whole(budget, "budget")
         if sampling.replay is not None:
             goal = Goal(min(goal.limit, len(sampling.replay)), stop=goal.stop)
         self.check(len(ids), goal.limit)
@@ -95,7 +98,8 @@ class Engine:
                         memory.observe_prediction(tokens)
             reset_peak_memory(self.target.device)
             verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
-            decoder = Decoder(self.verifies(verifier), self.proposer, self.budget, goal, text)
+            nodes = self.budget if budget is None else min(budget, self.budget)
+            decoder = Decoder(self.verifies(verifier), self.proposer, nodes, goal, text)
             if reads is None and self.prefixes is not None:
                 reads = partial(PrefixReader, self.prefixes)
             reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
@@ -121,9 +125,9 @@ class Engine:
             memory.release()
 
 
-def _whole(max_new_tokens: object) -> None:
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number, 1 or more.")
+def _whole(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more.")
 
 
 def limits(target: Target, memories: Iterable[Memory]) -> dict[str, int]:

@@ -74,10 +74,10 @@ class Session:
 
     def open(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
              stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
-             prediction: Prediction | None = None) -> Request:
+             prediction: Prediction | None = None, budget: int | None = None) -> Request:
         """A request to be stepped through, cancelled and closed.
 
-        eos: ids of end tokens, or one; None: the model's own; prediction: as in `generate`
+        eos: ids of end tokens, or one; None: the model's own; prediction, budget: as in `generate`
         """
         sampling, stops, ids = sampling or Sampling(), stop_strings(stop), self.encode(prompt)
         if sampling.replay is not None:
@@ -86,7 +86,8 @@ class Session:
             self._encoder.need("checked for stop strings")
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
         goal = Goal(max_new_tokens, self._encoder.end_tokens(self.eos if eos is None else eos), stops)
-        return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)))
+        return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)),
+                                budget=budget)
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
         """Prefill a prompt and write its rows, for `load(prefix=path)`; ValueError where the file exists."""
@@ -109,24 +110,26 @@ class Session:
         return encode_prediction(self._encoder, prediction)
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
-               progress: bool | None = None, *, prediction: Prediction | None = None, **sampling: Any
-               ) -> Iterator[str]:
+               progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
+               **sampling: Any) -> Iterator[str]:
         """Pieces of text as they become final; together they are the text of `generate`, with the same arguments."""
-        with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction) as request:
+        with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction,
+                       budget=budget) as request:
             yield from (step.text for step in _shown(request, progress) if step.text)
 
     def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
-                 progress: bool | None = None, *, prediction: Prediction | None = None, **sampling: Any
-                 ) -> Generation:
+                 progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
+                 **sampling: Any) -> Generation:
         """The whole answer, as the method promises (`longgraft.methods.method.Method`).
 
         exact, as most: the tokens of plain decoding, in float32 token for token; distribution: these if greedy, and
         the target's distribution if sampled; lossy: neither.
         prediction: text that the answer may repeat, or several: the model does not read it, and memories that learn
         from tokens alone propose from it.
+        budget: nodes per verification at most, root included, where that is less than the session's; 1: plain decoding.
         sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
         """
-        request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction)
+        request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget)
         return answer(request, progress)
 
 

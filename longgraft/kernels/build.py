@@ -1,7 +1,6 @@
-"""Compiles the C++ kernels for this machine once, as a cached shared library.  Knows compilers and folders; knows no
-tensor.
+"""Compiles C++ for this machine once, as a cached shared library.  Knows compilers and folders; knows no tensor.
 
-They are plain C functions called through ctypes, without headers of Python or torch, so that a build takes seconds and
+Its functions are plain C called through ctypes, without headers of Python or torch, so that a build takes seconds and
 outlives their upgrades.
 """
 
@@ -16,8 +15,8 @@ from pathlib import Path
 
 from longgraft.config.cache import cache_folder
 
-SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi")
+KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # the same bits anywhere
 BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # a compiler may lack either
 TIMEOUT = 60        # seconds
 
@@ -26,14 +25,14 @@ class NotBuilt(Exception):
     """Why there are no compiled kernels, in one clause."""
 
 
-def library() -> Path:
+def library(source: Path = KERNELS) -> Path:
     """The library's path; builds it if it does not exist.  NotBuilt if this machine cannot."""
-    source = SOURCE.read_bytes()
     compiler = _compiler()
-    key = hashlib.sha256(b"\0".join([source, compiler.encode(), _machine().encode(), repr(FLAGS).encode()]))
-    path = cache_folder() / f"cpu_kernels-{key.hexdigest()[:16]}.so"
+    key = hashlib.sha256(b"\0".join([source.read_bytes(), compiler.encode(), _machine().encode(),
+                                     repr(FLAGS).encode()]))
+    path = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}.so"
     if not path.exists():
-        _compile(compiler, path)
+        _compile([compiler, *FLAGS], source, path)
     return path
 
 
@@ -55,15 +54,15 @@ def _machine() -> str:
                       *sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})])
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(command: list[str], source: Path, path: Path) -> None:
     """Compile to a temporary file and rename it, so that processes that build at once never see half a library."""
     part = path.with_name(f"{path.name}.{os.getpid()}.partial")
     reason = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for flags in BEST_FIRST:
-            done = subprocess.run([compiler, *FLAGS, *flags, str(SOURCE), "-o", str(part)], capture_output=True,
-                                  text=True, timeout=TIMEOUT)
+            done = subprocess.run([*command, *flags, str(source), "-o", str(part)], capture_output=True, text=True,
+                                  timeout=TIMEOUT)
             if done.returncode == 0:
                 part.replace(path)
                 return
@@ -72,4 +71,4 @@ def _compile(compiler: str, path: Path) -> None:
         reason = str(error)
     finally:
         part.unlink(missing_ok=True)
-    raise NotBuilt(f"{Path(compiler).name} could not build them ({reason})")
+    raise NotBuilt(f"{Path(command[0]).name} could not build them ({reason})")

@@ -9,8 +9,10 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -37,26 +39,6 @@ template <int WHICH = 0> float* scratch(int64_t floats) {
     return kept.get();
 }
 
-// 2^x for x <= 0, within 2e-7 of it; 0 below 2^-126.  The polynomial is Cephes' exp2f.
-template <int L> inline typename Of<L>::Vector power_of_two(typename Of<L>::Vector x) {
-    typedef typename Of<L>::Vector Vector;
-    typedef typename Of<L>::Whole Whole;
-    const Whole vanishes = x < -126.0f;
-    x = vanishes ? x * 0.0f : x;
-    const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
-    const Vector rest = x - __builtin_convertvector(whole, Vector);
-    Vector y = rest * 1.535336188319500e-4f + 1.339887440266574e-3f;
-    y = y * rest + 9.618437357674640e-3f;
-    y = y * rest + 5.550332471162809e-2f;
-    y = y * rest + 2.402264791363012e-1f;
-    y = y * rest + 6.931472028550421e-1f;
-    y = y * rest + 1.0f;
-    const Whole bits = (whole + 127) << 23;
-    Vector scale;
-    __builtin_memcpy(&scale, &bits, sizeof scale);
-    return vanishes ? Vector{} : y * scale;
-}
-
 // A product.  Outputs are the lanes: weights lie packed tile by tile, step by step, so that a tile is read from one
 // address on, and what a row has at a step is one number for all lanes.  A step is four bytes: a float, two bfloat16.
 // Each output is one sum over the steps in their order, whatever the number of rows, blocks and threads.
@@ -76,6 +58,36 @@ typedef Of<LANES>::Vector Sums;
 typedef uint32_t Steps __attribute__((vector_size(4 * LANES), may_alias));
 typedef Of<LANES>::Loose Loose;
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+// a * b + c, rounded once where the machine can.  By name: whether a compiler contracts the expression depends on what is
+// around it, and a row would not get the same bits from two loops.
+inline Sums fused(Sums a, Sums b, Sums c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+// 2^x for x <= 0, within 2e-7 of it; 0 below 2^-126.  The polynomial is Cephes' exp2f.
+inline Sums power_of_two(Sums x) {
+    typedef Of<LANES>::Whole Whole;
+    const Whole vanishes = x < -126.0f;
+    x = vanishes ? x * 0.0f : x;
+    const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
+    const Sums rest = x - __builtin_convertvector(whole, Sums);
+    Sums y = Sums{} + 1.535336188319500e-4f;
+    for (const float next : {1.339887440266574e-3f, 9.618437357674640e-3f, 5.550332471162809e-2f,
+                             2.402264791363012e-1f, 6.931472028550421e-1f, 1.0f}) y = fused(y, rest, Sums{} + next);
+    const Whole bits = (whole + 127) << 23;
+    Sums scale;
+    __builtin_memcpy(&scale, &bits, sizeof scale);
+    return vanishes ? Sums{} : y * scale;
+}
 
 inline Sums lanes(const float* x) { return *reinterpret_cast<const Loose*>(x); }
 inline Sums lanes(const uint16_t* x) {
@@ -107,13 +119,15 @@ template <class T> inline void give(Sums sums, const T* bias, T* y, int64_t o, i
 }
 
 template <class T> inline Sums step(Sums sum, Steps weights, Steps row);
-template <> inline Sums step<float>(Sums sum, Steps weights, Steps row) { return sum + (Sums)weights * (Sums)row; }
+template <> inline Sums step<float>(Sums sum, Steps weights, Steps row) {
+    return fused((Sums)weights, (Sums)row, sum);
+}
 template <> inline Sums step<uint16_t>(Sums sum, Steps weights, Steps row) {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)row);
 #else
-    sum += (Sums)(weights << 16) * (Sums)(row << 16);
-    return sum + (Sums)(weights & 0xffff0000u) * (Sums)(row & 0xffff0000u);
+    sum = fused((Sums)(weights << 16), (Sums)(row << 16), sum);
+    return fused((Sums)(weights & 0xffff0000u), (Sums)(row & 0xffff0000u), sum);
 #endif
 }
 
@@ -309,8 +323,8 @@ void integer_tile(const Rows& rows, const uint8_t* codes, const float* scales, c
                 sum.add(weight[s], Integers{} + four);
             }
             const float own_scale = rows.scales[at / PARTS];
-            own[r] += __builtin_convertvector(sum.whole() - zero * all, Sums) * (scale * own_scale);
-            if (lows) own[r] -= lanes(lows + g * LANES) * (own_scale * static_cast<float>(all));
+            own[r] = fused(__builtin_convertvector(sum.whole() - zero * all, Sums), scale * own_scale, own[r]);
+            if (lows) own[r] = fused(-lanes(lows + g * LANES), Sums{} + own_scale * static_cast<float>(all), own[r]);
         }
     }
     for (int r = 0; r < R; ++r) sums[r] = own[r];
@@ -466,7 +480,7 @@ inline void mixed(const A& a, const float* weights, const typename A::Cached* va
         for (int64_t r = 0; r < R; ++r) {
             Sums weight = Sums{} + weights[r * ROOM + c];
             HELD(weight);
-            for (int64_t i = 0; i < V; ++i) own[r][i] += weight * column[i];
+            for (int64_t i = 0; i < V; ++i) own[r][i] = fused(weight, column[i], own[r][i]);
         }
     }
     for (int64_t r = 0; r < R; ++r)
@@ -496,7 +510,7 @@ __attribute__((noinline)) void soften(float* scores, int64_t n, int64_t size, fl
     for (int64_t t = 0; t < LANES; ++t) largest = std::max(largest, most[t]);
     for (int64_t p = 0; p < n; p += LANES) {
         Loose& some = *reinterpret_cast<Loose*>(scores + p);
-        some = largest > HIDDEN ? power_of_two<LANES>(some - largest) : Sums{};
+        some = largest > HIDDEN ? power_of_two(some - largest) : Sums{};
         total += some;
     }
     *reinterpret_cast<Loose*>(state) = Sums{} + largest;
@@ -565,10 +579,10 @@ void read(const A& a, int64_t head, const float* q, int64_t from, int64_t to, in
 __attribute__((noinline)) void merge(int64_t floats, float* state, const float* next) {
     if (next[0] <= HIDDEN) return;
     const Sums both = lanes(state) > lanes(next) ? lanes(state) : lanes(next);
-    const Sums mine = power_of_two<LANES>(lanes(state) - both), theirs = power_of_two<LANES>(lanes(next) - both);
+    const Sums mine = power_of_two(lanes(state) - both), theirs = power_of_two(lanes(next) - both);
     *reinterpret_cast<Loose*>(state) = both;
     for (int64_t d = LANES; d < floats; d += LANES)
-        *reinterpret_cast<Loose*>(state + d) = lanes(state + d) * mine + lanes(next + d) * theirs;
+        *reinterpret_cast<Loose*>(state + d) = fused(lanes(state + d), mine, lanes(next + d) * theirs);
 }
 
 template <class T, class K> void attend(const Attention<T, K>& a, int threads) {
@@ -630,7 +644,7 @@ void normed(const T* x, const Norm& norm, T* y, int64_t n, int64_t size, int thr
         T* const to = y + r * size;
         const int64_t whole = size / LANES * LANES;
         Sums part = {};
-        for (int64_t i = 0; i < whole; i += LANES) part += lanes(from + i) * lanes(from + i);
+        for (int64_t i = 0; i < whole; i += LANES) part = fused(lanes(from + i), lanes(from + i), part);
         float squares = 0.0f;
         for (int64_t t = 0; t < LANES; ++t) squares += part[t];
         for (int64_t i = whole; i < size; ++i) squares += single(from[i]) * single(from[i]);
@@ -656,7 +670,7 @@ struct Layer {
 };
 
 // e^-x for x >= 0
-inline Sums decayed(Sums x) { return power_of_two<LANES>(x * -LOG2_E); }
+inline Sums decayed(Sums x) { return power_of_two(x * -LOG2_E); }
 inline Sums absolute(Sums x) { return (Sums)((Steps)x & 0x7fffffffu); }
 inline Sums silu(Sums x) {
     const Sums e = decayed(absolute(x));

@@ -1,4 +1,4 @@
-"""What a warm-up leaves behind: thresholds, the best fixed split, odds, and warm rows of the matrix, in one file.
+"""What a warm-up leaves behind: thresholds, the best fixed split, and warm rows of the matrix, in one file.
 
 Knows files and identities; `longgraft.eval.checks.calibrate` chooses the numbers.
 """
@@ -6,16 +6,14 @@ Knows files and identities; `longgraft.eval.checks.calibrate` chooses the number
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from longgraft.budget.match_odds import MatchOdds
 from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
@@ -28,14 +26,13 @@ NODES = 60      # of the tree that `split` divides
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """thresholds: tau per checkpoint; split: drafted nodes kept of 60 when no gate prunes; snapshot: matrix rows
-    [V + 1, K] int32; odds: graft-x's match odds."""
+    [V + 1, K] int32."""
 
     thresholds: Mapping[int, float] = field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
     split: int = 40
     snapshot: Tensor | None = None
     source: str = "default thresholds (Qwen3-8B's, Graft Table 11)"
     about: Mapping[str, str] = field(default_factory=dict)
-    odds: MatchOdds = field(default_factory=MatchOdds)
 
     def describe(self) -> str:
         """One clause for people."""
@@ -59,7 +56,7 @@ class Calibration:
         save_rows(part, self.snapshot, {
             "version": VERSION, "identity": json.dumps(dict(identity)), "split": str(self.split),
             "thresholds": json.dumps({str(d): tau for d, tau in self.thresholds.items()}),
-            "about": json.dumps(dict(self.about)), "odds": json.dumps(asdict(self.odds))})
+            "about": json.dumps(dict(self.about))})
         part.replace(path)
 
     @classmethod
@@ -80,8 +77,7 @@ class Calibration:
             snapshot, _ = load_rows(path, vocab, device)
             if snapshot.shape[1] != min(WIDTH, vocab):
                 raise ValueError(f"its rows hold {snapshot.shape[1]} tokens; {min(WIDTH, vocab)} are needed")
-            return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta),
-                       _odds(meta))
+            return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta))
         except Exception as error:      # likewise
             raise _unreadable(path, error) from error
 
@@ -110,14 +106,6 @@ def _split(meta: Mapping[str, str]) -> int:
     if not 1 <= split <= NODES:
         raise ValueError(f"split is {split}; 1 to {NODES} are needed")
     return split
-
-
-def _odds(meta: Mapping[str, str]) -> MatchOdds:
-    """A file from before graft-x has none."""
-    odds = MatchOdds(**{str(name): float(value) for name, value in json.loads(meta.get("odds", "{}")).items()})
-    if not all(0 <= value < math.inf for value in astuple(odds)):
-        raise ValueError(f"odds are {odds}; numbers of at least 0 are needed")
-    return odds
 
 
 def _about(meta: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from longgraft.drafters.pruning import Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.eagle3_cache import Eagle3Cache
-from longgraft.memories.ngram_index import ORDER, NgramIndex
+from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.combinators import Graft
@@ -100,9 +100,9 @@ class Parts:
         """All committed tokens."""
         return self.one(("history",), TokenHistory)
 
-    def text(self, order: int = ORDER) -> NgramIndex:
-        """All committed tokens by their n-grams of up to this many tokens."""
-        return self.one(("text", order), lambda: NgramIndex(order))
+    def text(self) -> PartialMatching:
+        """All committed tokens, as a distribution of what follows."""
+        return self.one(("text",), PartialMatching)
 
     def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> AdjacencyMemory:
         """The adjacency matrix.  warm: start from the calibration's rows, if any; unseen: the id of an empty entry;

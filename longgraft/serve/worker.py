@@ -63,6 +63,7 @@ class Job:
     seconds: float | None = None
     session: Session | None = None
     complete: Callable[[Step], bool] | None = None
+    budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ class Worker:
         try:
             try:
                 request = (job.session or self.session).open(job.ids, job.max_new_tokens, job.sampling, job.stop,
-                                                             job.eos, prediction=job.prediction)
+                                                             job.eos, prediction=job.prediction,
+                                                             budget=job.budget)
             except ValueError as error:
                 return error
             with request:

@@ -86,7 +86,7 @@ def mtp(parts: Parts) -> RankedProposer:
     policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
     chain = Eagle3Drafter(parts.drafter_cache(), policy, chosen.length, 1, parts.clock)
     answers = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
-    return RankedProposer(answers, chain, odds=parts.calibration.odds, clock=parts.clock, pool=1)
+    return RankedProposer(answers, chain, clock=parts.clock, pool=1)
 
 
 def svip(parts: Parts) -> Eagle3Drafter:

@@ -12,7 +12,6 @@ from longgraft.config.options import check, like, option
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import BeamMassPolicy, Dense
 from longgraft.memories.adjacency_memory import AdjacencyMemory
-from longgraft.memories.ngram_index import ORDER
 from longgraft.methods.method import DRAFTS, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -29,7 +28,7 @@ WIDE, WIDELY = 32, 1.5  # the matrix is used if a pass of so many nodes costs at
 class GraftXChoices:
     """Choices of `graft-x`."""
 
-    text: bool = option(True, "Rank what followed the longest match in the text")
+    text: bool = option(True, "Rank what followed in the text")
     matrix: bool = option(True, "Rank the matrix's rows beside drafted nodes")
     pruning: str = option("mass", "Stop drafting where the beam holds too little probability, or never (none: needs a "
                           "--budget)", choices=("mass", "none"))
@@ -39,11 +38,6 @@ class GraftXChoices:
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def order(self) -> int:
-        """Tokens of the longest n-gram of the text; 0: the text is not ranked."""
-        return ORDER if self.text else 0
 
 
 @dataclass(frozen=True)
@@ -61,12 +55,12 @@ def ranked(p: Parts) -> RankedProposer:
     c: GraftXChoices = p.choices
     drafter = p.source or p.drafter(BeamMassPolicy() if c.pruning == "mass" else Dense())
     pool = {"pool": 1} if p.source else {}
-    return RankedProposer(p.text(c.order), drafter, p.rows() if c.matrix else None, p.calibration.odds, p.clock, **pool)
+    return RankedProposer(p.text() if c.text else None, drafter, p.rows() if c.matrix else None, p.clock, **pool)
 
 
 def text_ranked(p: Parts) -> RankedProposer:
     """The same with the text alone."""
-    return RankedProposer(p.text(), None, None, p.calibration.odds, p.clock)
+    return RankedProposer(p.text(), clock=p.clock)
 
 
 def controlled(p: Parts) -> Controller:
@@ -75,28 +69,26 @@ def controlled(p: Parts) -> Controller:
     if c.pruning == "none":
         raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. Give it a "
                          "budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
-    costs, text, levels = _needed_costs(p), p.text(c.order), p.shape.levels
+    costs, text, levels = _needed_costs(p), p.text() if c.text else None, p.shape.levels
     if p.source is not None:
-        estimates = p.one(("estimates", "source", c.order, c.probing, *map(id, p.source.memories)),
-                          lambda: AcceptanceEstimates(text, costs, p.calibration.odds))
-        return Controller(RankedProposer(text, p.source, None, estimates, p.clock, pool=1), estimates,
+        estimates = p.one(("estimates", "source", c.text, c.probing, *map(id, p.source.memories)),
+                          lambda: AcceptanceEstimates(costs))
+        return Controller(RankedProposer(text, p.source, None, p.clock, pool=1), estimates,
                           probing=c.probing, clock=p.clock)
     cache = p.drafter_cache()
-    estimates = p.one(("estimates", c.order, c.probing, id(cache)),
-                      lambda: AcceptanceEstimates(text, costs, p.calibration.odds, cache))
+    estimates = p.one(("estimates", c.text, c.probing, id(cache)),
+                      lambda: AcceptanceEstimates(costs, cache))
     beam = _beam(costs, p.shape.top_k)
     drafter = Eagle3Drafter(cache, Dense(), levels, beam, p.clock)
-    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, estimates, p.clock),
+    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock),
                       estimates, beam=beam, levels=levels, probing=c.probing, clock=p.clock)
 
 
 def text_controlled(p: Parts) -> Controller:
     """The same with the text alone."""
-    costs, text = _needed_costs(p), p.text()
-    estimates = p.one(("estimates", "text", p.choices.probing),
-                      lambda: AcceptanceEstimates(text, costs, p.calibration.odds))
-    return Controller(RankedProposer(text, None, None, estimates, p.clock), estimates, probing=p.choices.probing,
-                      clock=p.clock)
+    costs = _needed_costs(p)
+    estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
+    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock)
 
 
 def _needed_costs(p: Parts) -> LiveCosts:
@@ -119,6 +111,6 @@ METHODS: tuple[Method, ...] = (
     Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER, ranked,
            (HEAD,), takes=DRAFTS | {"warm"}, fallback="graft-x-text", adaptive=controlled, choices=GraftXChoices(),
            over=lambda chosen: chosen.source),
-    Method("graft-x-text", "graft-x without a drafter: what followed the longest match", PAPER, text_ranked,
+    Method("graft-x-text", "graft-x without a drafter: what followed in the text", PAPER, text_ranked,
            adaptive=text_controlled, choices=TextChoices()),
 )

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.method_roles import PLAIN
 from longgraft.engine.encoder import stop_strings
 
 STOPS = 64          # strings at most: each is searched for in every piece of text
@@ -77,6 +78,17 @@ class Prediction(BaseModel):
     content: str | ContentParts
 
 
+class Speculative(BaseModel):
+    """What the server may propose in this request; the answer is the same."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    enabled: bool | None = True
+    method: str | None = Field(None, description="The server's, or ar: plain decoding")
+    budget: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Nodes per verification at most, the root included; 1: plain decoding")
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -104,6 +116,7 @@ class GenerationRequest(BaseModel):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     prediction: str | Prediction | None = Field(None, description="Text that the answer may repeat")
     return_token_ids: bool | None = False
+    speculative: Speculative | None = Field(None, description="Less than the server would propose, or nothing")
 
     def check_supported(self) -> None:
         """Unsupported where a known field asks for what is not supported."""
@@ -140,6 +153,15 @@ class GenerationRequest(BaseModel):
         """The prediction's text; ValueError for other content than text."""
         content = self.prediction.content if isinstance(self.prediction, Prediction) else self.prediction
         return text_of(content) or None
+
+    def budget(self, served: str) -> int | None:
+        """Nodes per verification at most; None: the server's.  served: its method; ValueError for another one."""
+        if (asked := self.speculative) is None:
+            return None
+        if asked.method not in (None, served, PLAIN):
+            raise ValueError(f"Method {asked.method!r} is not loaded here. Ask for {served} or {PLAIN} (plain), "
+                             "or start a server with --method.")
+        return 1 if asked.enabled is False or asked.method == PLAIN else asked.budget
 
     @property
     def with_usage_chunk(self) -> bool:

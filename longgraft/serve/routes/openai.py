@@ -58,8 +58,10 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
     if stop:
         state.need_tokenizer("stop")
     state.check_ids(body.stop_token_ids or (), "stop_token_ids")
+    with client_errors("speculative"):
+        budget = body.budget(state.session.method)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
-               (*body.eos(state.session.eos), *prompt.eos), seconds=state.options.max_seconds)
+               (*body.eos(state.session.eos), *prompt.eos), budget=budget, seconds=state.options.max_seconds)
 
 
 async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,

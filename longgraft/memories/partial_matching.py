@@ -1,0 +1,75 @@
+"""The committed text and the predictions, as a distribution of what follows.  Knows ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from longgraft.memories.compiled_continuations import CompiledContinuations, continuations
+from longgraft.memories.continuations import Continuations
+from longgraft.memories.token_history import BETWEEN
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.observation import Observation
+
+
+class PartialMatching(Memory):
+    """Prediction by partial matching (`Continuations`) of all that the answer may repeat.
+
+    text: the committed tokens, the root included
+    """
+
+    name = "text"
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.text: list[int] = []
+        self._before: list[int] = []            # predictions, BETWEEN behind each
+        self._answer: int | None = None         # where the answer begins in `text`
+        self._counts = continuations()
+
+    def reset(self, capacity: int) -> None:
+        self._clear()
+
+    def observe_prediction(self, tokens: Tensor) -> None:
+        assert not self.text, "a prediction comes before what is observed"
+        self._before += [*tokens.tolist(), BETWEEN]
+        self._counts.extend(self._before[-len(tokens) - 1:])
+
+    def observe(self, seen: Observation) -> None:
+        if not seen.prompt and self._answer is None:
+            self._answer = len(self.text)
+            self._counts.answer()
+        kept = seen.kept.tolist()
+        # The first one was the last observation's next token.
+        self.extend([*(kept[1:] if self.text else kept), seen.next_token])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Committed, in order."""
+        self._counts.extend(tokens)
+        self.text += tokens
+
+    def known(self) -> Continuations | CompiledContinuations:
+        """What may follow the root, and paths below it."""
+        return self._counts
+
+    def _count(self, earlier: Sequence[int] = ()) -> None:
+        """Learn all of it anew, after `earlier` texts."""
+        self._counts = continuations()
+        self._counts.extend([*earlier, *self._before, *self.text[:self._answer]])
+        if self._answer is not None:
+            self._counts.answer()
+            self._counts.extend(self.text[self._answer:])
+
+    def state(self) -> Any:
+        return self._before.copy(), self.text.copy(), self._answer
+
+    def restore(self, state: Any) -> None:
+        self._before, self.text, self._answer = state[0].copy(), state[1].copy(), state[2]
+        self._count()
+
+    def release(self) -> None:
+        self.reset(0)

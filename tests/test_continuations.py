@@ -1,0 +1,147 @@
+"""The text as a distribution: what followed a context, longest first, as often as such contexts are right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from longgraft.memories.compiled_continuations import CompiledContinuations, continuations
+from longgraft.memories.continuations import KEPT, ORDERS, PRIOR, Continuations
+from longgraft.memories.partial_matching import PartialMatching
+from longgraft.memories.rollouts import RollOuts
+from longgraft.protocol.observation import Observation
+from longgraft.trees.tree import ProposalTree
+
+
+def knowing(text: list[int], kind=Continuations) -> Continuations | CompiledContinuations:
+    model = kind()
+    model.extend(text)
+    return model
+
+
+def tokens(model, path: tuple[int, ...] = ()) -> list[int]:
+    """What may come next, most probable first."""
+    return [one.token for one in sorted(model.after(path, 0)[0], key=lambda one: -one.probability)]
+
+
+def noisy(seed: int, length: int = 700) -> list[int]:
+    """Spans of itself among random tokens, and ends of texts."""
+    rng, text = random.Random(seed), [1, 2, 3]
+    while len(text) < length:
+        at = rng.randrange(len(text))
+        text += text[at:at + rng.randrange(40)] + [rng.randrange(-1, 40 * seed) for _ in range(rng.randrange(4))]
+    return text
+
+
+@pytest.mark.parametrize("seed", [1, 2, 30])
+def test_the_compiled_ones_have_the_same_numbers(seed):
+    if isinstance(compiled := continuations(), Continuations):
+        pytest.skip("no compiler was found here")
+    text, python, rng = noisy(seed), Continuations(), random.Random(seed)
+    text += [token for n in range(2 * KEPT) for token in (1, 50 + n)] + [1]     # more than are kept
+    floors = [rng.random() / 50 for _ in range(80)]
+    for begin in range(0, len(text), 100):
+        for model in (python, compiled):
+            model.extend(text[begin:begin + 100])
+            if begin == 300:
+                model.answer()
+        assert python.run == compiled.run
+        assert python.rank([0.0] * 70) == compiled.rank([0.0] * 70) and python.rank(floors) == compiled.rank(floors)
+        for path in ((), (text[5],), tuple(text[20:70])):
+            if min(path, default=0) >= 0:
+                assert python.after(path, len(path)) == compiled.after(path, len(path))
+
+
+def test_the_longest_context_comes_first_and_shorter_ones_add_what_it_has_not():
+    model = knowing([1, 2, 3, 9, 1, 2, 4, 9, 7, 2, 5, 8, 1, 2])
+    found, longest = model.after((), 0)
+    assert longest == 2 and {one.token for one in found[:2]} == {3, 4} and [one.token for one in found[2:]] == [5]
+    by = {one.token: one for one in found}
+    assert by[4].newest and not by[3].newest and not by[5].newest
+    assert by[4].probability == pytest.approx(2 * by[3].probability) and by[5].probability > 0
+    assert sum(one.probability for one in found) < 1
+    assert tokens(model, (4,)) == [9] and model.after((6,), 0) == ([], 0)
+
+
+def test_of_a_context_the_newest_continuations_are_kept_and_counted():
+    model = knowing([token for n in range(10, 10 + KEPT + 2) for token in (1, n)] + [1, 12, 1, 30, 1])
+    kept = {one.token: one.probability for one in model.after((), 0)[0]}
+    assert len(kept) == KEPT and not {10, 11} & kept.keys()
+    assert kept[30] == pytest.approx(1.5 * kept[12]) == pytest.approx(3 * kept[20])      # seen twice, and newest
+
+
+def test_a_context_is_believed_as_often_as_it_was_right():
+    always, never = knowing([1, 2, 3, 4] * 60 + [1]), knowing([n for k in range(60) for n in (1, 10 + k)] + [1])
+    assert always.after((), always.run)[0][0].probability > 0.97
+    assert sum(one.probability for one in never.after((), 0)[0]) < 0.1
+    fresh = knowing([1, 2, 1])
+    assert sum(one.probability for one in fresh.after((), 0)[0]) == pytest.approx(PRIOR[0], abs=0.05)
+
+
+def test_a_long_copy_is_believed_more_than_a_short_one():
+    span = list(range(100, 1000))
+    short = [token for n in range(12) for token in (*span[400 + 40 * n:436 + 40 * n], 2000 + n)]   # copies of 36 tokens
+    model = knowing([*span, *short, *span[:300]])
+    assert model.run > 250
+    after_short, after_long = (model.after((), run)[0][0].probability for run in (40, 290))
+    assert after_short < 0.95 and after_long > 0.98
+    tokens, _, probabilities, contexts = model.rank([0.0] * 41)
+    assert tokens[1:31] == span[300:330] and probabilities[30] > 0.5 and contexts[1] == ORDERS[-1]
+
+
+def test_an_answer_that_repeats_less_than_its_prompt_is_soon_believed_less():
+    prompt, other = [1, 2, 3, 4, 5, 6, 7] * 40, [token for n in range(10) for token in (1 + n % 7, 50 + n)]
+    alike, answering = knowing(prompt), knowing(prompt)
+    answering.answer()
+    for model in (alike, answering):
+        model.extend([*other, 4])
+    believed, before = (sum(one.probability for one in model.after((), 0)[0]) for model in (answering, alike))
+    assert believed < 0.8 * before
+
+
+def test_no_context_reaches_across_the_end_of_a_text():
+    model = knowing([5, 6, 7, -1, 8, 9, 5, 6])
+    assert tokens(model) == [7] and tokens(model, (7,)) == []
+    assert knowing([6, 7, -1, 7]).after((), 0) == ([], 0)
+
+
+def test_a_ranking_ends_where_no_larger_tree_can_pay():
+    model = knowing([1, 2, 3, 4] * 20 + [1])
+    whole = model.rank([0.0] * 30)
+    assert len(whole[0]) == 30 and whole[0][:4] == [0, 2, 3, 4] and whole[1][:4] == [-1, 0, 1, 2]
+    floor = (whole[2][4] + whole[2][5]) / 2
+    assert model.rank([floor] * 30) == tuple(part[:5] for part in whole)
+
+
+# The memory ----------------------------------------------------------------------------------------------------------
+
+
+def observed(memory: PartialMatching, part: list[int], following: int, prompt: bool = True) -> None:
+    memory.observe(Observation(ProposalTree.chain(torch.tensor(part)), torch.arange(len(part)), following,
+                               prompt=prompt))
+
+
+def test_a_root_is_in_the_text_before_it_is_in_the_cache():
+    memory = PartialMatching()
+    observed(memory, [5, 6], 7)
+    memory.observe(Observation(ProposalTree.chain(torch.tensor([7, 8, 9])), torch.arange(2), 5))
+    assert memory.text == [5, 6, 7, 8, 5] and tokens(memory.known()) == [6]
+
+
+@pytest.mark.parametrize("kind", [PartialMatching, RollOuts])
+def test_a_restored_memory_expects_what_the_other_did(kind):
+    memory, other = kind(), kind()
+    for one in (memory, other):
+        one.reset(0)
+    memory.observe_prediction(torch.tensor([1, 2, 3, 4, 9]))
+    observed(memory, [5, 3, 4, 6, 7], 2)
+    observed(memory, [2, 3], 4, prompt=False)
+    other.restore(memory.state())
+    for one in (memory, other):
+        observed(one, [4], 3, prompt=False)
+    assert memory.text == other.text and memory.known().rank([0.0] * 20) == other.known().rank([0.0] * 20)
+    memory.reset(0)
+    observed(memory, [1, 2], 3)
+    assert tokens(memory.known()) == []        # a prediction goes with its request
