@@ -23,6 +23,9 @@ class Mutation(NamedTuple):
 MUTATIONS = (
     Mutation("a request's own budget is not kept to", "Engine.open", "min(budget, self.budget)", "self.budget", "test_serve_openai.py::test_a_request_may_ask_for_less_than_the_server_would_propose"),
     Mutation("a compiler contracts as it likes", "cpu_kernels.cpp", "own[r][i] = fused(weight, column[i], own[r][i]);", "own[r][i] = R == 1 ? weight * column[i] + own[r][i] : fused(weight, column[i], own[r][i]);", "test_kernels.py::test_a_nodes_logits_are_the_same_bits_in_a_tree_and_in_plain_decoding"),
+    Mutation("prices of a smaller request are kept", "Controller._priced", "len(self._prices[1].seconds) != ask.budget", "False", "test_controller.py::test_a_request_with_less_to_spend_leaves_the_next_one_alone"),
+    Mutation("a source's text observes twice", "RankedProposer.__init__", "if memory not in known", "if memory", "test_sources.py::test_over_any_method_each_memory_is_there_once"),
+    Mutation("ranks read floors that are gone", "compiled_continuations:_at", "array.ctypes.data_as(ctypes.c_void_p)", "ctypes.c_void_p(array.ctypes.data)", "test_continuations.py::test_the_compiled_ones_have_the_same_numbers"),
     Mutation("threads spin as long as they like", "app:main", '        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)', "        pass", "test_cli.py::test_the_commands_bound_how_long_threads_spin_unless_the_user_chose"),
     # real models in sweeps and on the command line
     Mutation("a method without its head stops a sweep that allows it", "Bench.open", "if not config.allow_missing:        # an error before anything runs", "if True:", "test_sweep.py::test_methods_without_what_they_need_are_failures_where_that_is_allowed"),
@@ -162,7 +165,7 @@ MUTATIONS = (
     Mutation("all threads get the compiled products", "ModuleOverride._in_thread", "if threading.get_ident() == self._thread\n", "if self._thread\n", "test_kernels.py::test_another_thread_gets_torchs_products_meanwhile"),
     Mutation("a module's own forward is taken away", "ModuleOverride.__call__", 'for own, _ in self._ours if "forward" not in own]', "for own, _ in self._ours]", "test_kernels.py::test_a_module_with_a_forward_of_its_own_keeps_it"),
     Mutation("a norm's weight counts from nothing", "cpu_kernels.cpp", "(single(weight[i]) + norm.plus) * own", "single(weight[i]) * own", "test_kernels.py::test_norms_equal_torchs"),
-    Mutation("merged chunks forget the larger score", "cpu_kernels.cpp", "fused(lanes(state + d), mine, lanes(next + d) * theirs", "lanes(state + d) + lanes(next + d) * theirs", "test_kernels.py::test_attention_equals_the_reference"),
+    Mutation("merged chunks forget the larger score", "cpu_kernels.cpp", "fused(lanes(state + d), mine, lanes(next + d) * theirs", "fused(lanes(state + d), Sums{} + 1.0f, lanes(next + d) * theirs", "test_kernels.py::test_attention_equals_the_reference"),
     Mutation("ancestors stand where their columns are", "Layout._order", "slots = self.column_depths[columns]", "slots = columns", "test_kernels.py::test_a_nodes_attention_is_the_same_bits_in_a_tree_and_alone"),
     Mutation("chunks begin where a pass does", "cpu_kernels.cpp", "begin = chunk * CHUNK, stop = begin + CHUNK", "begin = chunk * CHUNK + (a.rows > 1 ? 0 : 16), stop = begin + CHUNK - (a.rows > 1 ? 0 : 16)", "test_kernels.py::test_attention_equals_the_reference"),
     Mutation("tiles take the shallowest row's window for all", "_parts", "tl.max(position, 0) - WINDOW", "tl.min(position, 0) - WINDOW", "test_triton.py::test_the_kernel_equals_the_reference"),
@@ -389,7 +392,7 @@ MUTATIONS = (
     Mutation("a draft is priced a node short", "Controller._drafting_pays", "prices.of(2 + n)", "prices.of(1 + n)", "test_controller.py::test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path"),
     Mutation("a draft is priced a level short", "Controller._drafting_pays", "prices.rate * n * prices.level", "prices.rate * max(0, n - 1) * prices.level", "test_controller.py::test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path"),
     Mutation("a whole draft takes a level less", "Controller._draft", "self.levels - 1 if", "self.levels - 2 if", "test_controller.py::test_a_step_is_expected_to_take_its_parts_once_and_to_bring_its_nodes_without_the_root"),
-    Mutation("prices are never renewed", "Controller._priced", "if self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS:", "if self._prices is None:", "test_controller.py::test_prices_follow_the_prefix_and_the_rate"),
+    Mutation("prices are never renewed", "Controller._priced", "not 0 <= ask.position - self._prices[0] < STEPS", "False", "test_controller.py::test_prices_follow_the_prefix_and_the_rate"),
     Mutation("the rate of prices is never renewed", "Controller._priced", "        prices.rate = self.estimates.rate(prices.plain)\n", "", "test_controller.py::test_prices_follow_the_prefix_and_the_rate"),
     Mutation("the root is counted as remembered", "Controller.propose", "sum(probabilities) - 1.0)", "sum(probabilities))", "test_controller.py::test_a_step_is_expected_to_take_its_parts_once_and_to_bring_its_nodes_without_the_root"),
     Mutation("a guess is compared with the token that it was made from", "Eagle3Cache.accuracy", "tokens[1:].to(", "tokens[:-1].to(", "test_memories.py::test_a_drafter_is_judged_by_the_token_that_followed_its_guess"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -345,8 +346,12 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
     code, out, _ = run(capsys, monkeypatch, "doctor", *common, "--context", 300)
     assert code == 0 and ": fits" in out and "memory for 300 tokens" in out
     assert ", packed weights 0." in out
+    _, smaller, _ = run(capsys, monkeypatch, "doctor", *common, "--context", 300, "--weights", "int8", "--kv-dtype",
+                        "bfloat16")
+    cached, halved = (float(re.search(r"target cache ([\d.]+)", text)[1]) for text in (out, smaller))
+    assert ", packed int8 weights 0." in smaller and cached == pytest.approx(2 * halved, abs=0.1)
     with monkeypatch.context() as less:
-        less.setattr("longgraft.eval.checks.doctor.packed_bytes", lambda model: 2 ** 60)
+        less.setattr("longgraft.eval.checks.doctor.packed_bytes", lambda *_: 2 ** 60)
         code, out, _ = run(capsys, less, "doctor", *common, "--context", 300)
     assert code == 0 and "packed weights 0." not in out and "so torch multiplies" in out
     file = tmp_path / "calibration.safetensors"

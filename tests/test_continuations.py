@@ -48,7 +48,9 @@ def test_the_compiled_ones_have_the_same_numbers(seed):
             if begin == 300:
                 model.answer()
         assert python.run == compiled.run
-        assert python.rank([0.0] * 70) == compiled.rank([0.0] * 70) and python.rank(floors) == compiled.rank(floors)
+        for budget in (0, 1, 70, 200):
+            assert python.rank([0.0] * budget) == compiled.rank([0.0] * budget)
+        assert python.rank(floors) == compiled.rank(floors)
         for path in ((), (text[5],), tuple(text[20:70])):
             if min(path, default=0) >= 0:
                 assert python.after(path, len(path)) == compiled.after(path, len(path))

@@ -77,6 +77,16 @@ def test_a_drafter_that_loses_is_looked_at_for_a_fiftieth_of_the_time_at_most():
     assert stats.kinds.get("draft", 0) < 0.1 * stats.steps
 
 
+@pytest.mark.parametrize("method", CHOOSING)
+def test_a_request_with_less_to_spend_leaves_the_next_one_alone(method):
+    text = toy_prompt(180)
+    replay, session = Sampling(replay=tuple(text[-40:])), toy_session(method, adaptive=True, costs=priced(1.0))
+    less = answered(session, text[:-40], 5, replay, budget=2).stats
+    whole = answered(session, text[:-40], 40, replay).stats
+    assert max(less.accepted_per_step) == 1
+    assert whole.accepted_per_step == spent(priced(1.0), method).accepted_per_step
+
+
 def test_plain_steps_run_no_draft_forward():
     network, ran = toy_network(), []
     handle = network.register_forward_hook(lambda *_: ran.append(1))

@@ -176,6 +176,7 @@ def test_a_stop_string_is_named():
     ({"input_prefix": BEFORE, "input_suffix": "", "temperature": -1}, "temperature"),
     ({"input_prefix": BEFORE, "input_suffix": "\ud800"}, "input_suffix"),
     ({"input_prefix": BEFORE, "input_suffix": "", "prediction": "x" * 600}, "prediction"),
+    ({"input_prefix": BEFORE, "input_suffix": "", "speculative": {"method": "pld"}}, "speculative"),
     ({"input_prefix": BEFORE, "input_suffix": "", "input_extra": [{"text": "\udc00"}]}, "input_extra")])
 def test_what_is_wrong_is_said_in_one_sentence_about_its_field(body, param):
     response, = filled(body, status=400)

@@ -1,4 +1,4 @@
-"""One ranking: the longest match foretells, and the most probable paths of drafter and memory together are the tree."""
+"""One ranking: the most probable paths of drafter and text together are the tree, mixed as they came true."""
 
 from __future__ import annotations
 

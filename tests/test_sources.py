@@ -110,6 +110,15 @@ def test_over_any_method_graft_x_says_what_the_target_would(source, adaptive):
         assert answered(session, toy_prompt(60), 24, sampling).token_ids == plain("llama", 60, 24, sampling)
 
 
+@pytest.mark.parametrize("adaptive", [True, False], ids=["choosing", "sixty"])
+@pytest.mark.parametrize("source", [*SOURCES, "graft", "retrieval"])
+def test_over_any_method_each_memory_is_there_once(source, adaptive):
+    """A text that observes twice learns what nobody said."""
+    session = toy_session(f"graft-x+source={source}", adaptive=adaptive)
+    memories = session.engine.proposer.memories
+    assert len({id(memory) for memory in memories}) == len(memories)
+
+
 def test_over_eagle3_the_ranking_has_its_nodes():
     parts = toy_parts()
     ours = build("graft-x+source=eagle3", parts)

@@ -48,8 +48,10 @@ class Share:
     per_token: int      # keys and values of one token
 
 
-def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None) -> Report:
-    """ValueError where the target cannot be decoded here, or the head is another target's."""
+def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None, weights: str = "float",
+            cache: torch.dtype | None = None) -> Report:
+    """weights, cache: a session's `--weights` and `--kv-dtype`.  ValueError where the target cannot be decoded
+    here, or the head is another target's."""
     programs = resident() if device.type == "cpu" else 0      # before a GGUF file is dequantised, which leaves memory
     place = place_of(pair.model, dtype)
     name, config = place.name, cast(Any, read_config(place.path, place.name))
@@ -58,7 +60,7 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     lines = [*machine(device),
              f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
              f"{shape.vocab:,}, {text.max_position_embeddings:,} positions, {str(dtype)[6:]} on {device}"]
-    target, packed = _target(config, dtype)
+    target, packed = _target(config, dtype, weights != "float", cache or dtype)
     shares, positions = {"target": target}, text.max_position_embeddings
     head, described = _head(pair, name, shape)
     lines.append(described)
@@ -75,7 +77,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     left = free_bytes(device)
     needed, enough = memory(shares, beside, context, left, programs)
     if device.type == "cpu" and dtype in DTYPES and enough:
-        both, room = memory(shares, beside | {"packed weights": packed}, context, left, programs)
+        name = "packed weights" if weights == "float" else f"packed {weights} weights"
+        both, room = memory(shares, beside | {name: packed}, context, left, programs)
         needed = both if room else [*needed, "memory: none for packed weights, so torch multiplies, at half the speed"]
     return Report([*lines, *needed], fits and enough)
 
@@ -121,7 +124,7 @@ def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left:
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
 
-def _target(config: Any, dtype: torch.dtype) -> tuple[Share, int]:
+def _target(config: Any, dtype: torch.dtype, integers: bool, cache: torch.dtype) -> tuple[Share, int]:
     """(what a target keeps, bytes of its packed weights)."""
     from transformers import AutoModelForCausalLM
 
@@ -130,7 +133,8 @@ def _target(config: Any, dtype: torch.dtype) -> tuple[Share, int]:
     text = config.get_text_config(decoder=True)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return Share(_bytes(model), 2 * text.num_hidden_layers * heads * size * dtype.itemsize), packed_bytes(model)
+    per_token = 2 * text.num_hidden_layers * heads * size * cache.itemsize
+    return Share(_bytes(model), per_token), packed_bytes(model, integers)
 
 
 def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, bool] | None, str]:

@@ -85,7 +85,7 @@ class Prices:
 class Controller:
     """Proposes the nodes of a ranking that pay.
 
-    ranked:  ranks by these estimates
+    ranked:  ranks all that is known
     beam:    nodes that a level of the EAGLE-3 drafter feeds; 0: no drafter, or a source without levels, whose proposals
              are timed
     levels:  draft forwards of a step at most
@@ -138,7 +138,8 @@ class Controller:
 
     def _priced(self, ask: Ask) -> Prices:
         """Prices at this prefix and the present rate."""
-        if self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS:
+        if (self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS
+                or len(self._prices[1].seconds) != ask.budget):
             self._prices = ask.position, Prices(self.costs, ask.position, ask.budget, self.beam)
         prices = self._prices[1]
         prices.rate = self.estimates.rate(prices.plain)

@@ -16,6 +16,7 @@ from typing import Protocol
 from longgraft.budget.expert_weights import ExpertWeights, Said
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.partial_matching import PartialMatching
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask, Proposer, together
 from longgraft.protocol.pruning import PruningPolicy
 from longgraft.runtime.clock import Clock
@@ -90,8 +91,9 @@ class RankedProposer:
         self.text, self.drafter, self.rows = text, drafter, rows
         self.clock, self.pool = clock or Clock(), pool
         self.weights = ExpertWeights()
-        known = tuple(memory for memory in (text, rows) if memory is not None)
-        self.memories = known if drafter is None else (*known, self.weights, *together([drafter]))
+        known: list[Memory] = [memory for memory in (text, rows) if memory is not None]
+        drafting = () if drafter is None else (self.weights, *together([drafter]))     # which may have the same text
+        self.memories: tuple[Memory, ...] = (*known, *(memory for memory in drafting if memory not in known))
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
@@ -138,7 +140,7 @@ class RankedProposer:
         run = self.text.known().run if self.text else 0
         # (-probability, order of entry, parent, token, its child there)
         heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root, _Child(drafted=0, origin=ROOT))]
-        entered = 0
+        entered, lowest = 0, min(floors[1:], default=0.0)
         while heap and len(tokens) < ask.budget:
             negative, _, parent, token, child = heappop(heap)
             if tokens and -negative <= floors[len(tokens)]:
@@ -153,7 +155,7 @@ class RankedProposer:
             match.append(above.longest if above and child.text else 0)
             nodes.append(node)
             for token, child, probability in self._children(drafted, node):
-                if probability:
+                if -negative * probability > lowest:
                     entered += 1
                     heappush(heap, (negative * probability, entered, len(tokens) - 1, token, child))
         n = len(tokens) if price is None else price.best(probabilities)

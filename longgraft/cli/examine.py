@@ -66,6 +66,8 @@ class Plan:
     context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
+    weights: str = like(Settings, "weights")
+    kv_dtype: str | None = like(Settings, "kv_dtype")
 
     def __post_init__(self) -> None:
         check(self)
@@ -81,7 +83,8 @@ def doctor(pair: Pair, plan: Plan) -> None:
     from longgraft.eval.checks.doctor import examine
     from longgraft.runtime.devices import device_of, dtype_of
 
-    found = examine(pair, plan.context, device_of(plan.device), dtype_of(plan.dtype) if plan.dtype else None)
+    dtype, cache = (dtype_of(name) if name else None for name in (plan.dtype, plan.kv_dtype))
+    found = examine(pair, plan.context, device_of(plan.device), dtype, plan.weights, cache)
     print("\n".join(found.lines))
     if not found.fits:
         raise SystemExit(1)

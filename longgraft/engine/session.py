@@ -126,7 +126,8 @@ class Session:
         the target's distribution if sampled; lossy: neither.
         prediction: text that the answer may repeat, or several: the model does not read it, and memories that learn
         from tokens alone propose from it.
-        budget: nodes per verification at most, root included, where that is less than the session's; 1: plain decoding.
+        budget: nodes per verification at most, root included, where that is less than the session's; 1: nothing is
+            proposed.
         sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
         """
         request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget)

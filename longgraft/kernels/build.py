@@ -16,7 +16,7 @@ from pathlib import Path
 from longgraft.config.cache import cache_folder
 
 KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # the same bits anywhere
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # any loop rounds alike
 BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # a compiler may lack either
 TIMEOUT = 60        # seconds
 

@@ -279,7 +279,7 @@ int64_t longgraft_text_rank(Model* model, int64_t budget, const double* floors, 
     std::vector<Child> children;
     nodes.reserve(budget);
     int64_t entered = 0;
-    const double lowest = *std::min_element(floors, floors + budget);
+    const double lowest = budget > 1 ? *std::min_element(floors + 1, floors + budget) : 0.0;
     while (!heap.empty() && static_cast<int64_t>(nodes.size()) < budget) {
         std::pop_heap(heap.begin(), heap.end());
         const Entry e = heap.back();

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-# Numbers chosen by hand, on prompts that no table reports (docs/choices.md, the text as a distribution).
+# Numbers chosen by hand; others hardly differ (docs/choices.md, the text as a distribution).
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)     # tokens of a context
 FAR = ORDERS[-1]
 PRIOR = (0.25, 0.35, 0.4, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95)     # that the longest context has the next token

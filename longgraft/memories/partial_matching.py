@@ -28,7 +28,7 @@ class PartialMatching(Memory):
     def _clear(self) -> None:
         self.text: list[int] = []
         self._before: list[int] = []            # predictions, BETWEEN behind each
-        self._answer: int | None = None         # where the answer begins in `text`
+        self._answer: int | None = None         # where the answer goes on in `text`, behind its first token
         self._counts = continuations()
 
     def reset(self, capacity: int) -> None:
@@ -57,7 +57,7 @@ class PartialMatching(Memory):
         return self._counts
 
     def _count(self, earlier: Sequence[int] = ()) -> None:
-        """Learn all of it anew, after `earlier` texts."""
+        """Learn all of it anew, after `earlier` texts: some 2 microseconds a token."""
         self._counts = continuations()
         self._counts.extend([*earlier, *self._before, *self.text[:self._answer]])
         if self._answer is not None:

@@ -207,13 +207,13 @@ class Target:
                 input_ids=record[:1], position_ids=record[1:],
                 attention_mask=None,        # the model's own, by `interface.mask`: its windows
                 past_key_values=cache, use_cache=True, logits_to_keep=kept)
-        self.check(run)
-        logits, topk = out.logits[0], None
-        if wants.topk:
-            taken = last["hidden"] if by_block else logits
-            if segment.ranked is not None:
-                taken = taken[sent(segment.ranked, self.device)]
-            topk = self._topk(taken, wants.topk) if by_block else best(taken, wants.topk)
+            self.check(run)
+            logits, topk = out.logits[0], None
+            if wants.topk:
+                taken = last["hidden"] if by_block else logits
+                if segment.ranked is not None:
+                    taken = taken[sent(segment.ranked, self.device)]
+                topk = self._topk(taken, wants.topk) if by_block else best(taken, wants.topk)
         return Report(logits, topk, {layer: rows[0] for layer, rows in hidden.items()},
                       last["hidden"] if wants.final else None, run.queries)
 

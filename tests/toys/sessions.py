@@ -75,9 +75,9 @@ def toy_session(method, family: str = "llama", budget: int | None = None, chunk:
 
 
 def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=(), *,
-             prediction: Prediction | None = None) -> Generation:
+             prediction: Prediction | None = None, budget: int | None = None) -> Generation:
     """To the end, by ids alone."""
-    return answer(session.open(ids, new, sampling, eos=eos, prediction=prediction))
+    return answer(session.open(ids, new, sampling, eos=eos, prediction=prediction, budget=budget))
 
 
 def toy_prompt(length: int, seed: int = 0) -> list[int]:

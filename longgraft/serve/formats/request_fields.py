@@ -79,7 +79,7 @@ class Prediction(BaseModel):
 
 
 class Speculative(BaseModel):
-    """What the server may propose in this request; the answer is the same."""
+    """What the server may propose in this request; with an exact method the answer is the same."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -130,8 +130,10 @@ class Prompts:
             stop = body.stops()
         prediction = [text for text in (*laid.prediction, prediction_ids(state, body)) if text]
         state.check_ids(body.stop_token_ids or (), "stop_token_ids")
+        with client_errors("speculative"):
+            budget = body.budget(state.session.method)
         job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
-                  (*body.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds)
+                  (*body.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds, budget=budget)
         fields = () if body.stream else body.response_fields or ()
         return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
 
