@@ -25,6 +25,8 @@ from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.cpu import DTYPES, CpuKernels, Integers, cpu_kernels, packed_bytes
 from longgraft.kernels.integers import linear_weights, rounded
+from longgraft.memories.compiled_continuations import compiled
+from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
@@ -93,7 +95,11 @@ class Loaded:
                  f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
         engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
                         verifies(method, parts), Prefixes(int(prefixes * 2 ** 30)) if prefixes else None)
-        session = Session(engine, self.tokenizer, (*self.notes, about), method.promise, str(method))
+        notes = self.notes
+        reads = any(isinstance(memory, PartialMatching) for memory in engine.proposer.memories)
+        if reads and isinstance(why := compiled(), NotBuilt):
+            notes = (*notes, f"what follows in the text is looked up in Python, 25 times as slowly: {why}")
+        session = Session(engine, self.tokenizer, (*notes, about), method.promise, str(method))
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
         session.about += tuple(known)
         return session

@@ -192,6 +192,7 @@ MUTATIONS = (
     Mutation("an answer trusts compiled layers", "CompiledModules.forget_changed", "            layer.forget()", "            pass", "test_compiled_layers.py::test_changed_weights_are_those_of_the_next_answer"),
     Mutation("a compiled layer rotates by the wrong table", "cpu_kernels.cpp", "rotate(k, static_cast<const T*>(cos), static_cast<const T*>(sin)", "rotate(k, static_cast<const T*>(sin), static_cast<const T*>(sin)", "test_compiled_layers.py::test_it_gives_what_the_layers_own_code_gives"),
     # spending
+    Mutation("a text in Python says nothing", "Loaded.session", "if reads and", "if not reads and", "test_kernels.py::test_without_a_compiler_a_session_decodes_and_says_why"),
     Mutation("a root is in the text twice", "PartialMatching.observe", "kept[1:] if self.text else kept", "kept", "test_continuations.py::test_a_root_is_in_the_text_before_it_is_in_the_cache"),
     Mutation("a restored text forgets the predictions", "PartialMatching._count", "*self._before, ", "", "test_continuations.py::test_a_restored_memory_expects_what_the_other_did"),
     Mutation("a restored answer counts as prompt", "PartialMatching._count", "            self._counts.answer()\n", "", "test_continuations.py::test_a_restored_memory_expects_what_the_other_did"),

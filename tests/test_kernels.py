@@ -23,6 +23,7 @@ from longgraft.attention.layout import Layout
 from longgraft.eval.checks.bits import check_bits, lines
 from longgraft.kernels import build
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels
+from longgraft.memories.compiled_continuations import compiled
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.model import Segment, Target
@@ -295,13 +296,17 @@ def test_a_module_with_a_forward_of_its_own_keeps_it(kernels, called):
 
 def test_without_a_compiler_a_session_decodes_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    cpu_kernels.cache_clear()
+    caches = cpu_kernels, compiled
+    for cache in caches:
+        cache.cache_clear()
     try:
-        session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval")
+        session = longgraft.load((toy_model(), None), None, tell=False, method="graft-x-text")
     finally:
-        cpu_kernels.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
     assert session.target.kernels is None
-    assert any("no C++ compiler was found" in line for line in session.about)
+    torchs, pythons = (line for line in session.about if "no C++ compiler was found" in line)
+    assert "torch" in torchs and "in Python" in pythons
     assert session.engine.open(toy_prompt(20), Sampling(), longgraft.engine.decoder.Goal(4)).step() is not None
 
 

@@ -6,6 +6,7 @@ outlives their upgrades.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -22,7 +23,15 @@ TIMEOUT = 60        # seconds
 
 
 class NotBuilt(Exception):
-    """Why there are no compiled kernels, in one clause."""
+    """Why nothing is compiled, in one clause."""
+
+
+def loaded(source: Path = KERNELS) -> ctypes.CDLL:
+    """Its functions; NotBuilt if this machine cannot build or load them."""
+    try:
+        return ctypes.CDLL(str(library(source)))
+    except OSError as error:
+        raise NotBuilt(f"the built library cannot be loaded ({error})") from error
 
 
 def library(source: Path = KERNELS) -> Path:

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
-from longgraft.kernels.build import NotBuilt, library
+from longgraft.kernels.build import NotBuilt, loaded
 from longgraft.kernels.integers import IntegerWeight, linear_weights
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -121,10 +121,7 @@ class CpuKernels:
 
     def __init__(self) -> None:
         """NotBuilt if this machine cannot build or load them."""
-        try:
-            compiled = ctypes.CDLL(str(library()))
-        except OSError as error:
-            raise NotBuilt(f"the built library cannot be loaded ({error})") from error
+        compiled = loaded()
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._product, self._attention = compiled.longgraft_product, compiled.longgraft_attention
         self._norm, self._layer = compiled.longgraft_norm, compiled.longgraft_layer

@@ -10,7 +10,7 @@ from weakref import finalize
 
 import numpy as np
 
-from longgraft.kernels.build import NotBuilt, library
+from longgraft.kernels.build import NotBuilt, loaded
 from longgraft.memories.continuations import KEPT, LEVELS, Continuation, Continuations, RankedPaths
 
 
@@ -19,7 +19,7 @@ class CompiledContinuations:
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._of = functions
-        self._model = ctypes.c_void_p(functions.longgraft_text_new())
+        self._model = functions.longgraft_text_new()
         # Not at the interpreter's end, when a thread may still decode.
         finalize(self, functions.longgraft_text_free, self._model).atexit = False
         self._after = (np.empty(LEVELS * KEPT, np.int32), np.empty(LEVELS * KEPT), np.empty(LEVELS * KEPT, np.int32),
@@ -34,13 +34,12 @@ class CompiledContinuations:
 
     def extend(self, tokens: Sequence[int]) -> None:
         given = np.asarray(tokens, dtype=np.int32)
-        self._of.longgraft_text_extend(self._model, _at(given), ctypes.c_int64(len(given)))
+        self._of.longgraft_text_extend(self._model, _at(given), len(given))
 
     def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
         given, (tokens, probabilities, newest, longest) = np.asarray(path, dtype=np.int32), self._after
         n = self._of.longgraft_text_after(
-            self._model, _at(given), ctypes.c_int64(len(given)), ctypes.c_int64(run), _at(tokens), _at(probabilities),
-            _at(newest), _at(longest))
+            self._model, _at(given), len(given), run, _at(tokens), _at(probabilities), _at(newest), _at(longest))
         return [Continuation(*one) for one in zip(tokens[:n].tolist(), probabilities[:n].tolist(),
                                                   map(bool, newest[:n].tolist()), strict=True)], int(longest[0])
 
@@ -49,7 +48,7 @@ class CompiledContinuations:
         tokens, parents, orders = (np.empty(budget, np.int32) for _ in range(3))
         probabilities = np.empty(budget)
         n = self._of.longgraft_text_rank(
-            self._model, ctypes.c_int64(budget), _at(np.asarray(floors, dtype=np.float64)), _at(tokens), _at(parents),
+            self._model, budget, _at(np.asarray(floors, dtype=np.float64)), _at(tokens), _at(parents),
             _at(probabilities), _at(orders))
         return tokens[:n].tolist(), parents[:n].tolist(), probabilities[:n].tolist(), orders[:n].tolist()
 
@@ -59,18 +58,23 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def continuations() -> Continuations | CompiledContinuations:
-    """An empty text's: compiled where a compiler is found."""
-    functions = _functions()
-    return Continuations() if functions is None else CompiledContinuations(functions)
+    """An empty text's: compiled where that is possible."""
+    functions = compiled()
+    return Continuations() if isinstance(functions, NotBuilt) else CompiledContinuations(functions)
 
 
 @cache
-def _functions() -> ctypes.CDLL | None:
+def compiled() -> ctypes.CDLL | NotBuilt:
+    """The functions, or why there are none; a build is tried once."""
     try:
-        functions = ctypes.CDLL(str(library(Path(__file__).with_name("continuations.cpp"))))
-    except (NotBuilt, OSError):
-        return None
-    functions.longgraft_text_new.restype = ctypes.c_void_p
-    for name in ("run", "after", "rank"):
-        getattr(functions, f"longgraft_text_{name}").restype = ctypes.c_int64
+        functions = loaded(Path(__file__).with_name("continuations.cpp"))
+    except NotBuilt as error:
+        return error
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    for name, result, given in (
+            ("new", pointer, []), ("free", None, [pointer]), ("answer", None, [pointer]), ("run", number, [pointer]),
+            ("extend", None, [pointer, pointer, number]), ("rank", number, [pointer, number, *[pointer] * 5]),
+            ("after", number, [pointer, pointer, number, number, *[pointer] * 4])):
+        function = getattr(functions, f"longgraft_text_{name}")
+        function.restype, function.argtypes = result, given
     return functions

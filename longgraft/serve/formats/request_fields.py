@@ -86,7 +86,7 @@ class Speculative(BaseModel):
     enabled: bool | None = True
     method: str | None = Field(None, description="The server's, or ar: plain decoding")
     budget: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Nodes per verification at most, the root included; 1: plain decoding")
+        None, description="Nodes per verification at most, the root included; 1: nothing is proposed")
 
 
 class StreamOptions(BaseModel):
