@@ -75,9 +75,10 @@ class Loaded:
         return identity_of(self.target, self.tokenizer, self.parts.head)
 
     def session(self, budget: Budget = None, chunk: int | None = None, prefixes: float | None = None,
-                prefix: Sequence[str] = ()) -> Session:
+                prefix: Sequence[str] = (), corpus: str | None = None) -> Session:
         """budget: nodes per verification; paper: the method's; None: what pays, where the method can choose, else the
-        method's, on a CPU at most CPU_BUDGET.  prefixes: GiB of the cache of prompts; prefix: prefix files."""
+        method's, on a CPU at most CPU_BUDGET.  prefixes: GiB of the cache of prompts; prefix: prefix files; corpus: of
+        requests that ask for none."""
         method, nodes = self.method, self.method.usual_budget(budget)
         # Memories and clock of its own: two sessions may share one target.
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
@@ -102,6 +103,9 @@ class Loaded:
         session = Session(engine, self.tokenizer, (*notes, about), method.promise, str(method))
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
         session.about += tuple(known)
+        if corpus is not None:
+            session.corpora = (session.corpus(corpus),)
+            session.about += (f"corpus {corpus}: {len(session.corpora[0].tokens):,} tokens may be repeated",)
         return session
 
     def _gates(self, nodes: int) -> str:
@@ -142,7 +146,8 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
                  ) -> tuple[Session, Loaded]:
     """A session, and what it was made from; arguments as of `load`."""
     loaded = assemble(model, drafter, settings)
-    session = loaded.session(with_own_settings(settings).budget, settings.chunk, settings.prefixes, settings.prefix)
+    session = loaded.session(with_own_settings(settings).budget, settings.chunk, settings.prefixes, settings.prefix,
+                             settings.corpus)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session, loaded

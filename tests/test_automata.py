@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -15,7 +13,7 @@ from toys.models import toy_target
 from toys.observations import seen
 from toys.sessions import toy_parts
 
-from longgraft.cli.app import main
+from longgraft.corpora import Corpus
 from longgraft.loading import load_needs
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory
@@ -23,7 +21,6 @@ from longgraft.methods.combinators import Either, expected, matched
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Sources
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.datastore import Datastore
 from longgraft.retrievers.rest import RestChoices, RestRetriever
 from longgraft.retrievers.sam_decoding import SamChain, SuffixAutomaton
 from longgraft.retrievers.suffix_decoding import Speculation, SuffixDecoding
@@ -249,7 +246,7 @@ def continuations(text: list[int], context: list[int], lookup: RestChoices) -> t
 def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
     rng = np.random.default_rng(0)
     text, found = rng.integers(0, 4, 300).tolist(), Counter()
-    store = Datastore.build(np.array(text))
+    store = Corpus.build(np.array(text))
     for seed in range(20):
         known = np.random.default_rng(seed).integers(0, 4 + seed % 2, 20).tolist()
         match, prefixes, hits = continuations(text, known, lookup)
@@ -265,7 +262,7 @@ def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
 
 
 def test_nothing_is_proposed_after_tokens_that_the_datastore_lacks():
-    store = Datastore.build(np.array([1, 2, 3, 4]))
+    store = Corpus.build(np.array([1, 2, 3, 4]))
     assert len(RestRetriever(history([7, 1]), store).propose(ask(9))) == 1
     assert len(RestRetriever(history([7]), store).propose(ask(1))) == 1           # a match of one token is none
     assert len(RestRetriever(history([3]), store).propose(ask(4))) == 1           # nothing follows the end
@@ -273,67 +270,13 @@ def test_nothing_is_proposed_after_tokens_that_the_datastore_lacks():
 
 
 def test_of_many_occurrences_as_many_are_read_evenly_spaced():
-    store = Datastore.build(np.array([token for n in range(100) for token in (1, 2, 3 + n)]))
+    store = Corpus.build(np.array([token for n in range(100) for token in (1, 2, 3 + n)]))
     tree = RestRetriever(history([1]), store, RestChoices(hits=4, length=1)).propose(ask(2))
     assert tree.tokens.tolist() == [2, 3, 28, 53, 78] and tree.scores[1].item() == pytest.approx(np.log(1 / 4))
 
 
-def test_places_are_sorted_by_more_tokens_than_a_lookup_reads():
-    text = np.random.default_rng(1).integers(0, 2, 400)
-    text[100:160] = text[200:260] = 1
-    order = Datastore.build(text).order.tolist()
-    ranked = [text[at:at + 32].tolist() for at in order]
-    assert ranked == sorted(ranked) and sorted(order) == list(range(400))
-
-
-def test_a_datastore_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
-    path = tmp_path / "store.safetensors"
-    made = Datastore.build(np.array([5, 6, 7]))
-    made.save(path, IDENTITY)
-    read = Datastore.load(path, IDENTITY)
-    assert read.tokens.tolist() == [5, 6, 7] and read.order.tolist() == made.order.tolist()
-    with pytest.raises(ValueError, match=r"belongs to tokenizer 'mine', and 'theirs' is loaded. Make it again"):
-        Datastore.load(path, {"tokenizer": "theirs"})
-    replace(made, order=made.order[:2]).save(path, IDENTITY)
-    with pytest.raises(ValueError, match=r"store.safetensors holds tokens int32 \(3,\) and order int32 \(2,\)"):
-        Datastore.load(path, IDENTITY)
-    made.save(path, IDENTITY)
-    path.write_bytes(path.read_bytes()[:-4])
-    for broken in (path, tmp_path / "none"):
-        with pytest.raises(ValueError, match=f"Datastore {broken} cannot be read"):
-            Datastore.load(broken, IDENTITY)
-    with pytest.raises(ValueError, match="The text has 0 tokens"):
-        Datastore.build(np.array([], dtype=np.int64))
-
-
 def test_who_has_no_datastore_is_told_how_to_build_one():
-    said = (r"'rest' needs a datastore: none ships with the package\.\nBuild one from text or code with `longgraft "
-            r"datastore build FILES --out store\.safetensors`")
+    said = (r"'rest' needs a datastore: none ships with the package\.\nMake a corpus of text or code with `longgraft "
+            r"corpus add NAME FILES`")
     with pytest.raises(ValueError, match=said):
         load_needs(find("rest"), Sources(toy_target()))
-
-
-def test_a_datastore_is_built_from_rows_files_and_folders(tmp_path, capsys, monkeypatch):
-    from longgraft.methods.needs import embedded
-    from longgraft.target_model.weights import read_tokenizer
-
-    (tmp_path / "code").mkdir()
-    for name, text in (("a.py", "import numpy"), ("b.md", "# Words"), ("c.bin", "\0")):
-        (tmp_path / "code" / name).write_text(text)
-    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as rows:
-        rows.write(json.dumps({"text": "import torch"}) + "\n")
-    out = tmp_path / "store.safetensors"
-    for status in (None, 2):        # what is there is not written over
-        monkeypatch.setattr("sys.argv", ["longgraft", "datastore", "build", str(tmp_path / "rows.jsonl.gz"),
-                                         str(tmp_path / "code"), "--endings", ".py,.md", "--out", str(out)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert (ended.value.code or None) == status
-    assert "exists already" in capsys.readouterr().err
-    tokenizer = read_tokenizer(str(embedded("target")), "embedded")
-    sources = Sources(toy_target(), given={"datastore": str(out)}, tokenizer=tokenizer)
-    store = load_needs(find("rest"), sources)[1]["datastore"]
-    end = tokenizer.eos_token
-    assert tokenizer.decode(store.tokens.tolist()) == f"import torch{end}import numpy{end}# Words{end}"
-    with pytest.raises(ValueError, match="belongs to tokenizer"):
-        load_needs(find("rest"), replace(sources, tokenizer=None))

@@ -134,7 +134,7 @@ def test_wrong_words_get_one_sentence_before_a_model_is_loaded(capsys, monkeypat
 
 @pytest.mark.parametrize("words, kind", [
     ("generate --prompts there --out", "file"), ("prefill there --save", "file"), ("costs --out", "file"),
-    ("calibrate --prompts there --out", "file"), ("datastore build there --out", "file"),
+    ("calibrate --prompts there --out", "file"),
     ("recordings run --out", "file"), ("heads export head --out", "folder"), ("diagnose --out", "folder")])
 def test_every_command_refuses_to_overwrite_in_the_same_words(capsys, monkeypatch, tmp_path, words, kind):
     monkeypatch.chdir(tmp_path)

@@ -47,6 +47,7 @@ def test_the_compiled_ones_have_the_same_numbers(seed):
             model.extend(text[begin:begin + 100])
             if begin == 300:
                 model.answer()
+            model.read(text[begin + 90:begin + 200])       # which it will come to, for the most part
         assert python.run == compiled.run
         for budget in (0, 1, 70, 200):
             assert python.rank([0.0] * budget) == compiled.rank([0.0] * budget)
@@ -115,6 +116,21 @@ def test_a_ranking_ends_where_no_larger_tree_can_pay():
     assert len(whole[0]) == 30 and whole[0][:4] == [0, 2, 3, 4] and whole[1][:4] == [-1, 0, 1, 2]
     floor = (whole[2][4] + whole[2][5]) / 2
     assert model.rank([floor] * 30) == tuple(part[:5] for part in whole)
+
+
+def test_a_passage_is_believed_beyond_what_the_text_knows_as_often_as_it_was_right():
+    model = knowing([1, 2, 3, 4, 5, 1, 2])
+    model.read([9, 1, 2, 7])
+    assert tokens(model) == [3]                     # it knows no more than the text: 1, 2
+    model.read([5, 1, 2, 7])
+    (token, first, newest), *_ = sorted(model.after((), 0)[0], key=lambda one: -one.probability)
+    assert model.after((), 0)[1] == 3 and set(tokens(model)) == {7, 3} and token == 7 and not newest
+    for _ in range(20):
+        model.extend([3, 4, 5, 1, 2])
+    assert tokens(model)[0] == 3
+    model.read([8, 6, 2, 7])
+    model.extend([8, 6, 2])
+    assert next(one.probability for one in model.after((), 0)[0] if one.token == 7) < first
 
 
 # The memory ----------------------------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ from toys.sources import MAPPED, ROOT, modules
 import longgraft
 
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["runtime", "config"], ["trees", "attention"], ["acceptance", "kernels"], ["protocol"], ["target_model"],
+    ["runtime", "config"], ["trees", "attention", "corpora"], ["acceptance", "kernels"], ["protocol"], ["target_model"],
     ["prefill", "yarn_drafters", "models"], ["memories", "engine"], ["drafters", "retrievers"], ["budget"],
     ["methods", "yarn_drafters.training"], ["loading"], ["comparison", "transformers_generate"],
     ["eval.scores", "eval.statistics"], ["eval.prompts", "eval.runs.rows"], ["eval", "completion.repository"],
     ["completion.snippets"], ["completion.retrieval", "completion.prompt"], ["completion"],
     ["serve"], ["serve.routes"], ["serve.app"], ["__init__"], ["cli"], ["benchmarks"]]
 # What answers needs nothing that measures.
-NOT_OF_EVAL = ("serve", "completion", "cli.app", "cli.root", "cli.commands", "cli.complete", "cli.datastore",
+NOT_OF_EVAL = ("serve", "completion", "cli.app", "cli.root", "cli.commands", "cli.complete", "cli.corpus",
                "cli.generate", "cli.models", "cli.prefill", "cli.prompts", "cli.serve")
 
 

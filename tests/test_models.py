@@ -229,8 +229,7 @@ def test_a_name_is_a_small_model_a_frozen_target_and_a_tokenizer(model, tmp_path
     text.write_text(json.dumps({"text": "the end " * 40}))
     with Frozen.prepared(DrafterRecipe(device="cpu"), "toy", [text], [], tmp_path / "out", torch.float32) as frozen:
         assert frozen.target.name == "toy" and torch.equal(frozen.model(IDS).logits, model(IDS).logits)
-    out = tmp_path / "store"
-    assert run(capsys, monkeypatch, "datastore", "build", text, "--model", "toy", "--out", out)[0] == 0
+    assert run(capsys, monkeypatch, "corpus", "add", "ours", text, "--model", "toy")[0] == 0
 
 
 def test_a_calibration_belongs_to_the_name_and_not_to_the_caches_place(model):

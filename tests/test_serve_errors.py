@@ -62,6 +62,8 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     ({"prompt": "a", "stop": ["x"] * 65}, "stop", "have at most 64 items, not 65"),
     ({"prompt": "a", "speculative": {"method": "pld"}}, "speculative", "Method 'pld' is not loaded here. Ask for"),
     ({"prompt": "a", "speculative": {"budget": 0}}, "speculative.budget", "greater than or equal to 1"),
+    ({"prompt": "a", "longgraft": {"corpus": "ours"}}, "longgraft.corpus", "reads none"),
+    ({"prompt": "a", "longgraft": {"copus": "ours"}}, "longgraft.copus", "longgraft.copus"),
     ({"prompt": "a", "stop_token_ids": ["x"]}, "stop_token_ids[0]", "a valid integer"),
     ({"prompt": "a", "stop_token_ids": [5, 96]}, "stop_token_ids", "stop_token_ids holds 96, and llama knows 0 to 95"),
     ({"prompt": "a", "stream": "yes"}, "stream", "a valid boolean"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 
+import numpy as np
 import pytest
 from toys.served import FIM, asking, characters, client, text_session
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.corpora import Corpus, corpus_path
 from longgraft.engine.session import answer as answered
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.runtime.fingerprint import vocabulary
 from longgraft.serve.formats.request_fields import default_sampling
 from longgraft.serve.state import State
 
@@ -206,6 +209,16 @@ def test_a_request_may_ask_for_less_than_the_server_would_propose():
         plain = post(COMPLETIONS, **said, speculative=asked)
         assert plain["longgraft"]["steps"] == 23 and plain["longgraft"]["kinds"] == {"plain": 23}
         assert {one["choices"][0]["text"] for one in (whole, less, plain)} == {text}
+
+
+def test_a_request_names_a_corpus_of_the_servers(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path))
+    session = text_session(method="graft-x-text")
+    text = session.generate(PROMPT, 24).text
+    Corpus.build(np.array(session.encode(text))).save(corpus_path("ours"), {"tokenizer": vocabulary(session.tokenizer)})
+    alone, helped = (post(COMPLETIONS, session, prompt=PROMPT, max_tokens=24, longgraft=own)
+                     for own in (None, {"corpus": "ours"}))
+    assert alone["choices"] == helped["choices"] and helped["longgraft"]["steps"] < alone["longgraft"]["steps"]
 
 
 def test_a_suffix_is_shown_by_the_models_own_tokens():

@@ -22,7 +22,7 @@ Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
     metavar="[FILE]...", help="As --prompt-file: text files that prompts will begin with; -: standard input.")]
 
 
-@command(prefilling, "prefill", EXAMPLE, "Answer", without=("prompts", "prediction", "prefixes", "prefix"))
+@command(prefilling, "prefill", EXAMPLE, "Answer", without=("prompts", "prediction", "prefixes", "prefix", "corpus"))
 def prefill(given: PromptOptions, pair: Pair, settings: Settings, save: Annotated[Path, typer.Option(
         help="New file.", metavar="FILE")], files: Sources = None) -> None:
     """Read a text once, for all prompts that begin with it: --prefix FILE of the other commands."""

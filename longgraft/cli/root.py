@@ -10,7 +10,7 @@ import typer
 
 from longgraft import __version__
 from longgraft.cli.complete import completing
-from longgraft.cli.datastore import datastore
+from longgraft.cli.corpus import corpus
 from longgraft.cli.examine import looking
 from longgraft.cli.generate import generating
 from longgraft.cli.measure import measuring
@@ -25,7 +25,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for part in (generating, completing, prefilling, looking, serving, measuring):
     app.registered_commands += part.registered_commands
 app.add_typer(models, name="models", rich_help_panel="Answer")
-app.add_typer(datastore, name="datastore", rich_help_panel="Drafters")
+app.add_typer(corpus, name="corpus", rich_help_panel="Answer")
 app.add_typer(heads, name="heads", rich_help_panel="Drafters")
 app.add_typer(train, name="train", rich_help_panel="Drafters")
 

@@ -91,6 +91,8 @@ class Settings:
                                     none="nothing")
     prefix: tuple[str, ...] = option((), "File of `longgraft prefill`: prompts reuse the text that it was made from; "
                                      "repeatable", many=True, metavar="FILE")
+    corpus: str | None = option(None, "Name of a corpus (`longgraft corpus`) that answers may repeat; graft-x and "
+                                "graft-x-text read it", none="none")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
     online: float | None = option(None, "Thresholds follow the last 64 steps, where a drafted level costs this "

@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import product
 from weakref import ref
 
 from torch import Tensor
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.corpora import Corpus
 from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.request import Request
@@ -68,12 +70,14 @@ class Engine:
         return CELL if self.prefixes is None else self.prefixes.cell
 
     def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
-             predictions: Iterable[Tensor] = (), reads: Reads | None = None, budget: int | None = None) -> Request:
+             predictions: Iterable[Tensor] = (), reads: Reads | None = None, budget: int | None = None,
+             corpora: Iterable[Corpus] = ()) -> Request:
         """A request for these ids, before its prefill.  With a replayed recording, it ends where that does.
 
         predictions: [n] int64 each, texts that the answer may repeat, for memories that learn from ids alone
         reads: makes the reader of this prompt; None: the engine's prefixes make it
         budget: nodes per verification at most, root included, where that is less than the engine's
+        corpora: what the answer may repeat, for memories that read them
         """
         _whole(goal.limit, "max_new_tokens")
         if budget is not None:
@@ -93,6 +97,8 @@ class Engine:
                 memory.reset(capacity)
             self.clock.lap()
             with self.clock.part("host"):
+                for memory, corpus in product(self.proposer.memories, corpora):
+                    memory.observe_corpus(corpus)
                 for tokens in predictions:
                     for memory in self.proposer.memories:
                         memory.observe_prediction(tokens)

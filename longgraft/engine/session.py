@@ -15,6 +15,7 @@ import torch
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.new_paths import new_file
+from longgraft.corpora import Corpus, existing_corpus
 from longgraft.engine.decoder import FinishReason, Goal, Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.encoder import Encoder, Prompt, stop_strings
@@ -24,6 +25,7 @@ from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
 from longgraft.prefill.prefix_file import save
+from longgraft.runtime.fingerprint import vocabulary
 from longgraft.target_model.model import Target
 
 BAR_AFTER = 1.0     # seconds of a prefill after which a progress bar is shown
@@ -58,6 +60,8 @@ class Session:
         self.method = method
         # The model never predicts ids beyond its vocabulary.
         self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
+        self.corpora: tuple[Corpus, ...] = ()       # of requests that ask for none
+        self._corpora: dict[str, tuple[int, Corpus]] = {}       # by name, with the file's time of change
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
     @property
@@ -74,10 +78,10 @@ class Session:
 
     def open(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
              stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
-             prediction: Prediction | None = None, budget: int | None = None) -> Request:
+             prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None) -> Request:
         """A request to be stepped through, cancelled and closed.
 
-        eos: ids of end tokens, or one; None: the model's own; prediction, budget: as in `generate`
+        eos: ids of end tokens, or one; None: the model's own; prediction, budget, corpus: as in `generate`
         """
         sampling, stops, ids = sampling or Sampling(), stop_strings(stop), self.encode(prompt)
         if sampling.replay is not None:
@@ -87,7 +91,18 @@ class Session:
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
         goal = Goal(max_new_tokens, self._encoder.end_tokens(self.eos if eos is None else eos), stops)
         return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)),
-                                budget=budget)
+                                budget=budget, corpora=self.corpora if corpus is None else [self.corpus(corpus)])
+
+    def corpus(self, name: str) -> Corpus:
+        """The corpus of this name; ValueError where there is none for this tokenizer, or the method reads none."""
+        if not any(memory.reads_corpora for memory in self.engine.proposer.memories):
+            raise ValueError(f"Corpus {name!r} was asked for, and method {self.method} reads none. Use graft-x or "
+                             "graft-x-text.")
+        path = existing_corpus(name)
+        made = path.stat().st_mtime_ns
+        if self._corpora.get(name, (0, None))[0] != made:
+            self._corpora[name] = made, Corpus.load(path, {"tokenizer": vocabulary(self.tokenizer)})
+        return self._corpora[name][1]
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
         """Prefill a prompt and write its rows, for `load(prefix=path)`; ValueError where the file exists."""
@@ -111,15 +126,15 @@ class Session:
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
-               **sampling: Any) -> Iterator[str]:
+               corpus: str | None = None, **sampling: Any) -> Iterator[str]:
         """Pieces of text as they become final; together they are the text of `generate`, with the same arguments."""
-        with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction,
-                       budget=budget) as request:
+        with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget,
+                       corpus=corpus) as request:
             yield from (step.text for step in _shown(request, progress) if step.text)
 
     def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                  progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
-                 **sampling: Any) -> Generation:
+                 corpus: str | None = None, **sampling: Any) -> Generation:
         """The whole answer, as the method promises (`longgraft.methods.method.Method`).
 
         exact, as most: the tokens of plain decoding, in float32 token for token; distribution: these if greedy, and
@@ -128,9 +143,11 @@ class Session:
         from tokens alone propose from it.
         budget: nodes per verification at most, root included, where that is less than the session's; 1: nothing is
             proposed.
+        corpus: name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if it has one.
         sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
         """
-        request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget)
+        request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget,
+                            corpus=corpus)
         return answer(request, progress)
 
 

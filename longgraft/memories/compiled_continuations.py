@@ -22,8 +22,8 @@ class CompiledContinuations:
         self._model = functions.longgraft_text_new()
         # Not at the interpreter's end, when a thread may still decode.
         finalize(self, functions.longgraft_text_free, self._model).atexit = False
-        self._after = (np.empty(LEVELS * KEPT, np.int32), np.empty(LEVELS * KEPT), np.empty(LEVELS * KEPT, np.int32),
-                       np.empty(1, np.int32))
+        room = (1 + LEVELS) * KEPT
+        self._after = np.empty(room, np.int32), np.empty(room), np.empty(room, np.int32), np.empty(1, np.int32)
 
     @property
     def run(self) -> int:
@@ -35,6 +35,10 @@ class CompiledContinuations:
     def extend(self, tokens: Sequence[int]) -> None:
         given = np.asarray(tokens, dtype=np.int32)
         self._of.longgraft_text_extend(self._model, _at(given), len(given))
+
+    def read(self, passage: Sequence[int]) -> None:
+        given = np.asarray(passage, dtype=np.int32)
+        self._of.longgraft_text_read(self._model, _at(given), len(given))
 
     def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
         given, (tokens, probabilities, newest, longest) = np.asarray(path, dtype=np.int32), self._after
@@ -73,7 +77,8 @@ def compiled() -> ctypes.CDLL | NotBuilt:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, given in (
             ("new", pointer, []), ("free", None, [pointer]), ("answer", None, [pointer]), ("run", number, [pointer]),
-            ("extend", None, [pointer, pointer, number]), ("rank", number, [pointer, number, *[pointer] * 5]),
+            ("extend", None, [pointer, pointer, number]), ("read", None, [pointer, pointer, number]),
+            ("rank", number, [pointer, number, *[pointer] * 5]),
             ("after", number, [pointer, pointer, number, number, *[pointer] * 4])):
         function = getattr(functions, f"longgraft_text_{name}")
         function.restype, function.argtypes = result, given

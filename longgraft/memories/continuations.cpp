@@ -12,6 +12,7 @@ constexpr int COUNT = 10, FAR = 32;
 constexpr double PRIOR[] = {0.25, 0.35, 0.4, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95}, OTHER = 0.3, OVERALL = 2.0;
 constexpr double STRENGTH = 12.0, FADE = 0.998, CARRIED = 8.0, REPEATS = 2.0, REPEATS_FADE = 0.98, NEGLIGIBLE = 0.005;
 constexpr int LEVELS = 4, KEPT = 24, RUNS = 10, BINS = COUNT * 5 * 4 * 3 * RUNS;
+constexpr int PASSAGES = BINS + 2 * COUNT, OVERALLS = BINS + 3 * COUNT, PLACES = OVERALLS + COUNT * (COUNT + 1);
 constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull, MIXED = 0xD6E8FEB86659FD93ull;    // odd, at random
 
 struct Seen { int32_t token; uint32_t count; };
@@ -51,27 +52,19 @@ struct Level {
 
 struct Child { int32_t token; double probability; bool newest; };
 
-struct Model {
+uint64_t key_of(const Ends& ends, int i) {
+    const int n = ORDERS[i];
+    uint64_t key = ends.hash[0] - ends.hash[n] * POWERS.of[n] + static_cast<uint64_t>(n) * MIXED;
+    key = (key ^ key >> 32) * MIXED;
+    return (key ^ key >> 29) | 1;
+}
+
+// How often each token followed a context.
+struct Counts {
     std::vector<Context> table = std::vector<Context>(1 << 10);
     size_t used = 0;
     std::vector<Seen> pool;
     std::vector<uint32_t> idle[6];      // free places of 1, 2, 4, 8, 16, 32 continuations
-    std::vector<uint32_t> stamps;       // by token: the lookup that last had it
-    uint32_t stamp = 0;
-    std::vector<double> hits = std::vector<double>(BINS + 2 * COUNT), trials = hits;
-    bool answering = false;
-    double had = 1.0, expected = 1.0;
-    Ends ends{};
-    int64_t run = 0;
-    std::vector<Seen> found;
-    std::vector<Level> levels;
-
-    static uint64_t key_of(const Ends& ends, int i) {
-        const int n = ORDERS[i];
-        uint64_t key = ends.hash[0] - ends.hash[n] * POWERS.of[n] + static_cast<uint64_t>(n) * MIXED;
-        key = (key ^ key >> 32) * MIXED;
-        return (key ^ key >> 29) | 1;
-    }
 
     Context* find(uint64_t key) {
         for (size_t at = key >> 8 & (table.size() - 1);; at = (at + 1) & (table.size() - 1))
@@ -121,6 +114,42 @@ struct Model {
         seen[at] = own;
     }
 
+    // A token behind this end of a text, which moves on.
+    void count(Ends& end, int32_t token) {
+        if (token < 0) {
+            end = {};
+            return;
+        }
+        for (int i = 0; i < COUNT && ORDERS[i] <= end.length; ++i) count(key_of(end, i), token);
+        end.add(token);
+    }
+};
+
+struct Passage { int order; const Context* context; int bin, overall; };     // order: by index; -1: none
+
+struct Model {
+    Counts own, passages;
+    std::vector<uint32_t> stamps;       // by token: the lookup that last had it
+    uint32_t stamp = 0;
+    std::vector<double> hits = std::vector<double>(PLACES), trials = hits;
+    bool answering = false;
+    double had = 1.0, expected = 1.0;
+    Ends ends{};
+    int64_t run = 0;
+    std::vector<Seen> found;
+    std::vector<Level> levels;
+
+    // The passages' longest context, where it is longer than the text's own, of this index.
+    Passage passage(const Ends& of, int longest) {
+        if (passages.used)
+            for (int i = COUNT - 1; i > longest; --i) {
+                if (of.length < ORDERS[i]) continue;
+                const Context* c = passages.find(key_of(of, i));
+                if (c->key) return {i, c, OVERALLS + i * (COUNT + 1) + longest + 1, PASSAGES + i};
+            }
+        return {-1, nullptr, 0, 0};
+    }
+
     bool unused(int32_t token) {
         const size_t id = static_cast<size_t>(token);
         if (id >= stamps.size()) stamps.resize(id + id / 2 + 1024);
@@ -135,7 +164,7 @@ struct Model {
         int last = 0, longest = -1;
         for (int i = most; i >= 0 && levels.size() < LEVELS; --i) {
             if (of.length < ORDERS[i]) continue;
-            const Context* c = find(key_of(of, i));
+            const Context* c = own.find(key_of(of, i));
             if (!c->key) continue;
             longest = std::max(longest, i);
             if (c->size == last) continue;
@@ -143,7 +172,7 @@ struct Model {
             const int begin = static_cast<int>(found.size());
             uint32_t total = 0;
             for (int s = 0; s < c->size; ++s) {
-                const Seen one = pool[c->at + s];
+                const Seen one = own.pool[c->at + s];
                 if (!unused(one.token)) continue;
                 found.push_back(one);
                 total += one.count;
@@ -161,28 +190,49 @@ struct Model {
         return longest;
     }
 
-    double rate(const Level& level) const {
-        const int overall = level.overall();
-        const double prior = level.first ? PRIOR[level.order] : OTHER;
+    double learnt(int bin, int overall, double prior) const {
         const double of_order = (hits[overall] + OVERALL * prior) / (trials[overall] + OVERALL);
-        const double rate = (hits[level.bin] + STRENGTH * of_order) / (trials[level.bin] + STRENGTH);
+        return (hits[bin] + STRENGTH * of_order) / (trials[bin] + STRENGTH);
+    }
+
+    double rate(const Level& level) const {
+        const double rate = learnt(level.bin, level.overall(), level.first ? PRIOR[level.order] : OTHER);
         return rate * had / (rate * had + (1.0 - rate) * expected);
     }
 
-    int after(const Ends& of, int64_t ran, int most, std::vector<Child>& out) {
+    // longest: the text's own longest context, by index; reach: tokens of the longest one of all
+    void after(const Ends& of, int64_t ran, int most, std::vector<Child>& out, int& longest, int& reach) {
         out.clear();
-        const int longest = contexts(of, ran, most);
+        longest = contexts(of, ran, most);
         double rest = 1.0;
+        const Passage known = passage(of, longest);
+        if (known.context) {
+            const Seen* seen = passages.pool.data() + known.context->at;
+            const int size = known.context->size;
+            uint32_t total = 0;
+            for (int s = 0; s < size; ++s) total += seen[s].count;
+            const double share = learnt(known.bin, known.overall, PRIOR[known.order]), each = share / (total + 1.0);
+            for (int s = 0; s < size; ++s)
+                out.push_back({seen[s].token, each * (seen[s].count + (s == size - 1 ? 1.0 : 0.0)), false});
+            rest -= share;
+        }
+        const size_t before = out.size();
         for (const Level& level : levels) {
             const double own = rate(level), each = rest * own / (level.total + 1.0);
             for (int s = level.begin; s < level.end; ++s) {
                 const bool newest = s == level.end - 1;
-                out.push_back({found[s].token, each * (found[s].count + (newest ? 1.0 : 0.0)), newest && level.first});
+                const Child child{found[s].token, each * (found[s].count + (newest ? 1.0 : 0.0)),
+                                  newest && level.first};
+                size_t at = 0;
+                while (at < before && out[at].token != child.token) ++at;
+                if (at == before) out.push_back(child);
+                else out[at] = {child.token, out[at].probability + child.probability, child.newest};
             }
             rest *= 1.0 - own;
             if (rest < NEGLIGIBLE) break;
         }
-        return longest;
+        const int furthest = std::max(longest, known.order);
+        reach = furthest < 0 ? 0 : ORDERS[furthest];
     }
 
     void answer() {
@@ -196,8 +246,21 @@ struct Model {
         }
     }
 
+    void score(int bin, int overall, bool hit) {
+        for (const int place : {bin, overall}) {
+            hits[place] = FADE * hits[place] + hit;
+            trials[place] = FADE * trials[place] + 1.0;
+        }
+    }
+
     void learn(int32_t token) {
-        contexts(ends, run, COUNT - 1);
+        const Passage known = passage(ends, contexts(ends, run, COUNT - 1));
+        if (known.context) {
+            const Seen* seen = passages.pool.data() + known.context->at;
+            bool hit = false;
+            for (int s = 0; s < known.context->size; ++s) hit |= seen[s].token == token;
+            score(known.bin, known.overall, hit);
+        }
         bool foretold = false;
         for (const Level& level : levels) {
             bool hit = false;
@@ -206,10 +269,7 @@ struct Model {
                 expected = REPEATS_FADE * expected + rate(level);
                 had = REPEATS_FADE * had + hit;
             }
-            for (const int place : {level.bin, level.overall()}) {
-                hits[place] = FADE * hits[place] + hit;
-                trials[place] = FADE * trials[place] + 1.0;
-            }
+            score(level.bin, level.overall(), hit);
             foretold |= level.first && found[level.end - 1].token == token;
             if (hit) break;
         }
@@ -217,14 +277,14 @@ struct Model {
     }
 
     void extend(int32_t token) {
-        if (token < 0) {
-            ends = {};
-            run = 0;
-            return;
-        }
-        learn(token);
-        for (int i = 0; i < COUNT && ORDERS[i] <= ends.length; ++i) count(key_of(ends, i), token);
-        ends.add(token);
+        if (token < 0) run = 0;
+        else learn(token);
+        own.count(ends, token);
+    }
+
+    void read(const int32_t* passage, int64_t n) {
+        Ends end{};
+        for (int64_t i = 0; i < n; ++i) passages.count(end, passage[i]);
     }
 };
 
@@ -253,14 +313,16 @@ void longgraft_text_extend(Model* model, const int32_t* tokens, int64_t n) {
     for (int64_t i = 0; i < n; ++i) model->extend(tokens[i]);
 }
 
-// path [n] -> how many continuations; tokens, probabilities, newest: room for LEVELS * KEPT; longest: [1]
+void longgraft_text_read(Model* model, const int32_t* passage, int64_t n) { model->read(passage, n); }
+
+// path [n] -> how many continuations; tokens, probabilities, newest: room for (1 + LEVELS) * KEPT; longest: [1]
 int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int64_t run, int32_t* tokens,
                              double* probabilities, int32_t* newest, int32_t* longest) {
     Ends ends = model->ends;
     for (int64_t i = 0; i < n; ++i) ends.add(path[i]);
     std::vector<Child> children;
-    const int found = model->after(ends, run, COUNT - 1, children);
-    *longest = found < 0 ? 0 : ORDERS[found];
+    int own;
+    model->after(ends, run, COUNT - 1, children, own, *longest);
     for (size_t i = 0; i < children.size(); ++i) {
         tokens[i] = children[i].token;
         probabilities[i] = children[i].probability;
@@ -297,12 +359,12 @@ int64_t longgraft_text_rank(Model* model, int64_t budget, const double* floors, 
         probabilities[node] = e.probability;
         orders[node] = e.order;
         // A child's longest context is at most one token longer than its parent's.
-        own.order = model->after(own.ends, own.run, std::min(COUNT - 1, own.order + 1), children);
+        int reach;
+        model->after(own.ends, own.run, std::min(COUNT - 1, own.order + 1), children, own.order, reach);
         for (const Child& child : children) {
             const double probability = e.probability * child.probability;
             if (probability <= lowest) continue;
-            heap.push_back({probability, ++entered, node, child.token, own.order < 0 ? 0 : ORDERS[own.order],
-                            child.newest});
+            heap.push_back({probability, ++entered, node, child.token, reach, child.newest});
             std::push_heap(heap.begin(), heap.end());
         }
     }

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from longgraft.corpora import Corpus
 from longgraft.memories.compiled_continuations import CompiledContinuations, continuations
-from longgraft.memories.continuations import Continuations
+from longgraft.memories.continuations import FAR, ORDERS, Continuations
 from longgraft.memories.token_history import BETWEEN
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
@@ -21,6 +22,7 @@ class PartialMatching(Memory):
     """
 
     name = "text"
+    reads_corpora = True
 
     def __init__(self) -> None:
         self._clear()
@@ -28,6 +30,7 @@ class PartialMatching(Memory):
     def _clear(self) -> None:
         self.text: list[int] = []
         self._before: list[int] = []            # predictions, BETWEEN behind each
+        self._corpora: list[Corpus] = []
         self._answer: int | None = None         # where the answer goes on in `text`, behind its first token
         self._counts = continuations()
 
@@ -39,6 +42,9 @@ class PartialMatching(Memory):
         self._before += [*tokens.tolist(), BETWEEN]
         self._counts.extend(self._before[-len(tokens) - 1:])
 
+    def observe_corpus(self, corpus: Corpus) -> None:
+        self._corpora.append(corpus)
+
     def observe(self, seen: Observation) -> None:
         if not seen.prompt and self._answer is None:
             self._answer = len(self.text)
@@ -46,6 +52,17 @@ class PartialMatching(Memory):
         kept = seen.kept.tolist()
         # The first one was the last observation's next token.
         self.extend([*(kept[1:] if self.text else kept), seen.next_token])
+        for corpus in self._corpora:
+            self._read(corpus)
+
+    def _read(self, corpus: Corpus) -> None:
+        """Passages that go on where the text ends, where the text itself has no context as long.
+
+        One is read once: then the text has that context.
+        """
+        known = self._counts.after((), 0)[1]
+        for passage in corpus.passages(self.text[-FAR:], (n for n in ORDERS if n > known)):
+            self._counts.read(passage)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Committed, in order."""

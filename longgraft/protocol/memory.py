@@ -11,6 +11,7 @@ from torch import Tensor
 from longgraft.protocol.observation import Observation, Wants
 
 if TYPE_CHECKING:
+    from longgraft.corpora import Corpus
     from longgraft.runtime.kv_cache import KVCache
 
 
@@ -22,6 +23,7 @@ class Memory(ABC):
     positions: tokens that it can observe; None: any number
     lasting:   whether what it learnt outlives the request: then `reset` forgets nothing
     tail:      last tokens of a prompt that must be read anew, where the tokens before them are recalled
+    reads_corpora: whether it learns from corpora
     """
 
     name: str = "memory"
@@ -29,6 +31,7 @@ class Memory(ABC):
     positions: int | None = None
     lasting: bool = False
     tail: int = 1
+    reads_corpora: bool = False
 
     @property
     def aligned(self) -> KVCache | None:
@@ -50,6 +53,12 @@ class Memory(ABC):
         """Learn from text that the answer may repeat and the target does not read: [n] int64 on the host.
 
         Called after a `reset`, before anything is observed, once for each text.  Forgotten with the request.
+        """
+
+    def observe_corpus(self, corpus: Corpus) -> None:     # noqa: B027 - most memories read none
+        """Learn, as the text is observed, from a corpus that the answer may repeat.
+
+        Called after a `reset`, before anything is observed, where `reads_corpora`.  Forgotten with the request.
         """
 
     @abstractmethod

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from longgraft.config.options import check, option
+from longgraft.corpora import SORTED, Corpus
 from longgraft.memories.token_history import TokenHistory
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.datastore import SORTED, Datastore
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
@@ -43,11 +43,11 @@ class RestRetriever:
     A prediction is a datastore of its own; of equal matches the prediction's is used.
     """
 
-    def __init__(self, history: TokenHistory, store: Datastore, lookup: RestChoices | None = None,
+    def __init__(self, history: TokenHistory, store: Corpus, lookup: RestChoices | None = None,
                  clock: Clock | None = None) -> None:
         self.memories = (history,)
         self._history, self.store, self.lookup, self.clock = history, store, lookup or RestChoices(), clock or Clock()
-        self._predicted: Datastore | None = None
+        self._predicted: Corpus | None = None
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
@@ -58,16 +58,16 @@ class RestRetriever:
                 return ProposalTree.root_only(ask.root)
             return self._tree(ask, match, self._continuations(store, match, part))
 
-    def _stores(self) -> list[Datastore]:
+    def _stores(self) -> list[Corpus]:
         predicted = self._history.before()
         if not len(predicted):
             self._predicted = None
             return [self.store]
         if self._predicted is None or not np.array_equal(self._predicted.tokens, predicted):
-            self._predicted = Datastore.build(predicted)
+            self._predicted = Corpus.build(predicted)
         return [self._predicted, self.store]
 
-    def _continuations(self, store: Datastore, match: int, part: slice) -> np.ndarray:
+    def _continuations(self, store: Corpus, match: int, part: slice) -> np.ndarray:
         """[h, length] int32 in the order of the datastore, ENDED behind a text's end."""
         count = part.stop - part.start
         chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)

@@ -102,3 +102,14 @@ def prediction_ids(state: State, body: GenerationRequest) -> list[int]:
         raise ApiError(400, f"The prediction has {len(ids):,} tokens, and no answer here has more than "
                             f"{state.positions:,}. Shorten it.", "prediction")
     return ids
+
+
+def speculation_of(state: State, body: GenerationRequest) -> tuple[int | None, str | None]:
+    """(nodes per verification at most, name of a corpus) of the request; None: the server's."""
+    with client_errors("speculative"):
+        budget = body.budget(state.session.method)
+    corpus = None if body.longgraft is None else body.longgraft.corpus
+    with client_errors("longgraft.corpus"):
+        if corpus is not None:
+            state.session.corpus(corpus)
+    return budget, corpus

@@ -64,6 +64,7 @@ class Job:
     session: Session | None = None
     complete: Callable[[Step], bool] | None = None
     budget: int | None = None
+    corpus: str | None = None
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,8 @@ class Worker:
         try:
             try:
                 request = (job.session or self.session).open(job.ids, job.max_new_tokens, job.sampling, job.stop,
-                                                             job.eos, prediction=job.prediction,
-                                                             budget=job.budget)
+                                                             job.eos, prediction=job.prediction, budget=job.budget,
+                                                             corpus=job.corpus)
             except ValueError as error:
                 return error
             with request:

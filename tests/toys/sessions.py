@@ -11,6 +11,7 @@ import torch
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.corpora import Corpus
 from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session, answer
@@ -25,7 +26,6 @@ from longgraft.methods.registry.blocks import DFLASH
 from longgraft.methods.registry.long_context import LONGSPEC
 from longgraft.methods.registry.retrieval import DATASTORE
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.retrievers.datastore import Datastore
 from longgraft.target_model.model import Target
 from toys.models import VOCAB, medusa_heads, shared_blocks, small_model, toy_longspec, toy_network, toy_target
 
@@ -45,7 +45,7 @@ TOYS: dict[str, Callable[[Target, int], object]] = {
     MEDUSA.name: lambda target, seed: medusa_heads(target, seed),
     LONGSPEC.name: toy_longspec,
     DFLASH.name: shared_blocks,
-    DATASTORE.name: lambda target, seed: Datastore.build(np.array(toy_prompt(200, seed) + toy_prompt(40))),
+    DATASTORE.name: lambda target, seed: Corpus.build(np.array(toy_prompt(200, seed) + toy_prompt(40))),
 }
 
 

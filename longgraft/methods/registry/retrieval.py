@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from longgraft.config.options import check, like, option
+from longgraft.corpora import Corpus, existing_corpus
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory
@@ -14,7 +14,6 @@ from longgraft.methods.method import DRAFTS, Method
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Proposer
-from longgraft.retrievers.datastore import Datastore
 from longgraft.retrievers.rest import RestChoices, RestRetriever
 from longgraft.retrievers.sam_decoding import SamChain, SuffixAutomaton
 from longgraft.retrievers.suffix_decoding import Speculation, SuffixDecoding
@@ -72,14 +71,15 @@ class SuffixRouteChoices(SuffixChoices):
                                      none="as many as the drafter has levels")
 
 
-def _datastore(sources: Sources) -> Datastore:
+def _datastore(sources: Sources) -> Corpus:
     if DATASTORE.name not in sources.given:
-        raise Missing("none ships with the package.\nBuild one from text or code with `longgraft datastore build FILES "
-                      "--out store.safetensors`, then pass --with datastore=store.safetensors.")
-    return Datastore.load(Path(sources.path(DATASTORE.name)), {"tokenizer": vocabulary(sources.tokenizer)})
+        raise Missing("none ships with the package.\nMake a corpus of text or code with `longgraft corpus add NAME "
+                      "FILES`, then pass --with datastore=NAME.")
+    path = existing_corpus(str(sources.path(DATASTORE.name)))
+    return Corpus.load(path, {"tokenizer": vocabulary(sources.tokenizer)})
 
 
-DATASTORE: Need[Datastore] = Need("datastore", "a datastore", _datastore)
+DATASTORE: Need[Corpus] = Need("datastore", "a datastore", _datastore)
 
 
 def _recycling(p: Parts) -> MatrixRetriever:

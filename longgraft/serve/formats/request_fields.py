@@ -89,6 +89,14 @@ class Speculative(BaseModel):
         None, description="Nodes per verification at most, the root included; 1: nothing is proposed")
 
 
+class Own(BaseModel):
+    """Fields that no other server has."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    corpus: str | None = Field(None, description="Name of a corpus of this server's that the answer may repeat")
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -117,6 +125,7 @@ class GenerationRequest(BaseModel):
     prediction: str | Prediction | None = Field(None, description="Text that the answer may repeat")
     return_token_ids: bool | None = False
     speculative: Speculative | None = Field(None, description="Less than the server would propose, or nothing")
+    longgraft: Own | None = None
 
     def check_supported(self) -> None:
         """Unsupported where a known field asks for what is not supported."""

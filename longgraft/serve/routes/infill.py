@@ -21,7 +21,7 @@ from longgraft.serve.formats.errors import client_errors
 from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
 from longgraft.serve.formats.request_fields import GenerationRequest
 from longgraft.serve.infill_stops import InfillStop, TrimmedJob
-from longgraft.serve.prompts import prediction_ids, sampling_of
+from longgraft.serve.prompts import prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
@@ -130,10 +130,10 @@ class Prompts:
             stop = body.stops()
         prediction = [text for text in (*laid.prediction, prediction_ids(state, body)) if text]
         state.check_ids(body.stop_token_ids or (), "stop_token_ids")
-        with client_errors("speculative"):
-            budget = body.budget(state.session.method)
+        budget, corpus = speculation_of(state, body)
         job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
-                  (*body.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds, budget=budget)
+                  (*body.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds,
+                  budget=budget, corpus=corpus)
         fields = () if body.stream else body.response_fields or ()
         return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
 

@@ -18,7 +18,7 @@ from longgraft.serve.formats.request_fields import (
     GenerationRequest,
     Unsupported,
 )
-from longgraft.serve.prompts import EncodedPrompt, chat, completion, prediction_ids, sampling_of
+from longgraft.serve.prompts import EncodedPrompt, chat, completion, prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
@@ -58,10 +58,10 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
     if stop:
         state.need_tokenizer("stop")
     state.check_ids(body.stop_token_ids or (), "stop_token_ids")
-    with client_errors("speculative"):
-        budget = body.budget(state.session.method)
+    budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
-               (*body.eos(state.session.eos), *prompt.eos), budget=budget, seconds=state.options.max_seconds)
+               (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
+               seconds=state.options.max_seconds)
 
 
 async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,

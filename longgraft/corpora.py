@@ -1,12 +1,14 @@
-"""REST's datastore (arXiv 2311.08252): tokens and their suffix array, in one file that is mapped, not read.
+"""Corpora: text that answers may repeat, as tokens and their suffix array, in one file that is mapped, not read.
 
-Knows ids and files; knows no tokenizer and no model.
+REST's datastore (arXiv 2311.08252) is one.  All lie in one folder, by name.  Knows ids and files; knows no tokenizer
+and no model.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,26 +16,31 @@ from pathlib import Path
 
 import numpy as np
 
+from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
 
 VERSION = "1"
 SORTED = 32     # tokens by which places are sorted: a match and its continuation together are no longer
 MOST = 2 ** 31 - 1
+PASSAGES = 4    # that are read of a match, evenly spaced among what follows it
+PASSAGE = 128   # tokens of each
+ENDING = ".safetensors"
+NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
-class Datastore:
+class Corpus:
     """tokens: [N] int32; order: [N] int32, the places in `tokens` sorted by the SORTED tokens from there on."""
 
     tokens: np.ndarray
     order: np.ndarray
 
     @classmethod
-    def build(cls, tokens: np.ndarray, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> Datastore:
+    def build(cls, tokens: np.ndarray, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> Corpus:
         """tokens [N] of any integer type; progress: shows how far sorting is.  ValueError where there are
         too few or too many."""
         if not 0 < len(tokens) <= MOST:
-            raise ValueError(f"The text has {len(tokens):,} tokens; a datastore holds 1 to {MOST:,}. Give other files.")
+            raise ValueError(f"The text has {len(tokens):,} tokens; a corpus holds 1 to {MOST:,}. Give other files.")
         order = rank = np.unique(tokens, return_inverse=True)[1]
         for done in progress([2 ** n for n in range(SORTED.bit_length() - 1)]):
             # Ranks are by the first `done` tokens; those by the next `done` are that far on, 0 past the end.
@@ -68,6 +75,20 @@ class Datastore:
             return slice(first, first)
         return slice(first, bisect_right(self.order, wanted, lo=first, key=there))
 
+    def passages(self, context: Sequence[int], lengths: Iterable[int]) -> list[list[int]]:
+        """Some of what follows the longest match of one of these lengths, and the match before it.
+
+        lengths: ascending; [] where the shortest does not match
+        """
+        match, found = 0, slice(0, 0)
+        for n in lengths:       # shorter ends of a match match, too
+            if n > len(context) or (part := self.find(context[-n:])).start == part.stop:
+                break
+            match, found = n, part
+        count = found.stop - found.start
+        chosen = found.start + np.arange(min(count, PASSAGES)) * count // max(1, min(count, PASSAGES))
+        return [self.tokens[at:at + match + PASSAGE].tolist() for at in self.order[chosen].tolist()]
+
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
         """One safetensors file, written whole or not at all; `identity` names the tokenizer of the ids."""
         from safetensors.numpy import save_file
@@ -79,7 +100,7 @@ class Datastore:
         part.replace(path)
 
     @classmethod
-    def load(cls, path: Path, identity: Mapping[str, str]) -> Datastore:
+    def load(cls, path: Path, identity: Mapping[str, str]) -> Corpus:
         """Mapped; ValueError where the file is damaged, or holds another tokenizer's ids."""
         from safetensors import SafetensorError, safe_open
 
@@ -100,5 +121,37 @@ class Datastore:
 
 
 def _unfit(path: Path, why: str) -> ValueError:
-    return ValueError(f"Datastore {path} {why}. Make it again for this model: `longgraft datastore build FILES --out "
-                      f"{path.name}`.")
+    return ValueError(f"Corpus {path} {why}. Remove it, and make it for this model: `longgraft corpus add "
+                      f"{path.stem} FILES --model MODEL`.")
+
+
+def corpora_folder() -> Path:
+    return cache_folder() / "corpora"
+
+
+def corpus_path(name: str) -> Path:
+    """Where the corpus of this name is, or is to be; ValueError where it is no name."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a corpus: letters, digits, _, and inside . and - are. Give another.")
+    return corpora_folder() / f"{name}{ENDING}"
+
+
+def known_corpora() -> list[str]:
+    """Names, sorted."""
+    return sorted(path.name.removesuffix(ENDING) for path in corpora_folder().glob(f"*{ENDING}"))
+
+
+def tokens_in(path: Path) -> int:
+    """Of a corpus's file, by its size: an id and a place each, behind a header."""
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    return (path.stat().st_size - 8 - header) // 8
+
+
+def existing_corpus(name: str) -> Path:
+    """The file of the corpus of this name; ValueError where there is none."""
+    if not (path := corpus_path(name)).exists():
+        known = ", ".join(known_corpora()) or "none"
+        raise ValueError(f"There is no corpus {name!r}; known: {known}. Make it: `longgraft corpus add {name} FILES "
+                         "--model MODEL`.")
+    return path

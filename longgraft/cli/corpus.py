@@ -1,0 +1,83 @@
+"""`longgraft corpus`: text that answers may repeat, kept by name.  Knows options and printing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+corpus = typer.Typer(invoke_without_command=True, help="List the texts that answers may repeat, kept by name; add "
+                                                       "files, remove one.")
+Name = Annotated[str, typer.Argument(help="Of the corpus: for --corpus NAME, and --with datastore=NAME.")]
+
+
+@corpus.callback(epilog="Example: longgraft corpus; then longgraft generate --corpus NAME ...")
+def list_corpora(context: typer.Context) -> None:
+    """List the texts that answers may repeat, kept by name; add files, remove one."""
+    from longgraft.corpora import corpora_folder, corpus_path, known_corpora, tokens_in
+
+    if context.invoked_subcommand is not None:
+        return
+    if not (names := known_corpora()):
+        print(f"none in {corpora_folder()}; `longgraft corpus add NAME FILES --model MODEL` makes one")
+    for name in names:
+        path = corpus_path(name)
+        print(f"{name:<32} {tokens_in(path):>14,} tokens {path.stat().st_size / 1e6:>9,.1f} MB")
+
+
+@corpus.command("add", epilog="Example: longgraft corpus add ours src docs --endings .py,.md --model smollm2")
+def add(
+    name: Name,
+    files: Annotated[list[Path], typer.Argument(
+        help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them.")],
+    model: Annotated[Optional[str], typer.Option(       # noqa: UP045
+        help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: the "
+             "embedded.")] = None,
+    endings: Annotated[Optional[str], typer.Option(     # noqa: UP045
+        metavar=".A,.B", help="Of folders, only files with these endings.")] = None,
+    most: Annotated[Optional[int], typer.Option(        # noqa: UP045
+        min=1, help="Tokens that are kept, the newest; default: all.")] = None,
+) -> None:
+    """Add files to a corpus, behind what it has: encode them, sort their places.  Requests under way keep what they
+    read; the next ones read the new one."""
+    import numpy as np
+    from tqdm import tqdm
+
+    from longgraft.corpora import Corpus, corpus_path
+    from longgraft.models.places import place_of
+    from longgraft.runtime.fingerprint import vocabulary
+    from longgraft.target_model.weights import read_tokenizer
+    from longgraft.yarn_drafters.training.corpus import encode, split_coded
+    from longgraft.yarn_drafters.training.documents import read_documents
+
+    path, place = corpus_path(name), place_of(model)
+    tokenizer = read_tokenizer(place.path, place.name)
+    identity = {"tokenizer": vocabulary(tokenizer)}
+    known = [Corpus.load(path, identity).tokens] if path.exists() else []
+    documents = read_documents(_chosen(files, tuple(filter(None, (endings or "").split(",")))))
+    tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), tokenizer).tokens)
+    kept = np.concatenate([*known, tokens])[-(most or 0):]
+    made = Corpus.build(kept, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
+    made.save(path, identity)
+    print(f"{name}: {len(tokens):,} tokens were added, {len(kept):,} are kept in {path}")
+
+
+@corpus.command("remove", epilog="Example: longgraft corpus remove ours")
+def remove(name: Name) -> None:
+    """Remove a corpus."""
+    from longgraft.corpora import existing_corpus
+
+    path = existing_corpus(name)
+    path.unlink()
+    print(f"removed {path}")
+
+
+def _chosen(files: list[Path], endings: tuple[str, ...]) -> Iterator[Path]:
+    """Files as given; of folders all files, or those with these endings."""
+    for path in files:
+        if path.is_dir() and endings:
+            yield from sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(endings))
+        else:
+            yield path

@@ -1,0 +1,154 @@
+"""Corpora: what follows the text's end elsewhere is read when the text gets there, and kept by name between runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from toys.commands import run
+from toys.models import toy_target
+from toys.sessions import answered, toy_prompt, toy_session
+
+import longgraft
+from longgraft.corpora import PASSAGE, PASSAGES, Corpus, corpus_path
+from longgraft.loading import load_needs
+from longgraft.memories.continuations import ORDERS
+from longgraft.memories.partial_matching import PartialMatching
+from longgraft.methods.find import find
+from longgraft.methods.needs import Sources
+from longgraft.protocol.observation import Observation
+from longgraft.runtime.fingerprint import vocabulary
+from longgraft.trees.tree import ProposalTree
+
+IDENTITY = {"tokenizer": "mine"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def read(memory: PartialMatching, *prompt: int) -> list[int]:
+    """What it expects behind this prompt, most probable first."""
+    memory.observe(Observation(ProposalTree.chain(torch.tensor(prompt[:-1])), torch.arange(len(prompt) - 1),
+                               prompt[-1], prompt=True))
+    return [one.token for one in sorted(memory.known().after((), 0)[0], key=lambda one: -one.probability)]
+
+
+def test_places_are_sorted_by_more_tokens_than_a_lookup_reads():
+    text = np.random.default_rng(1).integers(0, 2, 400)
+    text[100:160] = text[200:260] = 1
+    order = Corpus.build(text).order.tolist()
+    ranked = [text[at:at + 32].tolist() for at in order]
+    assert ranked == sorted(ranked) and sorted(order) == list(range(400))
+
+
+def test_passages_follow_the_longest_match_and_are_spread_over_what_follows_it():
+    many = Corpus.build(np.array([token for n in range(9) for token in (1, 2, 10 + n)]))
+    assert [one[:3] for one in many.passages([1, 2], ORDERS)] == [[1, 2, 10 + n] for n in (0, 2, 4, 6)]
+    assert PASSAGES == 4
+    assert [one[:4] for one in many.passages([10, 1, 2], ORDERS)] == [[10, 1, 2, 11]]
+    assert len(many.passages([1], (1, 2))) == PASSAGES and many.passages([1], (2, 3)) == []
+    assert many.passages([30], ORDERS) == many.passages([], ORDERS) == []
+    assert len(Corpus.build(np.arange(500)).passages([7], ORDERS)[0]) == 1 + PASSAGE
+
+
+def test_a_corpus_is_read_where_the_text_has_no_context_as_long():
+    corpus, memory = Corpus.build(np.array([5, 6, 7, 8, 9, 5, 6, 1])), PartialMatching()
+    assert read(memory, 4, 6) == []
+    memory.reset(0)
+    memory.observe_corpus(corpus)
+    assert set(read(memory, 4, 6)) == {7, 1} and not memory.text[2:]
+    assert read(memory, 6, 7) == [8]                # of the passage that was read before
+    own = memory.known().rank([0.0] * 9)
+    memory._read(corpus)
+    assert memory.known().rank([0.0] * 9) == own        # once
+    memory.reset(0)
+    assert read(memory, 4, 6) == []
+
+
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3}])
+def test_answers_are_those_of_plain_decoding_in_fewer_steps(sampled):
+    ids, sampling = toy_prompt(40), longgraft.engine.session.Sampling(**sampled)
+    plain = answered(toy_session("ar"), ids, 40, sampling)
+    session = toy_session("graft-x-text")
+    alone = answered(session, ids, 40, sampling)
+    session.corpora = (Corpus.build(np.array(plain.token_ids + ids)),)
+    helped = answered(session, ids, 40, sampling)
+    assert plain.token_ids == alone.token_ids == helped.token_ids
+    assert helped.stats.steps < alone.stats.steps
+
+
+def test_a_corpus_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
+    path = tmp_path / "ours.safetensors"
+    made = Corpus.build(np.array([5, 6, 7]))
+    made.save(path, IDENTITY)
+    found = Corpus.load(path, IDENTITY)
+    assert found.tokens.tolist() == [5, 6, 7] and found.order.tolist() == made.order.tolist()
+    with pytest.raises(ValueError, match=r"belongs to tokenizer 'mine', and 'theirs' is loaded. Remove it"):
+        Corpus.load(path, {"tokenizer": "theirs"})
+    replace(made, order=made.order[:2]).save(path, IDENTITY)
+    with pytest.raises(ValueError, match=r"ours.safetensors holds tokens int32 \(3,\) and order int32 \(2,\)"):
+        Corpus.load(path, IDENTITY)
+    made.save(path, IDENTITY)
+    path.write_bytes(path.read_bytes()[:-4])
+    for broken in (path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=f"Corpus {broken} cannot be read"):
+            Corpus.load(broken, IDENTITY)
+    with pytest.raises(ValueError, match="The text has 0 tokens"):
+        Corpus.build(np.array([], dtype=np.int64))
+
+
+def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
+    from longgraft.methods.needs import embedded
+    from longgraft.target_model.weights import read_tokenizer
+
+    (tmp_path / "code").mkdir()
+    for name, text in (("a.py", "import numpy"), ("b.md", "# Words"), ("c.bin", "\0")):
+        (tmp_path / "code" / name).write_text(text)
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as rows:
+        rows.write(json.dumps({"text": "import torch"}) + "\n")
+    tokenizer = read_tokenizer(str(embedded("target")), "embedded")
+    end, sources = tokenizer.eos_token, Sources(toy_target(), given={"datastore": "ours"}, tokenizer=tokenizer)
+
+    def text() -> str:
+        return tokenizer.decode(load_needs(find("rest"), sources)[1]["datastore"].tokens.tolist())
+
+    assert "none in" in run(capsys, monkeypatch, "corpus")[1]
+    assert run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "rows.jsonl.gz")[0] == 0
+    assert text() == f"import torch{end}"
+    code, out, _ = run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code", "--endings", ".py,.md")
+    assert text() == f"import torch{end}import numpy{end}# Words{end}" and code == 0 and "are kept in" in out
+    run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code" / "a.py", "--most", 5)
+    assert text().endswith(f"import numpy{end}") and len(load_needs(find("rest"), sources)[1]["datastore"].tokens) == 5
+    assert run(capsys, monkeypatch, "corpus")[1].split()[:3] == ["ours", "5", "tokens"]
+    with pytest.raises(ValueError, match="belongs to tokenizer"):
+        load_needs(find("rest"), replace(sources, tokenizer=None))
+    assert run(capsys, monkeypatch, "corpus", "remove", "ours")[0] == 0
+    assert "There is no corpus 'ours'; known: none. Make it:" in run(capsys, monkeypatch, "corpus", "remove", "ours")[2]
+
+
+@pytest.mark.parametrize("name", ["../ours", "a/b", "", ".ours", "-x", "a b", "n" * 101])
+def test_a_name_is_no_path(name):
+    with pytest.raises(ValueError, match="is no name of a corpus"):
+        corpus_path(name)
+
+
+def test_a_session_or_a_request_names_one():
+    Corpus.build(np.array([5, 6, 7])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
+    model = toy_session("graft-x-text").target.model
+    session = longgraft.load((model, None), None, tell=False, corpus="ours")
+    assert "corpus ours: 3 tokens may be repeated" in session.about
+    assert [one.tokens.tolist() for one in session.corpora] == [[5, 6, 7]]
+    assert session.corpus("ours") is session.corpora[0]
+    Corpus.build(np.array([8])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
+    assert session.corpus("ours").tokens.tolist() == [8]        # what was added since is read
+    with pytest.raises(ValueError, match="There is no corpus 'theirs'; known: ours"):
+        session.generate([1, 2], 4, corpus="theirs")
+    with pytest.raises(ValueError, match="method pld reads none"):
+        longgraft.load((model, None), None, tell=False, corpus="ours", method="pld")
