@@ -199,6 +199,7 @@ MUTATIONS = (
     Mutation("a corpus outlives its request", "PartialMatching._clear", "self._corpora: list[Corpus] = []", "self._corpora: list[Corpus] = getattr(self, '_corpora', [])", "test_corpora.py::test_a_corpus_is_read_where_the_text_has_no_context_as_long"),
     Mutation("what is known is read again", "PartialMatching._read", "if n > known", "if n >= known", "test_corpora.py::test_a_corpus_is_read_where_the_text_has_no_context_as_long"),
     Mutation("a request's corpus is not observed", "Engine.open", "memory.observe_corpus(corpus)", "pass", "test_corpora.py::test_answers_are_those_of_plain_decoding_in_fewer_steps"),
+    Mutation("a corpus may hold any ids", "Session.corpus", "int(corpus.tokens.max())", "0", "test_corpora.py::test_a_session_or_a_request_names_one"),
     Mutation("a corpus stays as it was opened", "Session.corpus", "!= made", "== 1", "test_corpora.py::test_a_session_or_a_request_names_one"),
     Mutation("a text in Python says nothing", "Loaded.session", "if reads and", "if not reads and", "test_kernels.py::test_without_a_compiler_a_session_decodes_and_says_why"),
     Mutation("a root is in the text twice", "PartialMatching.observe", "kept[1:] if self.text else kept", "kept", "test_continuations.py::test_a_root_is_in_the_text_before_it_is_in_the_cache"),

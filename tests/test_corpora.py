@@ -148,6 +148,9 @@ def test_a_session_or_a_request_names_one():
     assert session.corpus("ours") is session.corpora[0]
     Corpus.build(np.array([8])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
     assert session.corpus("ours").tokens.tolist() == [8]        # what was added since is read
+    Corpus.build(np.array([10 ** 6, 1])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
+    with pytest.raises(ValueError, match="corpus 'ours' has token ids from 1 to 1000000"):
+        session.corpus("ours")
     with pytest.raises(ValueError, match="There is no corpus 'theirs'; known: ours"):
         session.generate([1, 2], 4, corpus="theirs")
     with pytest.raises(ValueError, match="method pld reads none"):

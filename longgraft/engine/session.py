@@ -101,7 +101,9 @@ class Session:
         path = existing_corpus(name)
         made = path.stat().st_mtime_ns
         if self._corpora.get(name, (0, None))[0] != made:
-            self._corpora[name] = made, Corpus.load(path, {"tokenizer": vocabulary(self.tokenizer)})
+            corpus = Corpus.load(path, {"tokenizer": vocabulary(self.tokenizer)})
+            self._encoder.known([int(corpus.tokens.min()), int(corpus.tokens.max())], f"corpus {name!r}")
+            self._corpora[name] = made, corpus
         return self._corpora[name][1]
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
