@@ -120,6 +120,8 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
     (["sweep", "--out", "x", "--head", "long"], "--head is 'long'; it must be NAME=VALUE"),
     (["sweep", "--out", "x", "--methods", "graft@long"], "names the head 'long'"),
     (["bench", "--out", "x", "--buckets", "4k"], "No such option: --buckets"),
+    (["generate", "--prompt", "x", "--prediction", "a text\nand no file " * 30],
+     "File a text and no file a text and no file"),
     (["ablate", "--out", "x"], "Missing argument 'WHICH'")])
 def test_wrong_words_get_one_sentence_before_a_model_is_loaded(capsys, monkeypatch, tmp_path, words, said):
     monkeypatch.chdir(tmp_path)

@@ -15,6 +15,7 @@ from longgraft.config.json_input import parse_json
 from longgraft.config.options import check, option
 
 STDIN = "-"
+SHOWN = 100         # characters of a file's name, in messages
 FORMS = ("prompt", "messages", "prompt_ids")    # of a row
 
 
@@ -159,7 +160,9 @@ def read_source(name: str) -> str:
     try:
         return _decoded(Path(name).read_bytes(), f"File {name}")
     except OSError as error:
-        raise ValueError(f"File {name} cannot be read: {error.strerror}.") from error
+        # A text that was given instead of a file's name may be long.
+        shown = f"{name[:SHOWN]}..." if len(name) > SHOWN else name
+        raise ValueError(f"File {' '.join(shown.split())} cannot be read: {error.strerror}.") from error
 
 
 def read_json(name: str) -> Any:
