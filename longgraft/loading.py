@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ class Loaded:
         """budget: nodes per verification; paper: the method's; None: what pays, where the method can choose, else the
         method's, on a CPU at most CPU_BUDGET.  prefixes: GiB of the cache of prompts; prefix: prefix files; corpus: of
         requests that ask for none."""
+        session = self._made(budget, chunk, Prefixes(int(prefixes * 2 ** 30)) if prefixes else None)
+        known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
+        session.about += tuple(known)
+        if corpus is not None:
+            session.corpora = (session.corpus(corpus),)
+            session.about += (f"corpus {corpus}: {len(session.corpora[0].tokens):,} tokens may be repeated",)
+        return session
+
+    def _made(self, budget: Budget, chunk: int | None, prefixes: Prefixes | None) -> Session:
         method, nodes = self.method, self.method.usual_budget(budget)
         # Memories and clock of its own: two sessions may share one target.
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
@@ -95,18 +105,13 @@ class Loaded:
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
         engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
-                        verifies(method, parts), Prefixes(int(prefixes * 2 ** 30)) if prefixes else None)
+                        verifies(method, parts), prefixes)
         notes = self.notes
         reads = any(isinstance(memory, PartialMatching) for memory in engine.proposer.memories)
         if reads and isinstance(why := compiled(), NotBuilt):
             notes = (*notes, f"what follows in the text is looked up in Python, 25 times as slowly: {why}")
-        session = Session(engine, self.tokenizer, (*notes, about), method.promise, str(method))
-        known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
-        session.about += tuple(known)
-        if corpus is not None:
-            session.corpora = (session.corpus(corpus),)
-            session.about += (f"corpus {corpus}: {len(session.corpora[0].tokens):,} tokens may be repeated",)
-        return session
+        return Session(engine, self.tokenizer, (*notes, about), method.promise, str(method),
+                       partial(self._made, budget, chunk, prefixes))
 
     def _gates(self, nodes: int) -> str:
         """The thresholds, and the differences between this session and their calibration, for people."""

@@ -6,7 +6,7 @@ freed once the memories have observed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,22 @@ ON_CPU = 512
 
 
 def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | None = None,
-                following: int | None = None, cell: int | None = None) -> Iterator[Observation]:
+                following: int | None = None, cell: int | None = None,
+                most: Callable[[], int | None] = lambda: None) -> Iterator[Observation]:
     """Read a prompt [T] int64 after the cache's committed rows; what is observed does not depend on `chunk`.
 
     If top-k is wanted, it is reported at each token's last occurrence, the one that a memory keyed by tokens keeps.
     cell: report it at the last occurrence in each `cell` tokens, counted from the cache's beginning, so that the
     reports of a cell do not depend on later ones.
-    chunk: tokens per pass; None: by free memory.  following: the token after the prompt if it is known; None: the
-    verifier's rule draws it.  The last observation's `next_token` is the first new token.
+    chunk: tokens per pass; None: by free memory; most: asked before each pass, for a smaller number.  following: the
+    token after the prompt if it is known; None: the verifier's rule draws it.  The last observation's `next_token` is
+    the first new token.
     """
     size = chunk or chunk_size(verifier.target, wants)
     last = last_occurrences(prompt, cell, verifier.cache.position) if wants.topk else None
-    for start in range(0, len(prompt), size):
-        end = start + size
+    end = 0
+    while end < len(prompt):
+        start, end = end, end + min(size, most() or size)
         ranked = None if last is None else last[start:end].nonzero().flatten()
         yield verifier.read(prompt[start:end], wants, int(prompt[end]) if end < len(prompt) else following, ranked)
 

@@ -193,7 +193,7 @@ def test_escape_ends_what_is_decoded_and_what_is_compared(page):
             gate.allow()
             until(lambda gate=gate, about=about: len(gate.ends) == 1 + (about == "plain"))
             assert gate.ends[-1].reason == "cancelled"
-            until(lambda worker=worker: worker.current is None and not worker.waiting)
+            until(lambda worker=worker: not worker.jobs and not worker.waiting)
 
 
 def test_plain_decoding_is_told_beside(opened):

@@ -77,11 +77,11 @@ def test_who_leaves_is_decoded_for_no_more_than_the_step_that_runs(stream, steps
             wire.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                          b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: gate.steps == steps)
-            running = worker.current
+            running, = worker.jobs
             assert not running.cancelled
         until(lambda: running.cancelled)
         gate.allow()
-        until(lambda: worker.current is None)
+        until(lambda: not worker.jobs)
         assert gate.steps == steps and [end.reason for end in gate.ends] == ["cancelled"]
         assert post(url, max_tokens=3).status_code == 200
 
@@ -175,7 +175,7 @@ def test_many_clients_at_once_each_get_their_own_answer_and_those_who_leave_dist
             return await asyncio.gather(*(ask(http, n) for n in range(40)))
     said = asyncio.run(load())
     assert [text == wanted[n % 6] for n, text in enumerate(said) if text is not None] == [True] * 32
-    until(lambda: worker.current is None and worker.waiting == 0)
+    until(lambda: not worker.jobs and not worker.waiting)
     assert worker.alive
 
 

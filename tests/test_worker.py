@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from toys.served import Gate, text_session
+from toys.served import Gate, text_session, tokens_of, until_true
 from toys.sessions import toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
@@ -26,17 +26,8 @@ def working(play, gate: Gate | None = None, waiting: int = 2, session=None):
             if gate:
                 gate.allow()
             await asyncio.to_thread(worker.join, 10)
-            assert worker.current is None
+            assert not worker.jobs
     return asyncio.run(played())
-
-
-async def tokens_of(running) -> list[int]:
-    return [token async for step in running for token in step.tokens]
-
-
-async def until(true) -> None:
-    while not true():
-        await asyncio.sleep(0.002)
 
 
 def test_jobs_are_decoded_as_the_session_decodes():
@@ -72,7 +63,7 @@ def test_a_full_queue_takes_no_more_and_says_when_to_come_back():
 
     async def play(worker):
         first = worker.submit(Job(PROMPT, 4))
-        await until(lambda: gate.steps == 1)
+        await until_true(lambda: gate.steps == 1)
         others = [worker.submit(Job(PROMPT, 4)) for _ in range(2)]
         with pytest.raises(Busy, match="2 requests wait") as busy:
             worker.submit(Job(PROMPT, 4))
@@ -100,7 +91,7 @@ def test_a_cancelled_job_ends_before_its_next_step_in_the_prompt_and_after():
 
         async def play(worker, gate=gate, chunks=chunks):
             running = worker.submit(Job(PROMPT, 100))
-            await until(lambda: gate.steps == chunks)
+            await until_true(lambda: gate.steps == chunks)
             running.cancel()
             gate.allow()
             await tokens_of(running)
@@ -113,7 +104,7 @@ def test_a_job_that_is_cancelled_while_it_waits_is_never_begun():
 
     async def play(worker):
         first, second = worker.submit(Job(PROMPT, 3)), worker.submit(Job(PROMPT, 50))
-        await until(lambda: gate.steps == 1)
+        await until_true(lambda: gate.steps == 1)
         second.cancel()
         steps = await tokens_of(second)     # told while the first is still decoded
         assert worker.waiting == 0 and gate.steps == 1
@@ -176,7 +167,7 @@ def test_closing_ends_what_is_decoded_with_its_step_and_what_waits_at_once():
 
     async def play(worker):
         first, second = worker.submit(Job(PROMPT, 100)), worker.submit(Job(PROMPT, 100))
-        await until(lambda: gate.steps == 1)
+        await until_true(lambda: gate.steps == 1)
         worker.close()
         gate.allow()
         for running in (first, second):
@@ -218,7 +209,7 @@ def test_a_client_whose_loop_is_gone_is_not_decoded_for():
 
     async def leave():
         worker.submit(Job(PROMPT, 100))
-        await until(lambda: gate.steps == 1)
+        await until_true(lambda: gate.steps == 1)
     asyncio.run(leave())
     gate.allow()
     asyncio.run(until_idle(worker))
@@ -228,4 +219,4 @@ def test_a_client_whose_loop_is_gone_is_not_decoded_for():
 
 
 async def until_idle(worker) -> None:
-    await asyncio.wait_for(until(lambda: worker.current is None), 20)
+    await asyncio.wait_for(until_true(lambda: not worker.jobs), 20)

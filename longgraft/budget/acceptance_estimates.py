@@ -28,7 +28,7 @@ class Plan:
     """A step's expected time and tokens.
 
     rows, prefix: of its pass, in tokens; seconds: of the step; remembered, drafted: tokens expected of memories and of
-    a draft; drafted is None where nothing was drafted
+    a draft; drafted is None where nothing was drafted; alone: whether no other request shares the pass
     """
 
     rows: int
@@ -36,6 +36,7 @@ class Plan:
     seconds: float
     remembered: float = 0.0
     drafted: float | None = None
+    alone: bool = True
 
 
 @dataclass
@@ -108,7 +109,7 @@ class AcceptanceEstimates(Memory):
             return
         self._plan = None
         learnt.passes += 1
-        if learnt.passes % TIMED_EVERY == 0:
+        if learnt.passes % TIMED_EVERY == 0 and plan.alone:
             self.costs.timed(plan.rows, plan.prefix, seen.seconds)
         learnt.rate = [RATE_DECAY * learnt.rate[0] + tokens, RATE_DECAY * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds

@@ -24,6 +24,7 @@ PROBED = 0.02           # share of the time for probes of a source that is expec
 LEAST = 0.08            # tokens that must be expected beyond the price: the estimates' precision,
 LEAST_DRAFTED = 0.2     # and that of a draft's, which are made before drafting
 STEPS = 16              # positions for which prices in seconds are kept
+ROUNDED = 8             # likewise of the rows of other requests: the same prices for as many
 FED = (1, 64)           # fed tokens that are priced; the price is linear between and beyond them
 
 
@@ -45,12 +46,13 @@ class WhilePayingPolicy:
 class Prices:
     """What trees of 1 to `most` nodes cost beyond a plain step at one prefix: in seconds, and in tokens at a rate.
 
-    level: seconds of a draft level that feeds `beam` nodes; beam: 0 without a drafter
+    level: seconds of a draft level that feeds `beam` nodes; beam: 0 without a drafter; others: rows of other requests
+    in the same pass, which a plain step has as well
     """
 
-    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0) -> None:
-        self.plain = costs.verify(1, prefix)
-        self.seconds = [costs.verify(rows, prefix) - self.plain for rows in range(1, most + 1)]
+    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, others: int = 0) -> None:
+        self.plain = costs.verify(others + 1, prefix)
+        self.seconds = [costs.verify(others + rows, prefix) - self.plain for rows in range(1, most + 1)]
         # By nodes: the least cost per further node of any larger tree.
         self._least = [0.0, *(min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
                               for n in range(most - 1))]
@@ -97,7 +99,7 @@ class Controller:
         self.ranked, self.estimates, self.beam, self.levels = ranked, estimates, beam, levels
         self.costs, self.probing, self.clock = estimates.costs, probing, clock or Clock()
         self.memories = (*ranked.memories, estimates)
-        self._prices: tuple[int, Prices] | None = None
+        self._prices: tuple[int, int, Prices] | None = None     # with position and others
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
@@ -106,7 +108,8 @@ class Controller:
             prices = self._priced(ask)
             tree = self.ranked.rank(ask, None, prices)
             probabilities = tree.scores.exp().tolist()
-            plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(probabilities) - 1.0)
+            plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(probabilities) - 1.0,
+                        alone=not ask.beside.requests)
             if self.beam and self.estimates.drafter_cache is not None:
                 first = probabilities[1] if len(probabilities) > 1 else 0.0
                 waiting = self.estimates.drafter_cache.waiting
@@ -137,12 +140,14 @@ class Controller:
                                drafted=promised if promised > 0.0 else None)
 
     def _priced(self, ask: Ask) -> Prices:
-        """Prices at this prefix and the present rate."""
-        if (self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS
-                or len(self._prices[1].seconds) != ask.budget):
-            self._prices = ask.position, Prices(self.costs, ask.position, ask.budget, self.beam)
-        prices = self._prices[1]
-        prices.rate = self.estimates.rate(prices.plain)
+        """Prices at this prefix and the present rate: that of all requests of the pass, which each of its rows delays.
+        """
+        others = -(-ask.beside.rows // ROUNDED) * ROUNDED
+        if (self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS or others != self._prices[1]
+                or len(self._prices[2].seconds) != ask.budget):
+            self._prices = ask.position, others, Prices(self.costs, ask.position, ask.budget, self.beam, others)
+        prices = self._prices[2]
+        prices.rate = (1 + ask.beside.requests) * self.estimates.rate(prices.plain)
         return prices
 
     def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:

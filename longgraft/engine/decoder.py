@@ -8,7 +8,7 @@ from typing import Literal
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.stats import Tally
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import Ask, Proposer
+from longgraft.protocol.proposer import ALONE, Ask, Beside, Proposer
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
 
@@ -66,10 +66,11 @@ class Decoder:
         self.tally.first()
         return Step(tokens=(root,), origins=(ROOT,), text=text)
 
-    def step(self) -> Step:
+    def step(self, beside: Beside = ALONE) -> Step:
         """Propose and verify one tree."""
         left = self.goal.limit - self.tally.new_tokens
-        ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses)
+        ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses,
+                  beside=beside)
         tree = self.proposer.propose(ask).shallower(left - 1)
         seen = self.verifier.verify(tree, self.wants)
         path = seen.path.tolist()

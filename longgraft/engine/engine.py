@@ -65,6 +65,15 @@ class Engine:
                     f"{'' if name == self.target.name else ', give the drafter a window (draft_window) or use pld'}.")
 
     @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return (current := self._current()) is not None and current.finish_reason is None
+
+    def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
+        """Rows of the target's cache that a request reserves."""
+        return prompt_tokens + max_new_tokens + self.budget
+
+    @property
     def cell(self) -> int:
         """Tokens of a cell of prefixes."""
         return CELL if self.prefixes is None else self.prefixes.cell
@@ -88,7 +97,7 @@ class Engine:
         with self._lock:
             if (current := self._current()) is not None:
                 current.supersede()
-            capacity = len(ids) + goal.limit + self.budget
+            capacity = self.rows(len(ids), goal.limit)
             if self.regions.fixed:
                 capacity = self._roomy(capacity)
             self.cache.clear()

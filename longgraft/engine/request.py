@@ -15,6 +15,7 @@ from longgraft.engine.decoder import Decoder, FinishReason, Step
 from longgraft.engine.stats import Stats
 from longgraft.prefill.chunked import read_prompt
 from longgraft.prefill.prefixes import PrefixReader
+from longgraft.protocol.proposer import ALONE, Beside
 from longgraft.runtime.clock import Clock
 
 
@@ -40,6 +41,8 @@ class Request:
         self._peak = 0
         self._finish: FinishReason | None = None
         self._cancelled = self._superseded = False
+        self._beside = ALONE
+        self._rows = 1
         self._stepping = threading.Lock()
         self._stepper = threading.current_thread()      # the thread that steps it, or opened it
 
@@ -59,14 +62,29 @@ class Request:
             decode_seconds=sum(self._seconds.values()), seconds_by_part=dict(self._seconds),
             forwards=dict(self._forwards), peak_memory_bytes=self._peak)
 
-    def step(self) -> Step | None:
+    @property
+    def reads(self) -> bool:
+        """Whether its prompt is not read yet."""
+        return self._prefill is not None
+
+    @property
+    def reserved(self) -> int:
+        """Rows of the target's cache that it holds."""
+        return self._decoder.verifier.cache.capacity
+
+    @property
+    def rows(self) -> int:
+        """Rows of its last pass; 1 before it had one."""
+        return self._rows
+
+    def step(self, beside: Beside = ALONE) -> Step | None:
         """The next chunk or decoding step; None when the answer has ended."""
         if self._superseded:
             raise RuntimeError("Another request was started on this session; it serves one at a time. Finish this one "
                                "before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
-        self._stepper = threading.current_thread()
+        self._stepper, self._beside = threading.current_thread(), beside
         try:
             if self._cancelled and self._finish is None:
                 self._end("cancelled")
@@ -80,6 +98,7 @@ class Request:
         except BaseException:       # also Ctrl-C: model and memories are released
             self._end("cancelled")
             raise
+        self._rows = len(step.tree) if step.tree is not None else max(1, step.read - step.reused)
         if self._decoder.finish_reason is not None:
             self._end(self._decoder.finish_reason)
         return step
@@ -102,7 +121,7 @@ class Request:
             yield Step(read=known, reused=known)
         rest = torch.tensor(self._ids[self._reused:])
         for seen in read_prompt(decoder.verifier, rest, decoder.wants, self._chunk,
-                                cell=None if reader is None else reader.cell):
+                                cell=None if reader is None else reader.cell, most=lambda: self._beside.chunk):
             decoder.observe(seen)
             if reader is not None:
                 reader.keep(seen)
@@ -113,7 +132,7 @@ class Request:
 
     def _decode(self) -> Step:
         with self._clock.part("host"):
-            step = self._decoder.step()
+            step = self._decoder.step(self._beside)
         for part, seconds in self._clock.lap().items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
         for kind, times in self._clock.counted().items():

@@ -54,10 +54,11 @@ class Session:
     """A target with one method.  Serves one request at a time; a request leaves no state on the model."""
 
     def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
-                 method: str = "unnamed") -> None:
-        """about: what was chosen, for people; promise, method: the method's, and its name."""
+                 method: str = "unnamed", made_again: Callable[[], Session] | None = None) -> None:
+        """about: what was chosen, for people; promise, method: the method's, and its name; made_again: makes another
+        one for `another`."""
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
-        self.method = method
+        self.method, self._made_again = method, made_again
         # The model never predicts ids beyond its vocabulary.
         self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
         self.corpora: tuple[Corpus, ...] = ()       # of requests that ask for none
@@ -67,6 +68,18 @@ class Session:
     @property
     def target(self) -> Target:
         return self.engine.target
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether there can be `another`: recordings of CUDA graphs hold one request's cache."""
+        return self._made_again is not None and not self.engine.regions.fixed
+
+    def another(self) -> Session:
+        """A session of the same target, method and kept prompts, whose requests can run beside this one's."""
+        assert self._made_again is not None, "this session was not made by `load`"
+        made = self._made_again()
+        made.corpora = self.corpora
+        return made
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text, chat messages or token ids -> token ids."""

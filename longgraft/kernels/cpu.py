@@ -7,7 +7,7 @@ and attention of inputs that do not fit go to torch.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -52,6 +52,14 @@ class _Layer(ctypes.Structure):
 
     _fields_ = [*((name, _Weight) for name in LINEAR), *((name, _Norm) for name in NORMS),
                 *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "size", "tanh")), ("scale", ctypes.c_float)]
+
+
+class _Part(ctypes.Structure):
+    """`Part` of the C++ file."""
+
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("keys", "values", "first", "order")),
+                *((name, ctypes.c_int64) for name in ("rows", "prefix", "slots", "own", "k_head", "k_row", "v_head",
+                                                      "v_row"))]
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ class CpuKernels:
         self._product.argtypes = [pointer] * 3 + [number] + [ctypes.c_int] * 2
         self._attention.argtypes = [pointer] * 7 + [ctypes.c_float] + [ctypes.c_int] * 3
         self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_int]
-        self._layer.argtypes = [pointer] * 11 + [ctypes.c_int] * 3
+        self._layer.argtypes = [pointer] * 7 + [number] + [ctypes.c_int] * 3
         for function in (self._product, self._attention, self._norm, self._layer):
             function.restype = None
         self._sizes = ctypes.c_int64 * 13
@@ -217,24 +225,26 @@ class CpuKernels:
         described.size, described.tanh, described.scale = layer.size, layer.activation == "tanh", layer.scale
         return DescribedLayer((layer, kept), described)
 
-    def pass_layer(self, layer: DescribedLayer, x: Tensor, tables: tuple[Tensor, Tensor], keys: Tensor, values: Tensor,
-                   layout: Layout, window: int | None, queries: Tensor | None) -> Tensor:
-        """x [1, n, hidden] -> [1, n, hidden], and the new rows written to keys and values [1, Hkv, capacity, D].
+    def pass_layer(self, layer: DescribedLayer, x: Tensor, tables: tuple[Tensor, Tensor],
+                   parts: Sequence[tuple[Layout, Tensor, Tensor]], window: int | None, queries: Tensor | None
+                   ) -> Tensor:
+        """x [1, n, hidden] -> [1, n, hidden], and the new rows written to the parts' keys and values.
 
-        tables: cos and sin [1, n, D]; queries: None, or [n, H, D] to be filled with the rotated queries.  All of x's
-        dtype, keys and values of it or bfloat16; contiguous but for the buffers.
+        tables: cos and sin [1, n, D]; parts: of each sequence, whose rows of x follow one another: layout, and the
+        cache's keys and values [1, Hkv, capacity, D]; queries: None, or [n, H, D] to be filled with the rotated
+        queries.  All of x's dtype, keys and values of it or bfloat16; contiguous but for the buffers.
         """
-        first, order = layout.by_position(window)
-        y = torch.empty_like(x)
-        of, slots = layer.described, 0 if order is None else order.shape[1]
-        sizes = (ctypes.c_int64 * 11)(of.kv_heads, of.heads // of.kv_heads, layout.rows, of.size, layout.prefix, slots,
-                                      layout.end - layout.prefix, keys.stride(1), keys.stride(2), values.stride(1),
-                                      values.stride(2))
-        cos, sin = tables
-        self._layer(ctypes.byref(of), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(),
-                    values.data_ptr(), None if queries is None else queries.data_ptr(), first.data_ptr(),
-                    None if order is None else order.data_ptr(), sizes, x.dtype == torch.bfloat16,
-                    keys.dtype == torch.bfloat16, torch.get_num_threads())
+        y, (cos, sin), half_cache = torch.empty_like(x), tables, parts[0][1].dtype == torch.bfloat16
+        described = (_Part * len(parts))()
+        for part, (layout, keys, values) in zip(described, parts, strict=True):
+            first, order = layout.by_position(window)
+            part.keys, part.values, part.first = keys.data_ptr(), values.data_ptr(), first.data_ptr()
+            part.order, part.slots = (None, 0) if order is None else (order.data_ptr(), order.shape[1])
+            part.rows, part.prefix, part.own = layout.rows, layout.prefix, layout.end - layout.prefix
+            part.k_head, part.k_row, part.v_head, part.v_row = (*keys.stride()[1:3], *values.stride()[1:3])
+        self._layer(ctypes.byref(layer.described), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+                    None if queries is None else queries.data_ptr(), described, len(parts), x.dtype == torch.bfloat16,
+                    half_cache, torch.get_num_threads())
         return y
 
     @property

@@ -707,12 +707,23 @@ template <class T> void rotate(T* x, const T* cos, const T* sin, int64_t n, int6
     }
 }
 
+// New rows of one sequence in a pass, behind its prefix, and its cache's buffers with their strides; first, order: as of
+// `Attention`.
+struct Part {
+    void *keys, *values;
+    const int64_t* first;
+    const int32_t* order;
+    int64_t rows, prefix, slots, own, k_head, k_row, v_head, v_row;
+};
+
 template <class T, class K>
-void layer(const Layer& w, const void* given, void* result, const void* cos, const void* sin, void* keys, void* values,
-           void* queries, const int64_t* first, const int32_t* order, const int64_t* sizes, int threads) {
+void layer(const Layer& w, const void* given, void* result, const void* cos, const void* sin, void* queries,
+           const Part* parts, int64_t count, int threads) {
     const T* const x = static_cast<const T*>(given);
     T* const y = static_cast<T*>(result);
-    const int64_t n = sizes[2], hidden = w.q.in, wide = w.heads * w.size, narrow = w.kv_heads * w.size;
+    int64_t n = 0;
+    for (int64_t part = 0; part < count; ++part) n += parts[part].rows;
+    const int64_t hidden = w.q.in, wide = w.heads * w.size, narrow = w.kv_heads * w.size;
     T* const states = reinterpret_cast<T*>(scratch<4>((n * (hidden + 2 * wide + 2 * narrow + 2 * w.gate.out) + 64)));
     T *const attended = states + n * hidden, *const k = attended + n * wide, *const v = k + n * narrow;
     T *const gate = v + n * narrow, *const up = gate + n * w.gate.out;
@@ -723,17 +734,21 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
     if (w.of_k.weight) normed(k, w.of_k, k, n * w.kv_heads, w.size, threads);
     rotate(q, static_cast<const T*>(cos), static_cast<const T*>(sin), n, w.heads, w.size);
     rotate(k, static_cast<const T*>(cos), static_cast<const T*>(sin), n, w.kv_heads, w.size);
-    Attention<T, K> a{q, static_cast<K*>(keys), static_cast<K*>(values), attended, first, order, sizes[0], sizes[1], n,
-                   w.size, sizes[4], sizes[5], sizes[6], w.size, wide, sizes[7], sizes[8], sizes[9], sizes[10], w.scale};
-    for (int64_t r = 0; r < n; ++r)
-        for (int64_t head = 0; head < w.kv_heads; ++head) {
-            const int64_t from = r * narrow + head * w.size, to = a.prefix + r;
-            for (int64_t i = 0; i < w.size; ++i) {
-                store(single(k[from + i]), static_cast<K*>(keys) + head * a.k_head + to * a.k_row + i);
-                store(single(v[from + i]), static_cast<K*>(values) + head * a.v_head + to * a.v_row + i);
+    for (int64_t part = 0, row = 0; part < count; row += parts[part++].rows) {
+        const Part& p = parts[part];
+        K *const keys = static_cast<K*>(p.keys), *const values = static_cast<K*>(p.values);
+        for (int64_t r = 0; r < p.rows; ++r)
+            for (int64_t head = 0; head < w.kv_heads; ++head) {
+                const int64_t from = (row + r) * narrow + head * w.size, to = p.prefix + r;
+                for (int64_t i = 0; i < w.size; ++i) {
+                    store(single(k[from + i]), keys + head * p.k_head + to * p.k_row + i);
+                    store(single(v[from + i]), values + head * p.v_head + to * p.v_row + i);
+                }
             }
-        }
-    attend(a, threads);
+        attend(Attention<T, K>{q + row * wide, keys, values, attended + row * wide, p.first, p.order, w.kv_heads,
+                               w.heads / w.kv_heads, p.rows, w.size, p.prefix, p.slots, p.own, w.size, wide, p.k_head,
+                               p.k_row, p.v_head, p.v_row, w.scale}, threads);
+    }
     // The residual: y = x + (norm of) what is in `states`.
     const auto add = [&](const T* before, const Norm& after) {
         if (after.weight) normed(states, after, states, n, hidden, threads);
@@ -767,14 +782,13 @@ void longgraft_norm(const void* x, const Norm* norm, void* y, int64_t n, int64_t
     else normed(static_cast<const float*>(x), *norm, static_cast<float*>(y), n, size, 1);
 }
 
-// A decoder layer over n new tokens: x [n, hidden] -> y [n, hidden].  cos, sin [n, size] of x's dtype; keys, values: the
-// cache's buffers [kv heads, capacity, size], whose rows from the prefix on are written; queries: null, or room for the
-// rotated ones [n, heads, size]; first, order, sizes: as of longgraft_attention, strides of q left out.
-void longgraft_layer(const Layer* of, const void* x, void* y, const void* cos, const void* sin, void* keys, void* values,
-                     void* queries, const int64_t* first, const int32_t* order, const int64_t* sizes, int half,
-                     int half_cache, int threads) {
+// A decoder layer over n new tokens: x [n, hidden] -> y [n, hidden].  cos, sin [n, size] of x's dtype; queries: null, or
+// room for the rotated ones [n, heads, size]; parts: the sequences whose tokens these are, one after another; their keys
+// and values are written to the buffers [kv heads, capacity, size] from the prefix on.
+void longgraft_layer(const Layer* of, const void* x, void* y, const void* cos, const void* sin, void* queries,
+                     const Part* parts, int64_t count, int half, int half_cache, int threads) {
     const auto run = half ? layer<uint16_t, uint16_t> : half_cache ? layer<float, uint16_t> : layer<float, float>;
-    run(*of, x, y, cos, sin, keys, values, queries, first, order, sizes, threads);
+    run(*of, x, y, cos, sin, queries, parts, count, threads);
 }
 
 // sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: all are

@@ -20,6 +20,22 @@ from longgraft.trees.padded import Tree
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What else is in a request's next passes, as far as can be foreseen.
+
+    requests, rows: other requests, and the rows that they have in a pass; chunk: prompt tokens that the request may
+    read in one pass, so that the others need not wait for long; None: no limit
+    """
+
+    requests: int = 0
+    rows: int = 0
+    chunk: int | None = None
+
+
+ALONE = Beside()
+
+
+@dataclass(frozen=True)
 class Ask:
     """A request for one proposal.
 
@@ -28,6 +44,7 @@ class Ask:
     position: absolute position of the root
     draws:    how a draft model draws its tokens, by their absolute positions
     pruning:  the policy of an EAGLE-3 drafter for this proposal; None: its own
+    beside:   what else is in the pass that verifies it
     """
 
     root: int
@@ -35,6 +52,7 @@ class Ask:
     position: int
     draws: DrawThenWalk = field(default=Greedy(), compare=False)
     pruning: PruningPolicy | None = field(default=None, compare=False)
+    beside: Beside = ALONE
 
     def drawn(self, logits: Tensor, ahead: int) -> tuple[int, float]:
         """(token drawn from logits [1, V] at `ahead` positions after the root, its log-probability): one device sync.

@@ -25,8 +25,8 @@ ROUTERS = (models, openai, infill, tokenize, live_page, metrics)
 def make_app(session: Session, options: Serving | None = None) -> FastAPI:
     """The application.  It owns the session: only its worker may open requests on it from now on."""
     options = options or Serving()
-    state = State(session, options, Worker(session, options.queue), EncodingPool(options.queue),
-                  default_sampling(session.target.model))
+    state = State(session, options, Worker(session, options.queue, running=options.max_running),
+                  EncodingPool(options.queue), default_sampling(session.target.model))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -28,6 +28,8 @@ class Serving:
                                    metavar="ORIGIN")
     hosts: tuple[str, ...] = option((), "Name of this server in the Host header beside its own; repeatable",
                                     flag="--allow-host", many=True, metavar="NAME")
+    max_running: int = option(8, "Requests that are answered at once; further ones wait; 1 with CUDA graphs",
+                              unit="requests", low=1, high=256)
     queue: int = option(16, "Requests that may wait; further ones are refused with 429", unit="requests", low=0,
                         high=4096)
     max_prompt_tokens: int | None = option(None, "Of one request", unit="tokens", low=1, none="what the model allows")

@@ -1,4 +1,5 @@
-"""One decoding thread with a bounded queue; each job's steps are streamed to its coroutine.
+"""One decoding thread, which answers several jobs at once, and a bounded queue; each job's steps are streamed to its
+coroutine.
 
 Knows sessions and asyncio; knows no HTTP.
 """
@@ -20,6 +21,7 @@ from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
+from longgraft.engine.side_by_side import Sessions, advance
 from longgraft.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class Running:
 
     def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
         self.job, self.since, self.queued = job, time.monotonic(), 0.0
+        self.until = math.inf       # when `Job.seconds` are over
         self.end: End | None = None
         self.cancelled = False
         self._loop, self._remove = loop, remove
@@ -134,13 +137,15 @@ class Running:
 class Worker:
     """Owns the session: only its thread opens and steps requests.
 
-    waiting: jobs that may wait, beside the one that is decoded; watchers: observe every job
+    waiting: jobs that may wait, beside those that are decoded; watchers: observe every job; running: jobs that are
+    decoded at once, where session and memory allow it
     """
 
-    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = ()) -> None:
+    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1) -> None:
         self.session, self.limit, self.watchers = session, waiting, list(watchers)
-        self.current: Running | None = None
         self.refused = 0
+        self._sessions = Sessions(session, running)
+        self._requests: dict[Running, Request] = {}     # in the order in which they began
         self._queue: deque[Running] = deque()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
@@ -148,8 +153,13 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     @property
+    def jobs(self) -> tuple[Running, ...]:
+        """Those that are decoded."""
+        return tuple(self._requests)
+
+    @property
     def waiting(self) -> int:
-        """Jobs in the queue; the one that is decoded is not among them."""
+        """Jobs in the queue."""
         return len(self._queue)
 
     @property
@@ -162,7 +172,7 @@ class Worker:
         with self._changed:
             if self._closed:
                 raise Closing
-            if self.waiting + (self.current is not None) > self.limit:
+            if self.waiting + len(self.jobs) >= self.limit + self._sessions.most:
                 self.refused += 1
                 raise Busy(self.waiting, self._retry_after())
 
@@ -184,8 +194,8 @@ class Worker:
             self._closed = True
             waiting = list(self._queue)
             self._queue.clear()
-            if self.current is not None:
-                self.current.cancelled = True
+            for running in self.jobs:
+                running.cancelled = True
             self._changed.notify()
         for running in waiting:
             running.send(Closing())
@@ -196,8 +206,9 @@ class Worker:
             self._thread.join(seconds)
 
     def _retry_after(self) -> int:
-        """Seconds until a place is free: the mean duration of recent requests."""
-        return max(1, math.ceil(sum(self._recent) / max(1, len(self._recent))))
+        """Seconds until a place is free: the mean duration of recent requests, by those that run at once."""
+        seconds = sum(self._recent) / max(1, len(self._recent)) / max(1, len(self.jobs))
+        return max(1, math.ceil(seconds))
 
     def _remove(self, running: Running) -> None:
         """A cancelled job leaves the queue at once."""
@@ -207,48 +218,103 @@ class Worker:
             self._queue.remove(running)
         running.send(End("cancelled", queued=time.monotonic() - running.since))
 
-    def _next(self) -> Running | None:
-        with self._changed:
-            self.current = None
-            while not (self._queue or self._closed):
-                self._changed.wait()
-            if self._queue:
-                self.current = self._queue.popleft()
-            return self.current
-
     def _work(self) -> None:
-        while (running := self._next()) is not None:
-            began = time.monotonic()
-            running.queued = began - running.since
-            found = self._outcome(running)
-            end = None if isinstance(found, Exception) else found
-            # Before the client has the end, and may read the counts.
-            for watcher in self.watchers:
-                try:
-                    watcher.ended(running, end)
-                except Exception:
-                    LOG.exception("a watcher failed")
-            self._recent.append(time.monotonic() - began)
-            closed = self._closed and end is not None and end.reason == "cancelled"
-            running.send(Closing() if closed else found)
+        while self._waited():
+            while (begun := self._next()) is not None:
+                self._begin(*begun)
+            self._advance()
 
-    def _outcome(self, running: Running) -> End | Exception:
-        """Its end, or the exception for its client: what is wrong with the job, or that decoding failed."""
+    def _waited(self) -> bool:
+        """Wait for work; False where the worker is closed and all has ended."""
+        with self._changed:
+            while not (self._queue or self._requests or self._closed):
+                self._changed.wait()
+            return bool(self._queue or self._requests)
+
+    def _next(self) -> tuple[Running, Session] | None:
+        """The oldest waiting job, and the session that answers it; None while there is no place for it."""
+        with self._changed:
+            if not self._queue:
+                return None
+            oldest = self._queue[0]
+        job = oldest.job        # no lock is held: another session may have to be made
+        if (place := self._sessions.free(self._requests.values(), len(job.ids), job.max_new_tokens)) is None:
+            return None
+        with self._changed:
+            if oldest in self._queue:       # else it was cancelled
+                self._queue.remove(oldest)
+                return oldest, job.session or place
+        return self._next()
+
+    def _begin(self, running: Running, session: Session) -> None:
         job = running.job
+        running.queued = time.monotonic() - running.since
         try:
-            try:
-                request = (job.session or self.session).open(job.ids, job.max_new_tokens, job.sampling, job.stop,
-                                                             job.eos, prediction=job.prediction, budget=job.budget,
-                                                             corpus=job.corpus)
-            except ValueError as error:
-                return error
-            with request:
-                return self._decode(running, request)
+            request = session.open(job.ids, job.max_new_tokens, job.sampling, job.stop, job.eos,
+                                   prediction=job.prediction, budget=job.budget, corpus=job.corpus)
+        except ValueError as error:
+            self._end(running, error)
         except Exception as error:
-            LOG.exception("decoding failed")
-            failed = Failed(self._no_room() if out_of_memory(error) else "Decoding failed; the server's log says why.")
-            failed.__cause__ = error
-            return failed
+            self._end(running, self._failed(error))
+        else:
+            with self._changed:
+                self._requests[running] = request
+                running.cancelled |= self._closed
+
+    def _advance(self) -> None:
+        """One step of each request; cancelled ones end instead."""
+        requests = dict(self._requests)
+        for running, request in requests.items():
+            if running.cancelled:
+                request.cancel()
+        began = time.monotonic()
+        for (running, request), step in zip(requests.items(), advance(list(requests.values())), strict=True):
+            try:
+                found = self._stepped(running, request, step, time.monotonic() - began)
+            except Exception as error:
+                found = self._failed(error)
+            if found is not None:
+                request.close()
+                with self._changed:
+                    del self._requests[running]
+                self._end(running, found)
+
+    def _stepped(self, running: Running, request: Request, step: Step | Exception | None, seconds: float
+                 ) -> End | Exception | None:
+        """Hand a step on; its end, or the exception for its client, where it goes no further."""
+        if isinstance(step, Exception):
+            return self._failed(step)
+        job, now, reason = running.job, time.monotonic(), request.finish_reason
+        if step is not None:
+            running.send(step)
+            for watcher in self.watchers:
+                watcher.stepped(running, step, seconds)
+            if step.tokens and job.seconds is not None:
+                running.until = min(running.until, now + job.seconds)
+            cut = job.complete is not None and job.complete(step)
+            if reason is None and (cut or now >= running.until):
+                request.close()
+                return End("cut" if cut else "time", request.stats, running.queued)
+        return None if reason is None else End(reason, request.stats, running.queued)
+
+    def _failed(self, error: Exception) -> Failed:
+        """What the client is told of it."""
+        LOG.error("decoding failed", exc_info=error)
+        failed = Failed(self._no_room() if out_of_memory(error) else "Decoding failed; the server's log says why.")
+        failed.__cause__ = error
+        return failed
+
+    def _end(self, running: Running, found: End | Exception) -> None:
+        end = None if isinstance(found, Exception) else found
+        # Before the client has the end, and may read the counts.
+        for watcher in self.watchers:
+            try:
+                watcher.ended(running, end)
+            except Exception:
+                LOG.exception("a watcher failed")
+        self._recent.append(time.monotonic() - running.since - running.queued)
+        closed = self._closed and end is not None and end.reason == "cancelled"
+        running.send(Closing() if closed else found)
 
     def _no_room(self) -> str:
         """The message where memory ran out; kept prompts are dropped first."""
@@ -257,29 +323,6 @@ class Worker:
         kept.clear()
         return ("There was not enough memory to decode this here, and what was kept of earlier prompts was dropped. "
                 "Try again; if it happens often, start the server with less of --prefixes.")
-
-    def _decode(self, running: Running, request: Request) -> End:
-        """Step it to its end; cancelled jobs end before their next step."""
-        job, until = running.job, math.inf
-        while True:
-            if running.cancelled:
-                request.cancel()
-            began = time.monotonic()
-            step = request.step()
-            if step is None:
-                break
-            running.send(step)
-            now = time.monotonic()
-            for watcher in self.watchers:
-                watcher.stepped(running, step, now - began)
-            if step.tokens and job.seconds is not None:
-                until = min(until, now + job.seconds)
-            cut = job.complete is not None and job.complete(step)
-            if (cut or now >= until) and request.finish_reason is None:
-                request.close()
-                return End("cut" if cut else "time", request.stats, running.queued)
-        assert request.finish_reason is not None
-        return End(request.finish_reason, request.stats, running.queued)
 
 
 def out_of_memory(error: Exception) -> bool:

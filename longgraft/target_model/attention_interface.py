@@ -6,7 +6,7 @@ model's own, also where its layers do not pass them to their attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,11 +32,11 @@ OWN_RULE = "The model masks by more than a window, which a tree would break. Thi
 class Run:
     """What attention needs to know of the running forward.
 
-    last: how many of the last rows' queries are recorded; calls: layers so far; queries: layer -> [Hq, last, D], after
-    rotary embedding
+    layouts: of the sequences whose rows it has, one after another; last: how many of the last rows' queries are
+    recorded; calls: layers so far; queries: layer -> [Hq, last, D], after rotary embedding
     """
 
-    layout: Layout | DeviceLayout
+    layouts: Sequence[Layout | DeviceLayout]
     backend: Backend
     last: int = 0
     calls: int = 0
@@ -94,10 +94,11 @@ def _seen(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
     return seen[0]
 
 
-def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None,
                scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
                **more: Any) -> tuple[Tensor, None]:
-    """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D].
+    """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D], of several
+    sequences a tuple of them.
 
     ValueError for any argument that the kernels would ignore.
     """
@@ -116,11 +117,18 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
         raise ValueError(f"{type(module).__name__} masks by a window of {window} and passes {sliding_window} to its "
                          "attention, so its outputs depend on the kernel. This model cannot be used.")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if softcap is not None:
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, layout: Any) -> Tensor:
+        if softcap is None:
+            return run.backend(q, k, v, layout, scale, window)
         # Only our Triton kernel has a softcap; elsewhere the reference computes it.
         capped = triton if run.backend is triton else dense
-        out = capped(query, key.to(query.dtype), value.to(query.dtype), run.layout, scale, window, softcap)
+        return capped(q, k.to(q.dtype), v.to(q.dtype), layout, scale, window, softcap)
+
+    if len(run.layouts) == 1:
+        out = attended(query, key, value, run.layouts[0])
     else:
-        out = run.backend(query, key, value, run.layout, scale, window)
+        rows = query.split([layout.rows for layout in run.layouts], dim=2)
+        out = torch.cat(list(map(attended, rows, key, value, run.layouts)), dim=2)
     # Contiguous as in transformers: some models view it, and all others would copy it next.
     return out.transpose(1, 2).contiguous(), None

@@ -28,7 +28,7 @@ from longgraft.kernels.cpu import (
     sample,
 )
 from longgraft.kernels.module_override import Forward, ModuleOverride
-from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.kv_cache import KVCache, PackedCache
 from longgraft.target_model.attention_interface import IDLE, RUNNING, Run, running
 from longgraft.target_model.module_forms import gate_of, norm_of, numbers
 
@@ -189,7 +189,7 @@ class _Layer:
         """The signature of transformers' decoder layers."""
         run = running()
         usual = (self._same is not False and not args and run.backend == self.kernels.attention
-                 and isinstance(run.layout, Layout)
+                 and isinstance(run.layouts[0], Layout)
                  and self._takes(hidden_states, attention_mask, past_key_values, position_embeddings)
                  and all(named[name] is None or named[name] is False for name in named.keys() - IDLE)
                  and all(own.get(name) is part and not _hooked(part) for own, name, part in self._parts)
@@ -208,14 +208,15 @@ class _Layer:
             self._described, self._state = (self._describe() if self.form.fits(self._dtype) else None), state
         return self._described is not None
 
-    def _compiled(self, x: Tensor, tables: tuple[Tensor, Tensor], cache: KVCache, mask: Any) -> Tensor:
+    def _compiled(self, x: Tensor, tables: tuple[Tensor, Tensor], cache: KVCache | PackedCache, mask: Any) -> Tensor:
         run: Any = running()
         assert self._described is not None
         of = self._described.described
-        keys, values = cache.rows_of(self.form.index, x, of.kv_heads, of.size)
-        queries = x.new_empty(run.layout.rows, of.heads, of.size) if run.last else None
-        found = self.kernels.pass_layer(self._described, x, tables, keys, values, run.layout, int(mask) or None,
-                                        queries)
+        buffers = (one.rows_of(self.form.index, x[:, :layout.rows], of.kv_heads, of.size)
+                   for one, layout in zip(cache.parts, run.layouts, strict=True))
+        parts = [(layout, *own) for layout, own in zip(run.layouts, buffers, strict=True)]
+        queries = x.new_empty(x.shape[1], of.heads, of.size) if run.last else None
+        found = self.kernels.pass_layer(self._described, x, tables, parts, int(mask) or None, queries)
         if queries is not None:
             run.queries[run.calls] = queries[-run.last:].transpose(0, 1).contiguous()
         run.calls += 1
@@ -230,7 +231,7 @@ class _Layer:
         return self.kernels.layer(DecoderLayer(linear, norms, form.size, form.activation, form.scale))
 
     def _takes(self, x: Tensor, mask: Any, cache: Any, tables: Any) -> bool:
-        return (isinstance(cache, KVCache) and cache.rows is None and x.ndim == 3 and len(x) == 1
+        return (isinstance(cache, KVCache | PackedCache) and cache.rows is None and x.ndim == 3 and len(x) == 1
                 and isinstance(tables, tuple) and len(tables) == 2 and isinstance(mask, Tensor)
                 and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64
                 and fits(x, *tables, dtype=self._dtype)
@@ -251,7 +252,7 @@ class _Layer:
             # A kind of its own for each layer: buffers are made for this one alone.
             index = self.form.index
             cache = KVCache(index + 1, PROBED, [str(kind) for kind in range(index + 1)], cache_dtype)
-            token = RUNNING.set(Run(Layout(0, torch.arange(PROBED), None, x.device), self.kernels.attention))
+            token = RUNNING.set(Run([Layout(0, torch.arange(PROBED), None, x.device)], self.kernels.attention))
             try:
                 found.append(forward(cache))
             finally:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -24,7 +26,7 @@ from longgraft.kernels.cpu import CpuKernels, Integers
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
-from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.kv_cache import KVCache, PackedCache
 from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
@@ -50,6 +52,30 @@ class Segment:
     cache: KVCache
     logits: Literal["all", "last", "none"] = "all"
     ranked: Tensor | None = None
+
+    @property
+    def depths(self) -> Tensor:
+        """[n] int64 of its nodes, on the host."""
+        return torch.arange(len(self.tree)) if self.tree.is_chain else self.tree.depths
+
+    @property
+    def record(self) -> Tensor:
+        """[2, n] int64: tokens and positions."""
+        return torch.stack([self.tree.tokens, self.cache.position + self.depths])
+
+    @property
+    def with_logits(self) -> slice:
+        """The nodes whose logits are returned."""
+        return {"all": slice(None), "last": slice(-1, None), "none": slice(0)}[self.logits]
+
+    def layout(self, device: torch.device) -> Layout:
+        """What its rows see."""
+        return Layout(self.cache.length, self.depths, None if self.tree.is_chain else self.tree.mask, device)
+
+
+Shared = Callable[["Target", Sequence[Segment], Wants], "list[Report]"]
+SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", default=None)
+"""Runs the passes of callers who wait for one another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,50 +198,68 @@ class Target:
         return 2 * c.num_hidden_layers * heads * size * (self.cache_dtype or self.dtype).itemsize
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
-        """One report per segment; each segment is one forward."""
-        return [self._pass(segment, wants) for segment in segments]
+        """One report per segment, of one forward; inside `together`, of one for all that wait for this target."""
+        shared = SHARED.get()
+        # A switch in the middle of a block without gradients would leave them off for whoever runs next.
+        if shared is None or not torch.is_grad_enabled():
+            return self.forward(segments, wants)
+        return shared(self, segments, wants)
 
     @torch.inference_mode()
-    def _pass(self, segment: Segment, wants: Wants) -> Report:
-        """One forward.  Where not all logits are returned, top-k is taken block by block, so that [n, V] never exists.
+    def forward(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
+        """`run` by this caller alone.  What a segment gets does not depend on the others: rows see only their own
+        cache, and the compiled kernels give each row the same bits in any pass.
 
-        It is the top-k of the output embedding's product, in the same order as the logits': soft-caps and scales are
-        monotone.
+        Where not all logits are returned, top-k is taken block by block, so that [n, V] never exists.  It is the top-k
+        of the output embedding's product, in the same order as the logits': soft-caps and scales are monotone.
         """
-        tree, cache = segment.tree, segment.cache
-        n = len(tree)
-        depths = torch.arange(n) if tree.is_chain else tree.depths
+        layouts = [segment.layout(self.device) for segment in segments]
+        rows = [layout.rows for layout in layouts]
+        starts = [end - n for end, n in zip(accumulate(rows), rows, strict=True)]
         # The compiled kernels fall back to split; any other backend was requested by name.
         backend = self.kernels.attention if self.kernels and self.attention == "split" else self._backend
-        last_queries = n if wants.queries and segment.logits == "all" else wants.queries
-        run = Run(Layout(cache.length, depths, None if tree.is_chain else tree.mask, self.device), backend,
-                  last_queries)
-        record = sent(torch.stack([tree.tokens, cache.position + depths]), self.device)
+        all_logits = all(segment.logits == "all" for segment in segments)
+        run = Run(layouts, backend, sum(rows) if wants.queries and (all_logits or len(rows) > 1) else wants.queries)
+        record = sent(torch.cat([segment.record for segment in segments], dim=1), self.device)
         # For transformers 0 means all.  Indices on the device: given a number, some models omit rows (Gemma 4).
-        first = {"last": n - 1, "none": n}
-        kept = 0 if segment.logits == "all" else torch.arange(first[segment.logits], n, device=self.device)
-        by_block = wants.topk > 0 and segment.logits != "all"
+        kept = [torch.arange(n)[segment.with_logits] for segment, n in zip(segments, rows, strict=True)]
+        asked = 0 if all_logits else sent(torch.cat([of + start for of, start in zip(kept, starts, strict=True)]),
+                                          self.device)
+        caches = [segment.cache for segment in segments]
         with ExitStack() as stack:
             stack.enter_context(self.engaged(run))
             if self._compiled is not None:
-                if not cache.length:
+                if not all(cache.length for cache in caches):
                     self._compiled.forget_changed()
                 stack.enter_context(self._compiled())
             hidden = stack.enter_context(self.inputs_of(wants.layers))
-            last = stack.enter_context(self.last_hidden()) if by_block or wants.final else {}
+            last = stack.enter_context(self.last_hidden()) if wants.final or (wants.topk and not all_logits) else {}
             out = self.model(
                 input_ids=record[:1], position_ids=record[1:],
                 attention_mask=None,        # the model's own, by `interface.mask`: its windows
-                past_key_values=cache, use_cache=True, logits_to_keep=kept)
+                past_key_values=caches[0] if len(caches) == 1 else PackedCache(caches, rows), use_cache=True,
+                logits_to_keep=asked)
             self.check(run)
-            logits, topk = out.logits[0], None
-            if wants.topk:
-                taken = last["hidden"] if by_block else logits
-                if segment.ranked is not None:
-                    taken = taken[sent(segment.ranked, self.device)]
-                topk = self._topk(taken, wants.topk) if by_block else best(taken, wants.topk)
-        return Report(logits, topk, {layer: rows[0] for layer, rows in hidden.items()},
-                      last["hidden"] if wants.final else None, run.queries)
+            logits = out.logits[0].split([len(of) for of in kept])
+            reports = []
+            for segment, own, start, n in zip(segments, logits, starts, rows, strict=True):
+                share = slice(start, start + n)
+                final = last["hidden"][share] if last else None
+                queries = run.queries
+                if len(rows) > 1:
+                    of_last = n if segment.logits == "all" else wants.queries
+                    queries = {layer: found[:, share][:, -of_last:] for layer, found in queries.items()}
+                reports.append(Report(own, self._topk_of(segment, own, final, wants.topk) if wants.topk else None,
+                                      {layer: found[0, share] for layer, found in hidden.items()},
+                                      final if wants.final else None, queries))
+        return reports
+
+    def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, k: int) -> Tensor:
+        """Of the segment's ranked nodes: from its logits, or from its final states [n, H] where it returns fewer."""
+        if segment.logits == "all":
+            return best(logits if segment.ranked is None else logits[sent(segment.ranked, self.device)], k)
+        assert final is not None
+        return self._topk(final if segment.ranked is None else final[sent(segment.ranked, self.device)], k)
 
     def check(self, run: Run) -> None:
         """ValueError if a layer did not use our attention."""

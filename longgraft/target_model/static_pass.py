@@ -64,7 +64,7 @@ class StaticPass:
         target, tree = self.target, self._tree()
         length, position = self.inputs[-NUMBERS:].split(1)
         layout = DeviceLayout.of(length, tree.depths, tree.depths, tree.ancestors)
-        run = Run(layout, target.fixed_backend)
+        run = Run([layout], target.fixed_backend)
         positions = position + tree.depths
         with ExitStack() as stack:
             stack.enter_context(target.engaged(run))

@@ -84,6 +84,17 @@ class Gate:
         self.ends.append(end)
 
 
+async def tokens_of(running: Running) -> list[int]:
+    """All of a job's."""
+    return [token async for step in running for token in step.tokens]
+
+
+async def until_true(true: Callable[[], object]) -> None:
+    """Waits."""
+    while not true():
+        await asyncio.sleep(0.002)
+
+
 @contextmanager
 def listening(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Worker]]:
     """(URL, worker) of a server behind a real socket."""

@@ -63,7 +63,7 @@ class RequestMetrics:
                                 ("model_name", "finished_reason"), registry=self.registry)
         self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
                                     "session.")
-        self._gauge("num_requests_running", "Requests that are decoded.", lambda: worker.current is not None)
+        self._gauge("num_requests_running", "Requests that are decoded.", lambda: len(worker.jobs))
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
         self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.",
                     lambda: worker.refused + state.pool.refused)

@@ -1,0 +1,56 @@
+"""Several requests at once, on one target: they share its passes, and each says what it would say alone.
+
+Knows sessions and requests; knows no method and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+
+from longgraft.engine.decoder import Step
+from longgraft.engine.request import Request
+from longgraft.engine.session import Session
+from longgraft.protocol.proposer import Beside
+from longgraft.runtime.device_memory import free_bytes
+from longgraft.target_model.together import together
+
+READ = 128          # prompt tokens of all requests in a pass, where several run: longer chunks are hardly faster
+LEAST = 16          # of one request
+FILLED = 0.8        # share of the free memory that caches may fill
+
+
+class Sessions:
+    """As many sessions of one target and method as requests run, made as they are needed.
+
+    most: requests that run at once
+    """
+
+    def __init__(self, session: Session, most: int) -> None:
+        self.most, self._sessions, self._room = most if session.repeatable else 1, [session], 0.0
+
+    def free(self, requests: Collection[Request], prompt_tokens: int, max_new_tokens: int) -> Session | None:
+        """A session for another request, by its tokens; None while as many run as can, or as fit the memory.
+
+        requests: those that run
+        """
+        first = self._sessions[0]
+        if not requests:
+            self._room = FILLED * free_bytes(first.target.device) / first.target.cache_bytes_per_token()
+            return first
+        rows = first.engine.rows(prompt_tokens, max_new_tokens) + sum(request.reserved for request in requests)
+        if len(requests) >= self.most or rows > self._room:
+            return None
+        if (free := next((session for session in self._sessions if not session.engine.busy), None)) is None:
+            self._sessions.append(free := first.another())
+        return free
+
+
+def advance(requests: Sequence[Request]) -> list[Step | Exception | None]:
+    """The next step of each, in order, as `Request.step` returns or raises it.  All wait for the slowest."""
+    if len(requests) == 1:
+        return together([requests[0].step])
+    rows, reading = sum(request.rows for request in requests), sum(request.reads for request in requests)
+    chunk = max(LEAST, READ // max(1, reading))
+    return together([partial(request.step, Beside(len(requests) - 1, rows - request.rows, chunk))
+                     for request in requests])

@@ -1,0 +1,289 @@
+"""Requests that share the target's passes say what each says alone, whoever comes, goes or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from toys.models import FAMILIES, toy_target
+from toys.served import Gate, tokens_of, until_true
+from toys.sessions import toy_parts, toy_prompt
+
+from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.acceptance_estimates import AcceptanceEstimates, Plan
+from longgraft.budget.controller import Prices
+from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session
+from longgraft.engine.side_by_side import LEAST, READ, Sessions, advance
+from longgraft.kernels.cpu import cpu_kernels
+from longgraft.methods.find import build, find, verifies
+from longgraft.prefill.prefixes import Prefixes
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.runtime.clock import Clock
+from longgraft.serve.worker import Failed, Job, Worker
+from longgraft.target_model.model import Segment
+from longgraft.target_model.together import together
+from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
+
+KERNELS = cpu_kernels()
+ASKED = [(toy_prompt(60), Sampling()), (toy_prompt(200), Sampling(0.8, seed=3)), (toy_prompt(30)[::-1], Sampling()),
+         (toy_prompt(90, 5), Sampling(1.0, seed=1))]
+
+
+def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17, **more) -> Session:
+    """A session as `load` makes it: others of it run on the same target."""
+    parts = parts or toy_parts(**more)
+    own = replace(parts, kept={}, clock=Clock())
+    engine = Engine(own.target, build(method, own, adaptive=True), own.clock, find(method).budget, chunk,
+                    verifies=verifies(method, own), prefixes=prefixes)
+    return Session(engine, None, made_again=lambda: repeatable(method, parts, prefixes, chunk))
+
+
+def alone(session: Session, asked=ASKED, new: int = 16) -> list[list[int]]:
+    return [session.generate(ids, new, temperature=law.temperature, seed=law.seed).token_ids for ids, law in asked]
+
+
+def side_by_side(session: Session, asked=ASKED, new: int = 16, most: int = 3) -> list[list[int]]:
+    """Their answers, `most` at once: the next begins where one ends."""
+    sessions, found, waiting, running = Sessions(session, most), [[] for _ in asked], list(range(len(asked))), {}
+    while waiting or running:
+        while waiting and (free := sessions.free(running.values(), len(asked[waiting[0]][0]), new)):
+            ids, law = asked[waiting[0]]
+            running[waiting.pop(0)] = free.open(ids, new, law)
+        for index, step in zip(list(running), advance(list(running.values())), strict=True):
+            assert not isinstance(step, Exception), step
+            found[index] += step.tokens
+            if running[index].finish_reason is not None:
+                del running[index]
+    return found
+
+
+def counted(target, calls: list):
+    """The target, and the number of segments of each of its passes in `calls`."""
+    forward = target.forward
+
+    def count(segments, wants):
+        calls.append(len(segments))
+        return forward(segments, wants)
+    target.forward = count
+    return target
+
+
+@pytest.mark.parametrize("kernels", [None, KERNELS], ids=["torch", "compiled"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_of_several_requests_says_what_it_says_alone(family, kernels):
+    session, calls = repeatable("graft", family=family, kernels=kernels), []
+    wanted = alone(session)
+    counted(session.target, calls)
+    assert side_by_side(session) == wanted
+    assert max(calls) == 3 and sum(calls) >= 2 * len(calls)
+
+
+@pytest.mark.parametrize("method", ["ar", "pld", "eagle3", "graft-x", "graft-x-text", "sps", "suffix", "tokenswift",
+                                    "triforce", "specpv", "medusa", "longspec", "dflash", "logitspec"])
+def test_methods_share_passes_whatever_they_need_of_them(method):
+    session, calls = repeatable(method, kernels=KERNELS), []
+    wanted = alone(session)
+    counted(session.target, calls)
+    assert side_by_side(session) == wanted and max(calls) > 1
+
+
+def test_requests_that_come_go_and_share_a_beginning_leave_the_others_as_they_are():
+    prefixes = Prefixes(2 ** 28, 16)
+    session, order = repeatable("graft-x", prefixes=prefixes, kernels=KERNELS), random.Random(0)
+    asked = [(toy_prompt(40) + toy_prompt(10 + 7 * n, n), Sampling()) for n in range(12)]
+    wanted = alone(session, asked)
+    sessions, running, found = Sessions(session, 4), {}, {}
+    waiting, cancelled = list(range(12)), set()
+    while waiting or running:
+        if waiting and order.random() < 0.5 and (free := sessions.free(running.values(), 200, 16)):
+            running[waiting[0]] = free.open(asked[waiting[0]][0], 16)
+            found[waiting.pop(0)] = []
+        if running and order.random() < 0.1:
+            gone = order.choice(list(running))
+            running.pop(gone).close()
+            cancelled.add(gone)
+        for index, step in zip(list(running), advance(list(running.values())), strict=True) if running else ():
+            found[index] += step.tokens
+            if running[index].finish_reason is not None:
+                del running[index]
+    assert 0 < len(cancelled) < 8 and any(0 < len(found[index]) < 16 for index in cancelled)
+    for index, ids in found.items():
+        assert ids == wanted[index][:len(ids)] and (index in cancelled or ids == wanted[index])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_what_a_pass_reports_of_a_segment_has_the_same_bits_whatever_else_it_holds(family):
+    target = toy_target(family, kernels=KERNELS)
+    wants = Wants(layers=(1, 3), final=True, topk=4, queries=2)
+
+    def segments():
+        made = []
+        for length, logits in ((40, "all"), (7, "none"), (90, "last"), (33, "all")):
+            cache = target.cache(256)
+            ids = torch.tensor(toy_prompt(length, length))
+            target.forward([Segment(ProposalTree.chain(ids, origin=ROOT), cache, "none")], Wants())
+            cache.keep(torch.arange(length))
+            made.append((cache, logits))
+        tree = ProposalTree.build([5, 6, 7, 8, 9], [-1, 0, 0, 1, 3], [0.0] * 5, [ROOT] + [DRAFT] * 4)
+        chunk = ProposalTree.chain(torch.tensor(toy_prompt(9, 3)), origin=ROOT)
+        return [Segment(tree if logits == "all" else chunk, cache, logits,
+                        torch.tensor([1, 4]) if logits == "last" else None) for cache, logits in made]
+
+    packed = target.forward(segments(), wants)
+    for report, segment in zip(packed, segments(), strict=True):
+        single, = target.forward([segment], wants)
+        for name in ("logits", "topk", "final"):
+            assert torch.equal(getattr(report, name), getattr(single, name)), name
+        for name in ("hidden", "queries"):
+            ours, theirs = getattr(report, name), getattr(single, name)
+            assert ours.keys() == theirs.keys() and all(torch.equal(ours[layer], theirs[layer]) for layer in ours), name
+
+
+def test_what_goes_wrong_in_a_common_pass_is_the_matter_of_one():
+    session, calls = repeatable("graft", kernels=KERNELS), []
+    wanted = alone(session)
+    requests = [session.another().open(ids, 16, law) for ids, law in ASKED]
+    counted(session.target, calls)
+    for _ in range(3):
+        advance(requests)
+    ill = requests[1]
+    ill._decoder.verifier.cache.capacity = 1      # as if there were no room: its rows cannot be written
+    error = advance(requests)[1]
+    assert isinstance(error, ValueError) and "The cache holds 1 rows" in str(error)
+    assert ill.finish_reason == "cancelled" and calls[-5:] == [4, 1, 1, 1, 1]
+    rest = [request for request in requests if request is not ill]
+    found = {}
+    while rest:
+        for request, step in zip(rest, advance(rest), strict=True):
+            found.setdefault(request, []).extend(step.tokens)
+        rest = [request for request in rest if request.finish_reason is None]
+    assert all(wanted[requests.index(request)][-len(ids):] == ids for request, ids in found.items())
+    assert len(found) == 3
+
+
+def test_a_pass_within_a_block_without_gradients_is_not_shared():
+    target, calls = toy_target(kernels=KERNELS), []
+    target = counted(target, calls)
+
+    def run(grad: bool):
+        with torch.set_grad_enabled(grad):
+            report, = target.run([Segment(ProposalTree.root_only(3), target.cache(16))], Wants())
+            inside = torch.is_grad_enabled()
+        return inside, torch.is_grad_enabled(), report.logits.argmax().item()
+
+    found = together([lambda: run(False), lambda: run(True), lambda: run(False), lambda: run(True)])
+    assert [one[:2] for one in found] == [(False, True), (True, True), (False, True), (True, True)]
+    assert calls == [1, 1, 2] and len({one[2] for one in found}) == 1
+
+
+def test_a_long_prompt_is_read_in_small_shares_while_others_are_answered_and_in_its_own_chunks_alone():
+    session = repeatable("ar", chunk=100, kernels=KERNELS)
+    long, short = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(20), 4)
+    reads = []
+    while short.finish_reason is None:
+        reads.append(advance([long, short])[0].read)
+    assert reads == [READ // 2, *[100] * (len(reads) - 1)]
+    others = [session.another().open(toy_prompt(300), 4) for _ in range(2)]
+    assert [step.read for step in advance([short, *others])[1:]] == [READ // 2] * 2
+    assert advance(others[:1])[0].read == 100
+    many = [session.another().open(toy_prompt(100), 2) for _ in range(12)]
+    assert {step.read for step in advance(many)} == {LEAST}
+
+
+def test_nodes_are_dearer_where_other_requests_wait_for_them():
+    costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 16: 1.1, 64: 5.0, 128: 12.0}}, {}, {}), frozen=True)
+    single, among = Prices(costs, 0, 16), Prices(costs, 0, 16, others=40)
+    assert among.plain == pytest.approx(costs.verify(41, 0))
+    assert among.seconds[15] == pytest.approx(costs.verify(56, 0) - costs.verify(41, 0)) and single.seconds[15] < 0.11
+    session = repeatable("graft-x-text", kernels=None, costs=costs)
+    sizes = {}
+    for others in (0, 3):
+        requests = [session.another().open(toy_prompt(200), 40) for _ in range(1 + others)]
+        sizes[others] = [len(step.tree) for _ in range(24) for step in advance(requests)[:1] if step and step.tree]
+    assert max(sizes[0]) > 8 and sum(sizes[3]) / len(sizes[3]) < 0.6 * sum(sizes[0]) / len(sizes[0])
+
+
+def test_passes_that_others_share_say_nothing_of_a_pass_alone():
+    costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {}, {}))
+    estimates, before = AcceptanceEstimates(costs), costs.state()
+    seen = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0)
+    for _ in range(8):
+        estimates.expect(Plan(1, 0, 1.0, alone=False))
+        estimates.observe(seen)
+    assert costs.state() == before
+    for _ in range(8):
+        estimates.expect(Plan(1, 0, 1.0))
+        estimates.observe(seen)
+    assert costs.state() != before
+
+
+def test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full(monkeypatch):
+    session = repeatable("pld")
+    rows = session.engine.rows(100, 20)
+    monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes",
+                        lambda device: 3.2 * 256 * session.target.cache_bytes_per_token() / 0.8)
+    sessions, running = Sessions(session, 8), []
+    while free := sessions.free(running, 100, 20):
+        running.append(free.open(toy_prompt(100), 20))
+    assert rows < 256 and len(running) == 3
+    first = running.pop(0)
+    first.close()
+    assert sessions.free(running, 100, 20) is session
+    assert sessions.free([], 10 ** 6, 20) is session      # alone it may try
+    assert Sessions(session, 1).free(running, 1, 1) is None
+    assert Sessions(Session(session.engine, None), 8).most == 1
+
+
+def serving(play, running: int, gate: Gate | None = None, session: Session | None = None):
+    """What a coroutine returns that is given a worker for several jobs at once."""
+    async def played():
+        worker = Worker(session or repeatable("graft"), 2, [gate] if gate else [], running)
+        try:
+            return await asyncio.wait_for(play(worker), 30)
+        finally:
+            worker.close()
+            if gate:
+                gate.allow()
+            await asyncio.to_thread(worker.join, 10)
+            assert not worker.jobs
+    return asyncio.run(played())
+
+
+def test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came():
+    gate = Gate()
+
+    async def play(worker):
+        taken = [worker.submit(Job(ids, 16, law)) for ids, law in ASKED]
+        await until_true(lambda: gate.steps == 1)        # others may come only after this step
+        gate.allow(1)
+        await until_true(lambda: gate.steps == 2)
+        at_once = worker.jobs
+        gate.allow()
+        return [await tokens_of(running) for running in taken], [taken.index(running) for running in at_once]
+    tokens, at_once = serving(play, 3, gate)
+    assert tokens == alone(repeatable("graft")) and at_once == [0, 1, 2]
+
+
+def test_one_jobs_failure_and_one_that_leaves_do_not_end_the_others():
+    class Picky:
+        def stepped(self, running, step, seconds) -> None:
+            if running.job.max_new_tokens == 9:
+                raise ArithmeticError
+
+        def ended(self, running, end) -> None:
+            pass
+
+    async def play(worker):
+        worker.watchers.append(Picky())
+        bad, left, good = (worker.submit(Job(ASKED[0][0], new)) for new in (9, 100, 16))
+        with pytest.raises(Failed):
+            await tokens_of(bad)
+        left.cancel()
+        return await tokens_of(good), [len(await tokens_of(left)) < 100, left.end.reason]
+    found, left = serving(play, 3)
+    assert found == alone(repeatable("graft"))[0] and left == [True, "cancelled"]
