@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from longgraft.completion.completer import Completion, complete
     from longgraft.config.settings import HeadOverrides
     from longgraft.engine.session import Generation, Session
+    from longgraft.engine.side_by_side import generate_all
     from longgraft.loading import generate, load
     from longgraft.transformers_generate import custom_generate
 
 __version__ = "0.2.0.dev0"
 __all__ = ["Completion", "Generation", "HeadOverrides", "Sampling", "Session", "complete", "custom_generate",
-           "generate", "load"]
+           "generate", "generate_all", "load"]
 
-_HOME = {"generate": "loading", "load": "loading", "custom_generate": "transformers_generate",
+_HOME = {"generate": "loading", "generate_all": "engine.side_by_side", "load": "loading",
+         "custom_generate": "transformers_generate",
          "complete": "completion.completer", "Completion": "completion.completer",
          "HeadOverrides": "config.settings", "Sampling": "acceptance.sampling",
          "Session": "engine.session", "Generation": "engine.session"}

@@ -6,11 +6,13 @@ and no model.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from longgraft.config.file_errors import reason
 
 VERSION = "1"
 SORTED = 32     # tokens by which places are sorted: a match and its continuation together are no longer
-MOST = 2 ** 31 - 1
+MOST = 2 ** 31 - 1 - SORTED      # places and what follows them are int32
 PASSAGES = 4    # that are read of a match, evenly spaced among what follows it
 PASSAGE = 128   # tokens of each
 ENDING = ".safetensors"
@@ -91,13 +93,20 @@ class Corpus:
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
         """One safetensors file, written whole or not at all; `identity` names the tokenizer of the ids."""
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        save_file({"tokens": self.tokens, "order": self.order}, part,
-                  {"version": VERSION, "identity": json.dumps(dict(identity))})
-        part.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"tokens": self.tokens, "order": self.order}, part,
+                      {"version": VERSION, "identity": json.dumps(dict(identity))})
+            part.replace(path)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, and try again.") from error
+        finally:
+            with suppress(OSError):
+                part.unlink()
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str]) -> Corpus:
@@ -121,8 +130,9 @@ class Corpus:
 
 
 def _unfit(path: Path, why: str) -> ValueError:
-    return ValueError(f"Corpus {path} {why}. Remove it, and make it for this model: `longgraft corpus add "
-                      f"{path.stem} FILES --model MODEL`.")
+    name = path.name.removesuffix(ENDING)       # a client need not know where it lies
+    return ValueError(f"Corpus {name!r} {why}. Remove it, and make it for this model: `longgraft corpus remove "
+                      f"{name}`, `longgraft corpus add {name} FILES --model MODEL`.")
 
 
 def corpora_folder() -> Path:
@@ -138,14 +148,19 @@ def corpus_path(name: str) -> Path:
 
 def known_corpora() -> list[str]:
     """Names, sorted."""
-    return sorted(path.name.removesuffix(ENDING) for path in corpora_folder().glob(f"*{ENDING}"))
+    names = (path.name.removesuffix(ENDING) for path in corpora_folder().glob(f"*{ENDING}"))
+    return sorted(name for name in names if NAME.fullmatch(name))
 
 
-def tokens_in(path: Path) -> int:
-    """Of a corpus's file, by its size: an id and a place each, behind a header."""
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    return (path.stat().st_size - 8 - header) // 8
+def tokens_in(path: Path) -> int | None:
+    """Of a corpus's file, by its header alone; None where it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return int(file.get_slice("tokens").get_shape()[0])
+    except (OSError, SafetensorError):
+        return None
 
 
 def existing_corpus(name: str) -> Path:
@@ -155,3 +170,24 @@ def existing_corpus(name: str) -> Path:
         raise ValueError(f"There is no corpus {name!r}; known: {known}. Make it: `longgraft corpus add {name} FILES "
                          "--model MODEL`.")
     return path
+
+
+def open_corpus(name: str, tokenizer: str, vocab_size: int) -> Corpus:
+    """The corpus of this name; ValueError where there is none for this tokenizer and vocabulary.
+
+    tokenizer: its fingerprint; ids beyond the vocabulary would end the process on a GPU
+    """
+    path = existing_corpus(name)
+    found = Corpus.load(path, {"tokenizer": tokenizer})
+    if not 0 <= (least := int(found.tokens.min())) <= (most := int(found.tokens.max())) < vocab_size:
+        raise _unfit(path, f"has token ids from {least} to {most}, and the model knows 0 to {vocab_size - 1}")
+    return found
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Until the block ends, nobody else changes the file; waits for whoever does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)        # freed by the system where a process dies
+        yield

@@ -84,8 +84,8 @@ class Loaded:
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
         session.about += tuple(known)
         if corpus is not None:
-            session.corpora = (session.corpus(corpus),)
-            session.about += (f"corpus {corpus}: {len(session.corpora[0].tokens):,} tokens may be repeated",)
+            session.default_corpus = corpus
+            session.about += (f"corpus {corpus}: {len(session.corpus(corpus).tokens):,} tokens may be repeated",)
         return session
 
     def _made(self, budget: Budget, chunk: int | None, prefixes: Prefixes | None) -> Session:

@@ -21,6 +21,11 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    Mutation("a default corpus is read once and for all", "Session.open", 'corpus = self.default_corpus if corpus is None else corpus', 'corpus = corpus', "test_corpora.py::test_a_session_or_a_request_names_one"),
+    Mutation("plain decoding is asked to read a corpus", "live_page:_answer", ", corpus=None", "", "test_corpora.py::test_an_answer_that_read_a_corpus_is_compared_with_plain_decoding_that_reads_none"),
+    Mutation("two who add to a corpus forget one another", "corpora:changing", 'fcntl.flock(lock, fcntl.LOCK_EX)', 'pass', "test_corpora.py::test_files_that_two_add_at_once_are_both_kept"),
+    Mutation("a text counted anew forgets its corpora", "PartialMatching._count", '        self._read()\n', '', "test_corpora.py::test_what_a_memory_goes_back_to_still_has_its_corpora"),
+    Mutation("a damaged corpus has tokens", "corpora:tokens_in", 'return None', 'return 0', "test_corpora.py::test_files_are_added_kept_listed_and_removed"),
     # several requests at once
     Mutation("rows of another request are read", "_PackedLayer.update", "states.split(self.rows, dim=2)", "states.split(self.rows[::-1], dim=2)", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
     Mutation("a packed pass takes the first one's layout", "attention_interface:attention", "list(map(attended, rows, key, value, run.layouts))", "list(map(attended, rows, key, value, [run.layouts[0]] * len(rows)))", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
@@ -212,8 +217,8 @@ MUTATIONS = (
     Mutation("a corpus outlives its request", "PartialMatching._clear", "self._corpora: list[Corpus] = []", "self._corpora: list[Corpus] = getattr(self, '_corpora', [])", "test_corpora.py::test_a_corpus_is_read_where_the_text_has_no_context_as_long"),
     Mutation("what is known is read again", "PartialMatching._read", "if n > known", "if n >= known", "test_corpora.py::test_a_corpus_is_read_where_the_text_has_no_context_as_long"),
     Mutation("a request's corpus is not observed", "Engine.open", "memory.observe_corpus(corpus)", "pass", "test_corpora.py::test_answers_are_those_of_plain_decoding_in_fewer_steps"),
-    Mutation("a corpus may hold any ids", "Session.corpus", "int(corpus.tokens.max())", "0", "test_corpora.py::test_a_session_or_a_request_names_one"),
-    Mutation("a corpus stays as it was opened", "Session.corpus", "!= made", "== 1", "test_corpora.py::test_a_session_or_a_request_names_one"),
+    Mutation("a corpus may hold any ids", "corpora:open_corpus", "int(found.tokens.max())", "0", "test_corpora.py::test_a_session_or_a_request_names_one"),
+    Mutation("a corpus stays as it was opened", "Session.corpus", "found[0] == made", "found[0]", "test_corpora.py::test_a_session_or_a_request_names_one"),
     Mutation("a text in Python says nothing", "Loaded._made", "if reads and", "if not reads and", "test_kernels.py::test_without_a_compiler_a_session_decodes_and_says_why"),
     Mutation("a root is in the text twice", "PartialMatching.observe", "kept[1:] if self.text else kept", "kept", "test_continuations.py::test_a_root_is_in_the_text_before_it_is_in_the_cache"),
     Mutation("a restored text forgets the predictions", "PartialMatching._count", "*self._before, ", "", "test_continuations.py::test_a_restored_memory_expects_what_the_other_did"),

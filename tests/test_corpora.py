@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +13,11 @@ import pytest
 import torch
 from toys.commands import run
 from toys.models import toy_target
+from toys.served import asking, characters, text_session
 from toys.sessions import answered, toy_prompt, toy_session
 
 import longgraft
-from longgraft.corpora import PASSAGE, PASSAGES, Corpus, corpus_path
+from longgraft.corpora import PASSAGE, PASSAGES, Corpus, changing, corpus_path
 from longgraft.loading import load_needs
 from longgraft.memories.continuations import ORDERS
 from longgraft.memories.partial_matching import PartialMatching
@@ -37,6 +40,10 @@ def read(memory: PartialMatching, *prompt: int) -> list[int]:
     """What it expects behind this prompt, most probable first."""
     memory.observe(Observation(ProposalTree.chain(torch.tensor(prompt[:-1])), torch.arange(len(prompt) - 1),
                                prompt[-1], prompt=True))
+    return expected(memory)
+
+
+def expected(memory: PartialMatching) -> list[int]:
     return [one.token for one in sorted(memory.known().after((), 0)[0], key=lambda one: -one.probability)]
 
 
@@ -66,7 +73,7 @@ def test_a_corpus_is_read_where_the_text_has_no_context_as_long():
     assert set(read(memory, 4, 6)) == {7, 1} and not memory.text[2:]
     assert read(memory, 6, 7) == [8]                # of the passage that was read before
     own = memory.known().rank([0.0] * 9)
-    memory._read(corpus)
+    memory._read()
     assert memory.known().rank([0.0] * 9) == own        # once
     memory.reset(0)
     assert read(memory, 4, 6) == []
@@ -78,7 +85,8 @@ def test_answers_are_those_of_plain_decoding_in_fewer_steps(sampled):
     plain = answered(toy_session("ar"), ids, 40, sampling)
     session = toy_session("graft-x-text")
     alone = answered(session, ids, 40, sampling)
-    session.corpora = (Corpus.build(np.array(plain.token_ids + ids)),)
+    Corpus.build(np.array(plain.token_ids + ids)).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
+    session.default_corpus = "ours"
     helped = answered(session, ids, 40, sampling)
     assert plain.token_ids == alone.token_ids == helped.token_ids
     assert helped.stats.steps < alone.stats.steps
@@ -93,12 +101,12 @@ def test_a_corpus_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"belongs to tokenizer 'mine', and 'theirs' is loaded. Remove it"):
         Corpus.load(path, {"tokenizer": "theirs"})
     replace(made, order=made.order[:2]).save(path, IDENTITY)
-    with pytest.raises(ValueError, match=r"ours.safetensors holds tokens int32 \(3,\) and order int32 \(2,\)"):
+    with pytest.raises(ValueError, match=r"'ours' holds tokens int32 \(3,\) and order int32 \(2,\)"):
         Corpus.load(path, IDENTITY)
     made.save(path, IDENTITY)
     path.write_bytes(path.read_bytes()[:-4])
     for broken in (path, tmp_path / "none"):
-        with pytest.raises(ValueError, match=f"Corpus {broken} cannot be read"):
+        with pytest.raises(ValueError, match=f"Corpus '{broken.stem}' cannot be read"):
             Corpus.load(broken, IDENTITY)
     with pytest.raises(ValueError, match="The text has 0 tokens"):
         Corpus.build(np.array([], dtype=np.int64))
@@ -114,7 +122,10 @@ def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as rows:
         rows.write(json.dumps({"text": "import torch"}) + "\n")
     tokenizer = read_tokenizer(str(embedded("target")), "embedded")
-    end, sources = tokenizer.eos_token, Sources(toy_target(), given={"datastore": "ours"}, tokenizer=tokenizer)
+    end, sources = tokenizer.eos_token, Sources(
+        replace(toy_target(), name="embedded"), given={"datastore": "ours"}, tokenizer=tokenizer)
+
+    monkeypatch.setattr(type(sources.target), "vocab_size", len(tokenizer))
 
     def text() -> str:
         return tokenizer.decode(load_needs(find("rest"), sources)[1]["datastore"].tokens.tolist())
@@ -126,7 +137,13 @@ def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
     assert text() == f"import torch{end}import numpy{end}# Words{end}" and code == 0 and "are kept in" in out
     run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code" / "a.py", "--most", 5)
     assert text().endswith(f"import numpy{end}") and len(load_needs(find("rest"), sources)[1]["datastore"].tokens) == 5
+    (corpus_path("bad")).write_bytes(b"not one")
+    (corpus_path("bad").parent / "no name.safetensors").write_bytes(b"")
+    assert run(capsys, monkeypatch, "corpus")[1].split()[:5] == ["bad", "damaged", "0.0", "MB", "ours"]
+    corpus_path("bad").unlink()
     assert run(capsys, monkeypatch, "corpus")[1].split()[:3] == ["ours", "5", "tokens"]
+    nothing = run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code", "--endings", ".zig")
+    assert nothing[0] != 0 and "no text to add with these endings" in nothing[2]
     with pytest.raises(ValueError, match="belongs to tokenizer"):
         load_needs(find("rest"), replace(sources, tokenizer=None))
     assert run(capsys, monkeypatch, "corpus", "remove", "ours")[0] == 0
@@ -144,14 +161,55 @@ def test_a_session_or_a_request_names_one():
     model = toy_session("graft-x-text").target.model
     session = longgraft.load((model, None), None, tell=False, corpus="ours")
     assert "corpus ours: 3 tokens may be repeated" in session.about
-    assert [one.tokens.tolist() for one in session.corpora] == [[5, 6, 7]]
-    assert session.corpus("ours") is session.corpora[0]
+    text = next(memory for memory in session.engine.proposer.memories if memory.reads_corpora)
+
+    def read() -> list[list[int]]:
+        with session.open([1, 2], 4) as request:        # that names none
+            request.step()
+            return [one.tokens.tolist() for one in text._corpora]
+    assert read() == [[5, 6, 7]] and session.corpus("ours") is session.corpus("ours")
     Corpus.build(np.array([8])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
-    assert session.corpus("ours").tokens.tolist() == [8]        # what was added since is read
+    assert read() == [[8]]        # what was added since is read
+    assert session.another().default_corpus == "ours"
     Corpus.build(np.array([10 ** 6, 1])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
-    with pytest.raises(ValueError, match="corpus 'ours' has token ids from 1 to 1000000"):
+    with pytest.raises(ValueError, match="Corpus 'ours' has token ids from 1 to 1000000"):
         session.corpus("ours")
     with pytest.raises(ValueError, match="There is no corpus 'theirs'; known: ours"):
         session.generate([1, 2], 4, corpus="theirs")
     with pytest.raises(ValueError, match="method pld reads none"):
         longgraft.load((model, None), None, tell=False, corpus="ours", method="pld")
+
+
+def test_what_a_memory_goes_back_to_still_has_its_corpora():
+    memory = PartialMatching()
+    memory.reset(64)
+    memory.observe_corpus(Corpus.build(np.array([1, 2, 3, 50, 51, 52])))
+    found = read(memory, 9, 3, 50, 51)
+    memory.rewind(memory.mark())
+    assert found[:1] == [52] and expected(memory) == found
+
+
+def test_an_answer_that_read_a_corpus_is_compared_with_plain_decoding_that_reads_none():
+    Corpus.build(np.array(toy_prompt(90))).save(corpus_path("ours"), {"tokenizer": vocabulary(characters())})
+    asked = {"prompt": "a few words, a few words", "max_tokens": 8, "compare": True, "longgraft": {"corpus": "ours"}}
+    told = asking(lambda http: http.post("/watch", json=asked), text_session(method="graft-x-text")).text
+    assert "event: compared" in told and '"identical":true' in told.replace(" ", "")
+
+
+def test_files_that_two_add_at_once_are_both_kept(tmp_path):
+    path = tmp_path / "ours.safetensors"
+    Corpus.build(np.array([1])).save(path, IDENTITY)
+
+    def add(token: int) -> None:
+        with changing(path):
+            known = Corpus.load(path, IDENTITY).tokens
+            time.sleep(0.01)
+            Corpus.build(np.append(known, token)).save(path, IDENTITY)
+    threads = [threading.Thread(target=add, args=(token,)) for token in range(2, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(Corpus.load(path, IDENTITY).tokens.tolist()) == list(range(1, 8))
+    with pytest.raises(ValueError, match=r"cannot be written: .* Make room"):
+        Corpus.build(np.array([1])).save(path / "theirs.safetensors", IDENTITY)

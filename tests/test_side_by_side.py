@@ -18,7 +18,7 @@ from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import LEAST, READ, Sessions, advance
+from longgraft.engine.side_by_side import LEAST, READ, Sessions, advance, generate_all
 from longgraft.kernels.cpu import cpu_kernels
 from longgraft.methods.find import build, find, verifies
 from longgraft.prefill.prefixes import Prefixes
@@ -48,18 +48,9 @@ def alone(session: Session, asked=ASKED, new: int = 16) -> list[list[int]]:
 
 
 def side_by_side(session: Session, asked=ASKED, new: int = 16, most: int = 3) -> list[list[int]]:
-    """Their answers, `most` at once: the next begins where one ends."""
-    sessions, found, waiting, running = Sessions(session, most), [[] for _ in asked], list(range(len(asked))), {}
-    while waiting or running:
-        while waiting and (free := sessions.free(running.values(), len(asked[waiting[0]][0]), new)):
-            ids, law = asked[waiting[0]]
-            running[waiting.pop(0)] = free.open(ids, new, law)
-        for index, step in zip(list(running), advance(list(running.values())), strict=True):
-            assert not isinstance(step, Exception), step
-            found[index] += step.tokens
-            if running[index].finish_reason is not None:
-                del running[index]
-    return found
+    """Their answers, `most` at once."""
+    found = generate_all(session, [ids for ids, _ in asked], new, samplings=[law for _, law in asked], most=most)
+    return [one.token_ids for one in found]
 
 
 def counted(target, calls: list):
@@ -252,6 +243,14 @@ def serving(play, running: int, gate: Gate | None = None, session: Session | Non
             await asyncio.to_thread(worker.join, 10)
             assert not worker.jobs
     return asyncio.run(played())
+
+
+def test_an_error_in_one_of_many_answers_releases_all(monkeypatch):
+    session = repeatable("graft")
+    monkeypatch.setattr("longgraft.engine.side_by_side.advance", lambda requests: [MemoryError()] * len(requests))
+    with pytest.raises(MemoryError):
+        generate_all(session, [ids for ids, _ in ASKED])
+    assert not session.engine.busy and not session.engine.cache.capacity
 
 
 def test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came():

@@ -24,7 +24,8 @@ def list_corpora(context: typer.Context) -> None:
         print(f"none in {corpora_folder()}; `longgraft corpus add NAME FILES --model MODEL` makes one")
     for name in names:
         path = corpus_path(name)
-        print(f"{name:<32} {tokens_in(path):>14,} tokens {path.stat().st_size / 1e6:>9,.1f} MB")
+        tokens = "damaged" if (found := tokens_in(path)) is None else f"{found:,} tokens"
+        print(f"{name:<32} {tokens:>21} {path.stat().st_size / 1e6:>9,.1f} MB")
 
 
 @corpus.command("add", epilog="Example: longgraft corpus add ours src docs --endings .py,.md --model smollm2")
@@ -45,32 +46,38 @@ def add(
     import numpy as np
     from tqdm import tqdm
 
-    from longgraft.corpora import Corpus, corpus_path
+    from longgraft.corpora import Corpus, changing, corpus_path
     from longgraft.models.places import place_of
     from longgraft.runtime.fingerprint import vocabulary
-    from longgraft.target_model.weights import read_tokenizer
+    from longgraft.target_model.weights import read_config, read_tokenizer
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents
 
     path, place = corpus_path(name), place_of(model)
     tokenizer = read_tokenizer(place.path, place.name)
     identity = {"tokenizer": vocabulary(tokenizer)}
-    known = [Corpus.load(path, identity).tokens] if path.exists() else []
     documents = read_documents(_chosen(files, tuple(filter(None, (endings or "").split(",")))))
     tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), tokenizer).tokens)
-    kept = np.concatenate([*known, tokens])[-(most or 0):]
-    made = Corpus.build(kept, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
-    made.save(path, identity)
+    # Some tokenizers have added tokens that their model never predicts.
+    tokens = tokens[tokens < read_config(place.path, place.name).get_text_config(decoder=True).vocab_size]
+    if not len(tokens):
+        of = " with these endings" if endings else ""
+        raise ValueError(f"{', '.join(map(str, files))}: no text to add{of}. Give other files.")
+    with changing(path):
+        known = [Corpus.load(path, identity).tokens] if path.exists() else []
+        kept = np.concatenate([*known, tokens])[-(most or 0):]
+        made = Corpus.build(kept, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
+        made.save(path, identity)
     print(f"{name}: {len(tokens):,} tokens were added, {len(kept):,} are kept in {path}")
 
 
 @corpus.command("remove", epilog="Example: longgraft corpus remove ours")
 def remove(name: Name) -> None:
     """Remove a corpus."""
-    from longgraft.corpora import existing_corpus
+    from longgraft.corpora import changing, existing_corpus
 
-    path = existing_corpus(name)
-    path.unlink()
+    with changing(path := existing_corpus(name)):
+        path.unlink()
     print(f"removed {path}")
 
 

@@ -106,7 +106,7 @@ class Warming:
 
 
 @command(looking, "calibrate", "longgraft calibrate --prompts warmup.jsonl --rounds 5", PANEL,
-         without=("method", "calibration", "costs", "persist", "chunk"))
+         without=("method", "calibration", "costs", "persist", "chunk", "corpus"))
 def calibrate(
     prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
                                                "continuation are replayed.")],

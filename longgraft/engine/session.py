@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.new_paths import new_file
-from longgraft.corpora import Corpus, existing_corpus
+from longgraft.corpora import Corpus, existing_corpus, open_corpus
 from longgraft.engine.decoder import FinishReason, Goal, Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.encoder import Encoder, Prompt, stop_strings
@@ -61,7 +62,7 @@ class Session:
         self.method, self._made_again = method, made_again
         # The model never predicts ids beyond its vocabulary.
         self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
-        self.corpora: tuple[Corpus, ...] = ()       # of requests that ask for none
+        self.default_corpus: str | None = None      # of requests that ask for none
         self._corpora: dict[str, tuple[int, Corpus]] = {}       # by name, with the file's time of change
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
@@ -78,7 +79,7 @@ class Session:
         """A session of the same target, method and kept prompts, whose requests can run beside this one's."""
         assert self._made_again is not None, "this session was not made by `load`"
         made = self._made_again()
-        made.corpora = self.corpora
+        made.default_corpus, made._corpora = self.default_corpus, self._corpora
         return made
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -97,6 +98,7 @@ class Session:
         eos: ids of end tokens, or one; None: the model's own; prediction, budget, corpus: as in `generate`
         """
         sampling, stops, ids = sampling or Sampling(), stop_strings(stop), self.encode(prompt)
+        corpus = self.default_corpus if corpus is None else corpus
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")
         if stops:
@@ -104,20 +106,21 @@ class Session:
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
         goal = Goal(max_new_tokens, self._encoder.end_tokens(self.eos if eos is None else eos), stops)
         return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)),
-                                budget=budget, corpora=self.corpora if corpus is None else [self.corpus(corpus)])
+                                budget=budget, corpora=[] if corpus is None else [self.corpus(corpus)])
 
     def corpus(self, name: str) -> Corpus:
         """The corpus of this name; ValueError where there is none for this tokenizer, or the method reads none."""
         if not any(memory.reads_corpora for memory in self.engine.proposer.memories):
             raise ValueError(f"Corpus {name!r} was asked for, and method {self.method} reads none. Use graft-x or "
                              "graft-x-text.")
-        path = existing_corpus(name)
-        made = path.stat().st_mtime_ns
-        if self._corpora.get(name, (0, None))[0] != made:
-            corpus = Corpus.load(path, {"tokenizer": vocabulary(self.tokenizer)})
-            self._encoder.known([int(corpus.tokens.min()), int(corpus.tokens.max())], f"corpus {name!r}")
+        with suppress(FileNotFoundError):       # it was removed just now
+            made = existing_corpus(name).stat().st_mtime_ns
+            if (found := self._corpora.get(name)) is not None and found[0] == made:
+                return found[1]
+            corpus = open_corpus(name, vocabulary(self.tokenizer), self.target.vocab_size)
             self._corpora[name] = made, corpus
-        return self._corpora[name][1]
+            return corpus
+        return self.corpus(name)
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
         """Prefill a prompt and write its rows, for `load(prefix=path)`; ValueError where the file exists."""

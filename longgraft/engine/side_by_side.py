@@ -5,12 +5,15 @@ Knows sessions and requests; knows no method and no text.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from functools import partial
 
+from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Step
+from longgraft.engine.encoder import Prompt
 from longgraft.engine.request import Request
-from longgraft.engine.session import Session
+from longgraft.engine.session import Generation, Session
 from longgraft.protocol.proposer import Beside
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
@@ -54,3 +57,37 @@ def advance(requests: Sequence[Request]) -> list[Step | Exception | None]:
     chunk = max(LEAST, READ // max(1, reading))
     return together([partial(request.step, Beside(len(requests) - 1, rows - request.rows, chunk))
                      for request in requests])
+
+
+def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: int = 256,
+                 stop: str | Sequence[str] | None = (), samplings: Sequence[Sampling] | None = None, most: int = 8
+                 ) -> list[Generation]:
+    """The answers that `session.generate` gives to these prompts, found `most` at once; in order.
+
+    samplings: of each prompt; None: greedy
+    """
+    asked = [(session.encode(prompt), law) for prompt, law in
+             zip(prompts, samplings or [Sampling()] * len(prompts), strict=True)]
+    sessions, waiting = Sessions(session, most), deque(range(len(asked)))
+    running: dict[int, Request] = {}
+    steps: list[list[Step]] = [[] for _ in asked]
+    found: dict[int, Generation] = {}
+    try:
+        while waiting or running:
+            while waiting and (free := sessions.free(running.values(), len(asked[waiting[0]][0]), max_new_tokens)):
+                ids, law = asked[waiting[0]]
+                running[waiting.popleft()] = free.open(ids, max_new_tokens, law, stop)
+            for (index, request), step in zip(list(running.items()), advance(list(running.values())), strict=True):
+                if isinstance(step, Exception):
+                    raise step
+                assert step is not None, "nobody else cancels it"
+                steps[index].append(step)
+                if request.finish_reason is not None:
+                    del running[index]
+                    text, tokens = "".join(one.text for one in steps[index]), [one.tokens for one in steps[index]]
+                    found[index] = Generation(text, [token for some in tokens for token in some], request.stats,
+                                              request.finish_reason)
+    finally:
+        for request in running.values():
+            request.close()
+    return [found[index] for index in range(len(asked))]

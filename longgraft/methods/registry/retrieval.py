@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.config.options import check, like, option
-from longgraft.corpora import Corpus, existing_corpus
+from longgraft.corpora import Corpus, open_corpus
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory
@@ -75,8 +75,7 @@ def _datastore(sources: Sources) -> Corpus:
     if DATASTORE.name not in sources.given:
         raise Missing("none ships with the package.\nMake a corpus of text or code with `longgraft corpus add NAME "
                       "FILES`, then pass --with datastore=NAME.")
-    path = existing_corpus(str(sources.path(DATASTORE.name)))
-    return Corpus.load(path, {"tokenizer": vocabulary(sources.tokenizer)})
+    return open_corpus(str(sources.path(DATASTORE.name)), vocabulary(sources.tokenizer), sources.target.vocab_size)
 
 
 DATASTORE: Need[Corpus] = Need("datastore", "a datastore", _datastore)

@@ -94,7 +94,8 @@ class Own(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    corpus: str | None = Field(None, description="Name of a corpus of this server's that the answer may repeat")
+    corpus: str | None = Field(None, max_length=100,
+                               description="Name of a corpus of this server's that the answer may repeat")
 
 
 class StreamOptions(BaseModel):

@@ -118,7 +118,7 @@ async def _answer(state: State, running: Running, compare: bool) -> AsyncIterato
     if not compare or end.reason in ("cancelled", "time"):
         return
     ours, again = progress.ids, Progress(len(job.ids))
-    plain_job = state.worker.submit(replace(job, session=plain_session(state.session)))
+    plain_job = state.worker.submit(replace(job, session=plain_session(state.session), corpus=None))
     async for step in _steps(plain_job, beat):
         if step is None:
             yield None
