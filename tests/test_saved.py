@@ -158,10 +158,11 @@ def test_where_only_files_are_known_nothing_is_made_of_prompts(file, monkeypatch
     knows, bare, asked = session(), toy_session("graft"), []
     knows.pin_prefix(file)
     monkeypatch.setattr(prefixes, "rows_of", None)
-    monkeypatch.setattr(request, "read_prompt", lambda *args, **more: asked.append(more) or read_prompt(*args, **more))
+    monkeypatch.setattr(request, "read_prompt", lambda *args, **more: (
+        asked.append(more["cell"]) or read_prompt(*args, **more)))
     for one in (knows, bare):
         answered(one, LEAVES, 4)
-    assert asked == [{"cell": None}] * 2
+    assert asked == [None] * 2
 
 
 def test_no_option_takes_a_window_of_none(tmp_path):

@@ -42,6 +42,7 @@ def test_the_example_of_the_guide_is_answered():
 def test_the_numbers_of_the_guide_are_the_defaults():
     defaults = {name: option.default for name, option in options(Serving).items()}
     assert f"http://{defaults['host']}:{defaults['port']}" in TEXT
-    assert f"`--queue` of them may wait ({defaults['queue']})" in TEXT
+    assert f"`--queue` requests may wait ({defaults['queue']})" in TEXT
+    assert f"up to `--max-running` requests at once ({defaults['max_running']})" in TEXT
     assert f"`--max-body` ({defaults['max_body']} MiB, 413)" in TEXT
     assert f"(up to {STOPS} strings)" in TEXT and f"has {DEFAULT_TOKENS} tokens" in TEXT
