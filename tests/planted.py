@@ -38,6 +38,7 @@ MUTATIONS = (
     Mutation("nodes cost as if nobody else waited", "Controller._priced", "(1 + ask.beside.requests) * self", "self", "test_side_by_side.py::test_nodes_are_dearer_where_other_requests_wait_for_them"),
     Mutation("shared passes are taken for slow ones", "AcceptanceEstimates.observe", " and plan.alone", "", "test_side_by_side.py::test_passes_that_others_share_say_nothing_of_a_pass_alone"),
     Mutation("caches may be more than the memory", "Sessions.free", " or rows > self._room", "", "test_side_by_side.py::test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full"),
+    Mutation("an interrupt leaves requests in their steps", "together:together", "if not lane.dead", "if False", "test_side_by_side.py::test_an_interrupt_ends_all_and_leaves_nothing_held"),
     Mutation("a worker takes one job at a time", "Worker.__init__", "Sessions(session, running)", "Sessions(session, 1)", "test_side_by_side.py::test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came"),
     Mutation("a request's own budget is not kept to", "Engine.open", "min(budget, self.budget)", "self.budget", "test_serve_openai.py::test_a_request_may_ask_for_less_than_the_server_would_propose"),
     Mutation("a compiler contracts as it likes", "cpu_kernels.cpp", "own[r][i] = fused(weight, column[i], own[r][i]);", "own[r][i] = R == 1 ? weight * column[i] + own[r][i] : fused(weight, column[i], own[r][i]);", "test_kernels.py::test_a_nodes_logits_are_the_same_bits_in_a_tree_and_in_plain_decoding"),

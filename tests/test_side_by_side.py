@@ -230,6 +230,30 @@ def test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full(monkeyp
     assert Sessions(Session(session.engine, None), 8).most == 1
 
 
+def test_where_no_further_session_can_be_made_those_that_run_go_on(monkeypatch):
+    session = repeatable("pld")
+    sessions = Sessions(session, 8)
+    running = [sessions.free([], 20, 4).open(toy_prompt(20), 4)]
+
+    def full():
+        raise MemoryError
+    monkeypatch.setattr(session, "_made_again", full)
+    assert sessions.free(running, 20, 4) is None and sessions.most == 1
+    assert advance(running)[0].read == 17
+
+
+def test_an_interrupt_ends_all_and_leaves_nothing_held():
+    session = repeatable("graft")
+    waits, later = session.open(toy_prompt(20), 4), session.another().open(toy_prompt(20), 4)
+
+    def interrupt():
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt) as error:     # whose traceback holds all that was there
+        together([waits.step, interrupt, later.step])
+    assert waits.finish_reason == "cancelled" and not session.engine.busy and not waits._stepping.locked()
+    assert later.finish_reason is None and later.step().read == 17 and error.traceback
+
+
 def serving(play, running: int, gate: Gate | None = None, session: Session | None = None):
     """What a coroutine returns that is given a worker for several jobs at once."""
     async def played():

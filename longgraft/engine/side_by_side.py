@@ -45,7 +45,10 @@ class Sessions:
         if len(requests) >= self.most or rows > self._room:
             return None
         if (free := next((session for session in self._sessions if not session.engine.busy), None)) is None:
-            self._sessions.append(free := first.another())
+            try:
+                self._sessions.append(free := first.another())
+            except (MemoryError, RuntimeError):     # out of memory is either; those that run go on
+                self.most = len(self._sessions)
         return free
 
 

@@ -34,16 +34,21 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
             found[index] = error
 
     lanes = [greenlet(begin, here) for _ in actions]
-    waiting = {lane: asked for index, lane in enumerate(lanes) if (asked := lane.switch(index)) is not None}
-    while waiting:
-        # One target's at a time: a draft model's callers may come to wait for the model that the others wait for.
-        target = next(iter(waiting.values()))[0]
-        group = {lane: asked for lane, asked in waiting.items() if asked[0] is target}
-        for lane, reports in zip(group, _passed(target, list(group.values())), strict=True):
-            del waiting[lane]
-            given = lane.throw(reports) if isinstance(reports, Exception) else lane.switch(reports)
-            if given is not None:
-                waiting[lane] = given
+    try:
+        waiting = {lane: asked for index, lane in enumerate(lanes) if (asked := lane.switch(index)) is not None}
+        while waiting:
+            # One target's at a time: a draft model's callers may come to wait for the model that the others wait for.
+            target = next(iter(waiting.values()))[0]
+            group = {lane: asked for lane, asked in waiting.items() if asked[0] is target}
+            for lane, reports in zip(group, _passed(target, list(group.values())), strict=True):
+                del waiting[lane]
+                given = lane.throw(reports) if isinstance(reports, Exception) else lane.switch(reports)
+                if given is not None:
+                    waiting[lane] = given
+    finally:
+        for lane in lanes:      # after an interrupt: each leaves its blocks
+            if not lane.dead:
+                lane.throw()
     return found
 
 
