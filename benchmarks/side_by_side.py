@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections import deque
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,7 @@ import longgraft
 from benchmarks.report import Report, Row
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import Sessions, advance
+from longgraft.engine.side_by_side import Sessions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -63,24 +62,18 @@ def compare(data: Annotated[Path, typer.Argument(help="Questions: of each row th
 
 def _answered(session: Session, prompts: list[list[int]], tokens: int, most: int) -> tuple[list[int], float, float]:
     """(tokens of all answers in order, tokens per second, mean seconds from a request's beginning to its first)."""
-    sessions, waiting = Sessions(session, most), deque(range(len(prompts)))
-    running: dict[int, tuple[Request, float]] = {}
     found: list[list[int]] = [[] for _ in prompts]
-    waited: list[float] = []
+    began, waited = [0.0] * len(prompts), list[float]()
+
+    def opened(free: Session, index: int) -> Request:
+        began[index] = time.perf_counter()
+        return free.open(prompts[index], tokens)
+
     since = time.perf_counter()
-    while waiting or running:
-        requests = [request for request, _ in running.values()]
-        while waiting and (free := sessions.free(requests, len(prompts[waiting[0]]), tokens)):
-            requests.append(free.open(prompts[waiting[0]], tokens))
-            running[waiting.popleft()] = requests[-1], time.perf_counter()
-        for (index, (request, began)), step in zip(list(running.items()), advance(requests), strict=True):
-            if isinstance(step, Exception) or step is None:
-                raise step or RuntimeError("a request ended before its answer")
-            if step.tokens and not found[index]:
-                waited.append(time.perf_counter() - began)
-            found[index] += step.tokens
-            if request.finish_reason is not None:
-                del running[index]
+    for index, step, _ in Sessions(session, most).steps(prompts, tokens, opened):
+        if step.tokens and not found[index]:
+            waited.append(time.perf_counter() - began[index])
+        found[index] += step.tokens
     ids = [token for one in found for token in one]
     return ids, len(ids) / (time.perf_counter() - since), statistics.mean(waited)
 

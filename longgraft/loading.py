@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_measurement import costs_for
+from longgraft.budget.cost_model import LiveCosts
 from longgraft.config.settings import Budget, Settings
 from longgraft.engine.encoder import Prompt
 from longgraft.engine.engine import Engine
@@ -88,13 +89,16 @@ class Loaded:
             session.about += (f"corpus {corpus}: {len(session.corpus(corpus).tokens):,} tokens may be repeated",)
         return session
 
-    def _made(self, budget: Budget, chunk: int | None, prefixes: Prefixes | None) -> Session:
+    def _made(self, budget: Budget, chunk: int | None, prefixes: Prefixes | None, costs: LiveCosts | None = None
+              ) -> Session:
+        """costs: of a session that was made before; None: read or measured."""
         method, nodes = self.method, self.method.usual_budget(budget)
         # Memories and clock of its own: two sessions may share one target.
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
         adaptive = method.chooses(budget)
         if adaptive:
-            parts = replace(parts, costs=costs_for(self.target, parts.head, self.costs, parts.regions))
+            costs = costs.copy() if costs else costs_for(self.target, parts.head, self.costs, parts.regions)
+            parts = replace(parts, costs=costs)
         elif budget is None and self.target.device.type == "cpu":
             nodes = min(nodes, CPU_BUDGET)
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
@@ -111,7 +115,7 @@ class Loaded:
         if reads and isinstance(why := compiled(), NotBuilt):
             notes = (*notes, f"what follows in the text is looked up in Python, 25 times as slowly: {why}")
         return Session(engine, self.tokenizer, (*notes, about), method.promise, str(method),
-                       partial(self._made, budget, chunk, prefixes))
+                       partial(self._made, budget, chunk, prefixes, costs))
 
     def _gates(self, nodes: int) -> str:
         """The thresholds, and the differences between this session and their calibration, for people."""

@@ -34,7 +34,7 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
         raise ValueError(f"The generation config asks for {mode}; longgraft decodes by greedy_search or sample. Leave "
                          "out num_beams, penalty_alpha, prompt_lookup_num_tokens, dola_layers and their like.")
     if input_ids.shape[0] != 1:
-        raise ValueError(f"{input_ids.shape[0]} prompts were given; longgraft decodes one at a time. Loop over them.")
+        raise ValueError(f"{input_ids.shape[0]} prompts were given, and one is taken here. Use longgraft.generate_all.")
     mask = kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ValueError("The attention mask hides some tokens; longgraft takes no padding. Give the bare prompt.")

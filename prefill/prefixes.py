@@ -54,7 +54,8 @@ class Cell:
 
 
 class Prefixes:
-    """Least recently used cache of prompts' cells, up to `most` bytes; a tree whose paths are the prompts.
+    """Least recently used cache of prompts' cells, up to `most` bytes; a tree whose paths are the prompts.  Sessions
+    may share it in one thread, not in several.
 
     Ancestors are fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and never
     evicted; the last cell of a pinned prefix may be short.

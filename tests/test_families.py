@@ -93,3 +93,12 @@ def test_every_causal_family_is_exact_or_refused_for_a_reason(family):
     for config in variants(family):
         if not why_not(config):
             assert_exact(config)
+
+
+def test_layers_whose_input_has_several_streams_are_not_read():
+    model = random_model(next(iter(variants("gemma3n_text"))))
+    target = Target(model)
+    segment = Segment(ProposalTree.root_only(3), target.cache(16))
+    assert target.forward([segment], Wants(final=True))[0].final.shape == (1, target.config.hidden_size)
+    with pytest.raises(ValueError, match=r"the input of layer 1 is \[.*Use a method that reads no layers"):
+        target.forward([segment], Wants(layers=(1,)))

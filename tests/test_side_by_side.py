@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +28,7 @@ from longgraft.methods.find import build, find, verifies
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
-from longgraft.serve.worker import Failed, Job, Worker
+from longgraft.serve.worker import Busy, Failed, Job, Worker
 from longgraft.target_model.model import Segment
 from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -167,9 +171,12 @@ def test_a_pass_within_a_block_without_gradients_is_not_shared():
             inside = torch.is_grad_enabled()
         return inside, torch.is_grad_enabled(), report.logits.argmax().item()
 
-    found = together([lambda: run(False), lambda: run(True), lambda: run(False), lambda: run(True)])
-    assert [one[:2] for one in found] == [(False, True), (True, True), (False, True), (True, True)]
-    assert calls == [1, 1, 2] and len({one[2] for one in found}) == 1
+    for outside in (True, False):       # what all of them run in is shared, whatever it is
+        calls.clear()
+        with torch.set_grad_enabled(outside):
+            found = together([lambda: run(False), lambda: run(True), lambda: run(False), lambda: run(True)])
+        assert [one[:2] for one in found] == [(False, outside), (True, outside)] * 2
+        assert calls == [1, 1, 2] and len({one[2] for one in found}) == 1
 
 
 def test_a_long_prompt_is_read_in_small_shares_while_others_are_answered_and_in_its_own_chunks_alone():
@@ -230,16 +237,84 @@ def test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full(monkeyp
     assert Sessions(Session(session.engine, None), 8).most == 1
 
 
-def test_where_no_further_session_can_be_made_those_that_run_go_on(monkeypatch):
-    session = repeatable("pld")
+def test_where_no_further_session_can_be_made_those_that_run_go_on_and_it_is_tried_again(monkeypatch):
+    session, tried = repeatable("pld"), []
     sessions = Sessions(session, 8)
     running = [sessions.free([], 20, 4).open(toy_prompt(20), 4)]
 
-    def full():
+    def gone():
+        tried.append(1)
+        raise ValueError("a file of costs is gone")
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "_made_again", gone)
+        assert sessions.free(running, 20, 4) is sessions.free(running, 20, 4) is None and len(tried) == 1
+    assert advance(running)[0].read == 17 and sessions.free(running, 20, 4) is None
+    monkeypatch.setattr("longgraft.engine.side_by_side.time.monotonic", lambda: 10 ** 9)
+    assert sessions.free(running, 20, 4) is not None
+
+
+def test_memory_is_asked_for_each_request_and_kept_prompts_will_take_theirs(monkeypatch):
+    session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6)), [10 ** 9]
+    monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes", lambda device: free[0])
+    sessions = Sessions(session, 8)
+    running = [session.open(toy_prompt(100), 20)]
+    advance(running)
+    assert session.engine.bytes_per_token > session.target.cache_bytes_per_token()
+    needed = session.engine.rows(100, 20) + running[0].unwritten
+    for missing in (1, -1):
+        free[0] = (10 ** 6 - session.engine.prefixes.bytes + (needed - missing) * session.engine.bytes_per_token) / 0.8
+        assert (sessions.free(running, 100, 20) is None) == (missing == 1)
+
+
+def test_further_sessions_answer_as_the_first_does_now_and_are_kept():
+    session = repeatable("graft")
+    prompts, longest = [toy_prompt(60)] * 3, session.generate(toy_prompt(60), 24).token_ids
+    assert [one.token_ids for one in generate_all(session, prompts, 24)] == [longest] * 3
+    made, session.eos = session.others[:], (longest[6],)
+    wanted = session.generate(prompts[0], 24)
+    assert wanted.finish_reason == "eos"
+    assert [one.token_ids for one in generate_all(session, prompts, 24)] == [wanted.token_ids] * 3
+    assert session.others == made and len(made) == 2
+    told = generate_all(session, prompts, 24, predictions=[None, longest, None], eos=(), budget=8)
+    assert [one.token_ids for one in told] == [longest] * 3 and told[1].stats.steps < told[0].stats.steps
+
+
+@pytest.mark.parametrize("error", [AttributeError("a tuple has no repeat"), MemoryError()], ids=["always", "memory"])
+def test_a_target_that_cannot_pack_is_packed_once(error, monkeypatch, caplog):
+    session, calls = repeatable("pld"), []
+    wanted, forward = alone(session), session.target.forward
+
+    def fails(segments, wants):
+        calls.append(len(segments))
+        if len(segments) > 1:
+            raise error
+        return forward(segments, wants)
+    monkeypatch.setattr(session.target, "forward", fails)
+    assert side_by_side(session) == wanted
+    packed, told = sum(n > 1 for n in calls), len(caplog.records)
+    assert packed > 5 and not told if isinstance(error, MemoryError) else packed == told == 1
+
+
+def test_what_failed_holds_nothing_in_memory():
+    class Activations:
+        pass
+    held, target = [], toy_target()
+
+    def fails(segments, wants):
+        big = Activations()
+        held.append(weakref.ref(big))
+        assert held[0]() is None or len(held) == 1, "the common pass's, while each has its own"
         raise MemoryError
-    monkeypatch.setattr(session, "_made_again", full)
-    assert sessions.free(running, 20, 4) is None and sessions.most == 1
-    assert advance(running)[0].read == 17
+    target.forward = fails
+    ask = partial(target.run, [Segment(ProposalTree.root_only(3), target.cache(16))], Wants())
+    gc.disable()        # a reference cycle would wait for it
+    try:
+        errors = together([ask, ask])
+        assert [type(one) for one in errors] == [MemoryError] * 2 and len(held) == 3
+        del errors
+        assert not any(one() for one in held)
+    finally:
+        gc.enable()
 
 
 def test_an_interrupt_ends_all_and_leaves_nothing_held():
@@ -252,6 +327,23 @@ def test_an_interrupt_ends_all_and_leaves_nothing_held():
         together([waits.step, interrupt, later.step])
     assert waits.finish_reason == "cancelled" and not session.engine.busy and not waits._stepping.locked()
     assert later.finish_reason is None and later.step().read == 17 and error.traceback
+
+
+def test_an_interrupt_anywhere_in_a_clock_leaves_it_usable():
+    for when in range(1, 9):
+        clock, left = Clock(profile=True), iter(range(when))
+
+        def sync(left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+        clock.wait = sync
+        with suppress(KeyboardInterrupt), clock.part("outer"), clock.part("inner"), clock.part("innermost"):
+            pass
+        clock.wait = None
+        clock.lap()
+        with clock.part("next"):
+            pass
+        assert clock.lap().keys() == {"next"}, when
 
 
 def serving(play, running: int, gate: Gate | None = None, session: Session | None = None):
@@ -310,3 +402,47 @@ def test_one_jobs_failure_and_one_that_leaves_do_not_end_the_others():
         return await tokens_of(good), [len(await tokens_of(left)) < 100, left.end.reason]
     found, left = serving(play, 3)
     assert found == alone(repeatable("graft"))[0] and left == [True, "cancelled"]
+
+
+def test_where_the_decoding_thread_ends_everyone_is_told():
+    gate = Gate()
+
+    async def play(worker):
+        taken = [worker.submit(Job(ASKED[0][0], 50)) for _ in range(3)]
+        await until_true(lambda: gate.steps == 1)
+        worker._sessions.free = None        # as our own mistake would be, outside of any request
+        gate.allow()
+        for running in taken:
+            with pytest.raises(Failed):
+                await tokens_of(running)
+        with pytest.raises(Failed):
+            worker.check()
+        return worker.alive, worker.waiting
+    assert serving(play, 1, gate) == (False, 0)
+
+
+def test_those_who_wait_for_memory_fill_the_queue_and_all_who_lack_it_are_told_alike(monkeypatch):
+    session, gate = repeatable("graft", prefixes=Prefixes(2 ** 28, 16)), Gate()
+    monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes", lambda device: 2 ** 40 if gate.steps > 2 else 0)
+
+    async def play(worker):
+        taken = [worker.submit(Job(ASKED[0][0], 50)) for _ in range(3)]      # a queue of two
+        await until_true(lambda: gate.steps == 1)
+        gate.allow(1)       # the second has been refused a place before this step
+        await until_true(lambda: gate.steps == 2)
+        with pytest.raises(Busy):
+            worker.check()
+        gate.allow(1)
+        await until_true(lambda: gate.steps == 3)
+        assert len(session.engine.prefixes) > 0
+        session.target.forward = None
+        monkeypatch.setattr("longgraft.serve.worker.advance", lambda requests: [MemoryError()] * len(requests))
+        gate.allow()
+        told = []
+        for running in taken:
+            with pytest.raises(Failed) as failed:
+                await tokens_of(running)
+            told.append(str(failed.value))
+        return told
+    told = serving(play, 3, gate, session)
+    assert len(set(told)) == 1 and "was dropped. Try again" in told[0]

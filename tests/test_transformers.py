@@ -38,7 +38,7 @@ def test_a_limit_of_the_whole_length_counts_the_prompt(limit):
 
 def test_custom_generate_refuses_what_it_cannot_honour():
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
-    for batch, more, said in [(ids.repeat(2, 1), {}, "one at a time"),
+    for batch, more, said in [(ids.repeat(2, 1), {}, "one is taken here"),
                               (ids, {"repetition_penalty": 1.3}, "RepetitionPenalty"),
                               (ids, {"session": toy_session("graft")}, "another model")]:
         with pytest.raises(ValueError, match=said):

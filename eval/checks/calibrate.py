@@ -28,7 +28,7 @@ from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import as_method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
-from longgraft.protocol.proposer import Ask, together
+from longgraft.protocol.proposer import Ask, memories_of
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER
@@ -78,7 +78,7 @@ class _Warmup:
         self.policy = _Recorder()
         self.drafter = parts.drafter(self.policy)
         self.retriever = parts.retriever()
-        self.memories = together([self.drafter, self.retriever])
+        self.memories = memories_of([self.drafter, self.retriever])
         self.steps: list[_Step] = []
 
     def propose(self, ask: Ask) -> ProposalTree:

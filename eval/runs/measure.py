@@ -25,7 +25,7 @@ from longgraft.methods.parts import Parts
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Wants
-from longgraft.protocol.proposer import Proposer, together
+from longgraft.protocol.proposer import Proposer, memories_of
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
@@ -125,7 +125,7 @@ class Prefilled:
         self._verifies: dict[str, Callable[[Verifier], Verifier]] = {}
         self._proposers = self._build(stock, [v for v in variants if v.ours])
         self._before = {key: self._learned.prompts(*key) for key in self._proposers}
-        memories = together(self._proposers.values())
+        memories = memories_of(self._proposers.values())
         self.capacity = len(ids) + limit + max((v.budget(budget) for v in variants if v.ours), default=1)
         if self._regions.fixed:
             self.capacity += SIZES[-1]      # padded rows

@@ -17,7 +17,7 @@ from longgraft.budget.expert_weights import ExpertWeights, Said
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.memory import Memory
-from longgraft.protocol.proposer import Ask, Proposer, together
+from longgraft.protocol.proposer import Ask, Proposer, memories_of
 from longgraft.protocol.pruning import PruningPolicy
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.devices import sent
@@ -92,7 +92,7 @@ class RankedProposer:
         self.clock, self.pool = clock or Clock(), pool
         self.weights = ExpertWeights()
         known: list[Memory] = [memory for memory in (text, rows) if memory is not None]
-        drafting = () if drafter is None else (self.weights, *together([drafter]))     # which may have the same text
+        drafting = () if drafter is None else (self.weights, *memories_of([drafter]))     # which may have the same text
         self.memories: tuple[Memory, ...] = (*known, *(memory for memory in drafting if memory not in known))
 
     def propose(self, ask: Ask) -> ProposalTree:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longgraft.acceptance.rules import DrawThenWalk, Greedy
 from longgraft.memories.dflash_cache import DFlashCache
-from longgraft.protocol.proposer import Ask, Retriever, together
+from longgraft.protocol.proposer import Ask, Retriever, memories_of
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -124,7 +124,7 @@ class GraftedDFlashDrafter:
     def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:
         self.drafter, self.retriever = drafter, retriever
         self.threshold, self.both = threshold, both
-        self.memories, self.clock = together([drafter, retriever]), drafter.clock
+        self.memories, self.clock = memories_of([drafter, retriever]), drafter.clock
 
     def propose(self, ask: Ask) -> ProposalTree:
         drawn = self.drafter.drawn(ask)

@@ -74,6 +74,13 @@ class Engine:
         return prompt_tokens + max_new_tokens + self.budget
 
     @property
+    def bytes_per_token(self) -> int:
+        """Of the target's cache, and of the drafters' as far as they are allocated."""
+        drafters = (memory.aligned for memory in self.proposer.memories)
+        return self.target.cache_bytes_per_token() + sum(
+            cache.bytes() // cache.capacity for cache in drafters if cache is not None and cache.capacity)
+
+    @property
     def cell(self) -> int:
         """Tokens of a cell of prefixes."""
         return CELL if self.prefixes is None else self.prefixes.cell

@@ -68,9 +68,10 @@ class Request:
         return self._prefill is not None
 
     @property
-    def reserved(self) -> int:
-        """Rows of the target's cache that it holds."""
-        return self._decoder.verifier.cache.capacity
+    def unwritten(self) -> int:
+        """Rows of the target's cache that it reserved and has not committed yet."""
+        cache = self._decoder.verifier.cache
+        return cache.capacity - cache.length
 
     @property
     def rows(self) -> int:

@@ -63,6 +63,7 @@ class Session:
         # The model never predicts ids beyond its vocabulary.
         self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
         self.default_corpus: str | None = None      # of requests that ask for none
+        self.others: list[Session] = []             # that run beside it, where several requests do
         self._corpora: dict[str, tuple[int, Corpus]] = {}       # by name, with the file's time of change
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
@@ -79,8 +80,13 @@ class Session:
         """A session of the same target, method and kept prompts, whose requests can run beside this one's."""
         assert self._made_again is not None, "this session was not made by `load`"
         made = self._made_again()
-        made.default_corpus, made._corpora = self.default_corpus, self._corpora
+        made.follow(self)
         return made
+
+    def follow(self, first: Session) -> None:
+        """Answer as the session that this one was made of does now."""
+        self.eos, self.default_corpus, self._corpora = first.eos, first.default_corpus, first._corpora
+        self.engine.budget, self.engine.prefixes = first.engine.budget, first.engine.prefixes
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Text, chat messages or token ids -> token ids."""

@@ -5,57 +5,101 @@ Knows sessions and requests; knows no method and no text.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Step
 from longgraft.engine.encoder import Prompt
+from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
 from longgraft.protocol.proposer import Beside
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
 
+LOG = logging.getLogger(__name__)
 READ = 128          # prompt tokens of all requests in a pass, where several run: longer chunks are hardly faster
 LEAST = 16          # of one request
 FILLED = 0.8        # share of the free memory that caches may fill
+AGAIN = 10.0        # seconds after which a session that could not be made is tried again
 
 
 class Sessions:
-    """As many sessions of one target and method as requests run, made as they are needed.
+    """As many sessions of one target and method as requests run, made as they are needed and kept with the first.
 
     most: requests that run at once
     """
 
     def __init__(self, session: Session, most: int) -> None:
-        self.most, self._sessions, self._room = most if session.repeatable else 1, [session], 0.0
+        self.first, self.most, self._again = session, most if session.repeatable else 1, 0.0
 
     def free(self, requests: Collection[Request], prompt_tokens: int, max_new_tokens: int) -> Session | None:
         """A session for another request, by its tokens; None while as many run as can, or as fit the memory.
 
         requests: those that run
         """
-        first = self._sessions[0]
         if not requests:
-            self._room = FILLED * free_bytes(first.target.device) / first.target.cache_bytes_per_token()
-            return first
-        rows = first.engine.rows(prompt_tokens, max_new_tokens) + sum(request.reserved for request in requests)
-        if len(requests) >= self.most or rows > self._room:
+            return self.first
+        rows = self.first.engine.rows(prompt_tokens, max_new_tokens) + sum(one.unwritten for one in requests)
+        if len(requests) >= self.most or rows > self._room():
             return None
-        if (free := next((session for session in self._sessions if not session.engine.busy), None)) is None:
-            try:
-                self._sessions.append(free := first.another())
-            except (MemoryError, RuntimeError):     # out of memory is either; those that run go on
-                self.most = len(self._sessions)
+        free = next((one for one in (self.first, *self.first.others) if not one.engine.busy), None) or self._made()
+        if free is not None:
+            free.follow(self.first)
         return free
+
+    def _room(self) -> float:
+        """Rows that the free memory has room for, when kept prompts take all of theirs."""
+        engines = [session.engine for session in (self.first, *self.first.others)]
+        free, kept = free_bytes(engines[0].target.device), engines[0].prefixes
+        grows = 0 if kept is None else max(0, kept.most - kept.bytes)
+        return (FILLED * free - grows) / max(engine.bytes_per_token for engine in engines)
+
+    def _made(self) -> Session | None:
+        if time.monotonic() < self._again:
+            return None
+        try:
+            made = self.first.another()
+        except Exception:       # those that run go on
+            LOG.warning("no further session could be made, and fewer requests run at once", exc_info=True)
+            self._again = time.monotonic() + AGAIN
+            return None
+        self.first.others.append(made)
+        return made
+
+    def steps(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, opened: Callable[[Session, int], Request]
+              ) -> Iterator[tuple[int, Step, Request]]:
+        """(index of the prompt, step, its request) as answers to these prompts go on; closing it cancels those that
+        run.  opened: begins the prompt of this index on this session."""
+        waiting, running = deque(range(len(prompts))), dict[int, Request]()
+        try:
+            while waiting or running:
+                while waiting and (free := self.free(running.values(), len(prompts[waiting[0]]), max_new_tokens)):
+                    running[waiting[0]] = opened(free, waiting[0])
+                    waiting.popleft()
+                for (index, request), step in zip(list(running.items()), advance(list(running.values())), strict=True):
+                    if isinstance(step, Exception):
+                        raise step
+                    assert step is not None, "nobody else cancels it"
+                    if request.finish_reason is not None:
+                        del running[index]
+                    yield index, step, request
+        finally:
+            for request in running.values():
+                request.close()
 
 
 def advance(requests: Sequence[Request]) -> list[Step | Exception | None]:
     """The next step of each, in order, as `Request.step` returns or raises it.  All wait for the slowest."""
     if len(requests) == 1:
-        return together([requests[0].step])
+        try:
+            return [requests[0].step()]
+        except Exception as error:
+            return [error]
     rows, reading = sum(request.rows for request in requests), sum(request.reads for request in requests)
     chunk = max(LEAST, READ // max(1, reading))
     return together([partial(request.step, Beside(len(requests) - 1, rows - request.rows, chunk))
@@ -63,34 +107,30 @@ def advance(requests: Sequence[Request]) -> list[Step | Exception | None]:
 
 
 def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: int = 256,
-                 stop: str | Sequence[str] | None = (), samplings: Sequence[Sampling] | None = None, most: int = 8
-                 ) -> list[Generation]:
+                 stop: str | Sequence[str] | None = (), samplings: Sequence[Sampling] | None = None, most: int = 8, *,
+                 predictions: Sequence[Prediction | None] | None = None, eos: int | Sequence[int] | None = None,
+                 budget: int | None = None, corpus: str | None = None) -> list[Generation]:
     """The answers that `session.generate` gives to these prompts, found `most` at once; in order.
 
-    samplings: of each prompt; None: greedy
+    samplings, predictions: of each prompt; None: greedy, none; eos, budget, corpus: of all, as in `Session.open`
     """
-    asked = [(session.encode(prompt), law) for prompt, law in
-             zip(prompts, samplings or [Sampling()] * len(prompts), strict=True)]
-    sessions, waiting = Sessions(session, most), deque(range(len(asked)))
-    running: dict[int, Request] = {}
-    steps: list[list[Step]] = [[] for _ in asked]
-    found: dict[int, Generation] = {}
-    try:
-        while waiting or running:
-            while waiting and (free := sessions.free(running.values(), len(asked[waiting[0]][0]), max_new_tokens)):
-                ids, law = asked[waiting[0]]
-                running[waiting.popleft()] = free.open(ids, max_new_tokens, law, stop)
-            for (index, request), step in zip(list(running.items()), advance(list(running.values())), strict=True):
-                if isinstance(step, Exception):
-                    raise step
-                assert step is not None, "nobody else cancels it"
-                steps[index].append(step)
-                if request.finish_reason is not None:
-                    del running[index]
-                    text, tokens = "".join(one.text for one in steps[index]), [one.tokens for one in steps[index]]
-                    found[index] = Generation(text, [token for some in tokens for token in some], request.stats,
-                                              request.finish_reason)
-    finally:
-        for request in running.values():
-            request.close()
-    return [found[index] for index in range(len(asked))]
+    ids = [session.encode(prompt) for prompt in prompts]
+    own = list(zip(ids, samplings or [Sampling()] * len(ids), predictions or [None] * len(ids), strict=True))
+    steps: list[list[Step]] = [[] for _ in ids]
+    ended: dict[int, Request] = {}
+
+    def opened(free: Session, index: int) -> Request:
+        prompt, sampling, prediction = own[index]
+        return free.open(prompt, max_new_tokens, sampling, stop, eos, prediction=prediction, budget=budget,
+                         corpus=corpus)
+
+    for index, step, request in Sessions(session, most).steps(ids, max_new_tokens, opened):
+        steps[index].append(step)
+        ended[index] = request
+    return [_generation(steps[index], ended[index]) for index in range(len(ids))]
+
+
+def _generation(steps: Sequence[Step], request: Request) -> Generation:
+    assert request.finish_reason is not None
+    return Generation("".join(step.text for step in steps), [token for step in steps for token in step.tokens],
+                      request.stats, request.finish_reason)

@@ -29,8 +29,9 @@ class Stats:
     by_probability:     proposed nodes by their path's estimated probability, in tenths named by the lower edge, "0.9":
                         (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out
     by_match:           retrieved nodes by the match length that retrieved them, in tokens: as by_probability
-    seconds_by_part:    of decoding; prefill_seconds and decode_seconds are wall-clock seconds
-    peak_memory_bytes:  of the device, during the request
+    seconds_by_part:    of decoding; prefill_seconds and decode_seconds are wall-clock seconds, where requests share
+                        passes with the work of the others
+    peak_memory_bytes:  of the device, during the request; of several at once, since the last of them began
     """
 
     prompt_tokens: int = 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from longgraft.protocol.memory import Memory
-from longgraft.protocol.proposer import Ask, Proposer, Retriever, together
+from longgraft.protocol.proposer import Ask, Proposer, Retriever, memories_of
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
@@ -33,7 +33,7 @@ class Graft:
     def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None,
                  regions: Regions = EAGER) -> None:
         self.drafter, self.retriever, self.clock, self.regions = drafter, retriever, clock or Clock(), regions
-        self.memories = together([drafter, retriever])
+        self.memories = memories_of([drafter, retriever])
 
     def propose(self, ask: Ask) -> Tree:
         drafted, budget = self.drafter.propose(ask), ask.budget
@@ -60,7 +60,7 @@ class Either:
     def __init__(self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float],
                  least: Callable[[Ask], float]) -> None:
         self.first, self.second, self.worth, self.least = first, second, worth, least
-        self.memories = together([first, second])
+        self.memories = memories_of([first, second])
 
     def propose(self, ask: Ask) -> Tree:
         found = on_host(self.first.propose(ask))
@@ -97,7 +97,7 @@ class TailGraft:
                  clock: Clock | None = None) -> None:
         self.drafter, self.retriever, self.clock = drafter, retriever, clock or Clock()
         self.leaves, self.length = leaves, length
-        self.memories = together([drafter, retriever])
+        self.memories = memories_of([drafter, retriever])
 
     def propose(self, ask: Ask) -> ProposalTree:
         tree = on_host(self.drafter.propose(ask))

@@ -83,7 +83,7 @@ class Retriever(Proposer, Protocol):
         """Nodes for `slots` free slots, best first, then nodes to replace duplicates."""
 
 
-def together(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:
+def memories_of(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:
     """The memories of several proposers, each once, in order."""
     return tuple({id(memory): memory for proposer in proposers for memory in proposer.memories}.values())
 

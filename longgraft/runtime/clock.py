@@ -24,7 +24,7 @@ class Clock:
     wait: Callable[[], object] | None = None
     profile: bool = False
     forwards: Counter[str] = field(default_factory=Counter)
-    _stack: list[tuple[str, float]] = field(default_factory=list)
+    _running: tuple[str, float] | None = None       # the innermost part, and since when it counts
 
     def now(self, wait: bool = True) -> float:
         """Seconds of a monotonic clock.  wait: after all launched work is done."""
@@ -50,17 +50,17 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        now = self.now(self.profile or not self._stack)
-        if self._stack:
-            outer, since = self._stack.pop()
-            self.seconds[outer] += now - since
-            self._stack.append((outer, now))
-        self._stack.append((name, now))
+        outer = self._running
+        now = self.now(self.profile or outer is None)
+        if outer is not None:
+            self.seconds[outer[0]] += now - outer[1]
+        self._running = name, now
         try:
             yield
-        finally:
-            now = self.now(self.profile or len(self._stack) == 1)
-            name, since = self._stack.pop()
-            self.seconds[name] += now - since
-            if self._stack:
-                self._stack.append((self._stack.pop()[0], now))
+        finally:        # whatever an interrupt left of inner parts, the outer one runs again
+            inner, self._running = self._running, outer
+            now = self.now(self.profile or outer is None)
+            if inner is not None:
+                self.seconds[name] += now - inner[1]
+            if outer is not None:
+                self._running = outer[0], now

@@ -11,13 +11,21 @@ import torch
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated."""
+    """Memory that can still be allocated, on a GPU with what torch's allocator keeps for it."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     try:
         return _counter("/proc/meminfo", "MemAvailable")
     except (OSError, StopIteration):        # not Linux: all installed memory, used or not
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def out_of_memory(error: object) -> bool:
+    """torch.OutOfMemoryError is a RuntimeError, and the CPU allocator's error has no class of its own."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in message or "can't allocate memory" in message))
 
 
 def reset_peak_memory(device: torch.device) -> None:

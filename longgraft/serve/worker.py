@@ -23,6 +23,7 @@ from longgraft.engine.request import Request
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import Sessions, advance
 from longgraft.engine.stats import Stats
+from longgraft.runtime.device_memory import out_of_memory
 
 LOG = logging.getLogger(__name__)
 RECENT = 16     # requests whose mean duration is Retry-After
@@ -82,7 +83,7 @@ class Watcher(Protocol):
     """Observes every job, in the decoding thread, which waits for it."""
 
     def stepped(self, running: Running, step: Step, seconds: float) -> None:
-        """seconds: of the step."""
+        """seconds: of the step, which others may share."""
 
     def ended(self, running: Running, end: End | None) -> None:
         """end: None where decoding raised."""
@@ -149,7 +150,9 @@ class Worker:
         self._queue: deque[Running] = deque()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._held = False       # held: the oldest that waits has no place yet
+        self._dropped = False       # kept prompts, for want of memory, in this step
+        self._died: Failed | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -165,14 +168,18 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether jobs are accepted, and the decoding thread has not died."""
-        return not self._closed and (self._thread is None or self._thread.is_alive())
+        return not self._closed and self._died is None
 
     def check(self) -> None:
-        """Busy or Closing where a job would be refused now; called before a long prompt is encoded."""
+        """Busy, Closing or Failed where a job would be refused now; called before a long prompt is encoded."""
         with self._changed:
             if self._closed:
                 raise Closing
-            if self.waiting + len(self.jobs) >= self.limit + self._sessions.most:
+            if self._died is not None:
+                raise self._died
+            running = len(self.jobs)
+            places = 0 if self._held and running else self._sessions.most - running
+            if self.waiting >= self.limit + places:
                 self.refused += 1
                 raise Busy(self.waiting, self._retry_after())
 
@@ -219,10 +226,20 @@ class Worker:
         running.send(End("cancelled", queued=time.monotonic() - running.since))
 
     def _work(self) -> None:
-        while self._waited():
-            while (begun := self._next()) is not None:
-                self._begin(*begun)
-            self._advance()
+        try:
+            while self._waited():
+                self._dropped = False
+                while (begun := self._next()) is not None:
+                    self._begin(*begun)
+                self._advance()
+        except BaseException as error:      # ours, or a library's: nobody is left waiting for a thread that is gone
+            with self._changed:
+                self._died = self._failed(error)
+                lost = [*self._requests, *self._queue]
+                self._requests.clear()
+                self._queue.clear()
+            for running in lost:
+                running.send(self._died)
 
     def _waited(self) -> bool:
         """Wait for work; False where the worker is closed and all has ended."""
@@ -234,11 +251,13 @@ class Worker:
     def _next(self) -> tuple[Running, Session] | None:
         """The oldest waiting job, and the session that answers it; None while there is no place for it."""
         with self._changed:
+            self._held = False
             if not self._queue:
                 return None
             oldest = self._queue[0]
         job = oldest.job        # no lock is held: another session may have to be made
         if (place := self._sessions.free(self._requests.values(), len(job.ids), job.max_new_tokens)) is None:
+            self._held = True
             return None
         with self._changed:
             if oldest in self._queue:       # else it was cancelled
@@ -268,9 +287,11 @@ class Worker:
             if running.cancelled:
                 request.cancel()
         began = time.monotonic()
-        for (running, request), step in zip(requests.items(), advance(list(requests.values())), strict=True):
+        steps = advance(list(requests.values()))
+        seconds = time.monotonic() - began
+        for (running, request), step in zip(requests.items(), steps, strict=True):
             try:
-                found = self._stepped(running, request, step, time.monotonic() - began)
+                found = self._stepped(running, request, step, seconds)
             except Exception as error:
                 found = self._failed(error)
             if found is not None:
@@ -297,7 +318,7 @@ class Worker:
                 return End("cut" if cut else "time", request.stats, running.queued)
         return None if reason is None else End(reason, request.stats, running.queued)
 
-    def _failed(self, error: Exception) -> Failed:
+    def _failed(self, error: BaseException) -> Failed:
         """What the client is told of it."""
         LOG.error("decoding failed", exc_info=error)
         failed = Failed(self._no_room() if out_of_memory(error) else "Decoding failed; the server's log says why.")
@@ -317,15 +338,11 @@ class Worker:
         running.send(Closing() if closed else found)
 
     def _no_room(self) -> str:
-        """The message where memory ran out; kept prompts are dropped first."""
-        if not (kept := self.session.engine.prefixes):
+        """The message where memory ran out; kept prompts are dropped first, once for all that failed in a step."""
+        if kept := self.session.engine.prefixes:
+            kept.clear()
+            self._dropped = True
+        if not self._dropped:
             return "There is not enough memory to decode this here. Shorten the prompt."
-        kept.clear()
         return ("There was not enough memory to decode this here, and what was kept of earlier prompts was dropped. "
                 "Try again; if it happens often, start the server with less of --prefixes.")
-
-
-def out_of_memory(error: Exception) -> bool:
-    """torch.OutOfMemoryError is a RuntimeError, and the CPU allocator's error has no class of its own."""
-    message = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message

@@ -98,7 +98,7 @@ class Target:
     """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved on construction; kernels:
     compiled, for a CPU; fused: modules that passes of fixed shape compute in one launch each; integers: what the
     compiled kernels multiply with in the place of the linear modules' own weights; cache_dtype: of keys and values,
-    None for the model's."""
+    None for the model's; packs: whether several sequences may share a pass, until one fails that way."""
 
     model: Any
     name: str = "target"
@@ -107,6 +107,7 @@ class Target:
     fused: FusedModules | None = None
     integers: Integers | None = None
     cache_dtype: torch.dtype | None = None
+    packs: bool = True
     _configs: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -200,15 +201,12 @@ class Target:
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
         """One report per segment, of one forward; inside `together`, of one for all that wait for this target."""
         shared = SHARED.get()
-        # A switch in the middle of a block without gradients would leave them off for whoever runs next.
-        if shared is None or not torch.is_grad_enabled():
-            return self.forward(segments, wants)
-        return shared(self, segments, wants)
+        return self.forward(segments, wants) if shared is None else shared(self, segments, wants)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
-        """`run` by this caller alone.  What a segment gets does not depend on the others: rows see only their own
-        cache, and the compiled kernels give each row the same bits in any pass.
+        """`run` by this caller alone.  Rows see only their own cache, so what a segment gets does not depend on the
+        others: where whole layers are compiled bit for bit, else up to rounding.
 
         Where not all logits are returned, top-k is taken block by block, so that [n, V] never exists.  It is the top-k
         of the output embedding's product, in the same order as the logits': soft-caps and scales are monotone.
@@ -307,6 +305,9 @@ class Target:
         def take(index: int) -> Any:
             def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
                 taken[index] = args[0] if args else kwargs["hidden_states"]
+                if taken[index].ndim != 3:      # Gemma 3n has several streams
+                    raise ValueError(f"{self.name}: the input of layer {index} is {list(taken[index].shape)}, and [1, "
+                                     "n, H] is needed. Use a method that reads no layers, such as graft-x-text.")
             return hook
 
         try:

@@ -5,15 +5,18 @@ Knows targets and greenlets; knows no request.  All of it is in the caller's thr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from greenlet import getcurrent, greenlet
 
 from longgraft.protocol.observation import Wants
+from longgraft.runtime.device_memory import out_of_memory
 from longgraft.target_model.model import SHARED, Report, Segment, Target
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Asked = tuple[Target, Sequence[Segment], Wants]
 
@@ -21,51 +24,59 @@ Asked = tuple[Target, Sequence[Segment], Wants]
 def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
     """What each of them returns or raises, in order.  An error of one is none of the others'.
 
-    A pass that an action runs with gradients switched off, such as a draft model's, it runs alone.
+    Passes of one target that want the same reports are one.  Where an action has switched gradients or inference mode,
+    its passes are its own: a switch in the middle of the block would change the mode of whoever runs next.  So a draft
+    model's passes, which run without gradients, are not shared.
     """
-    here = getcurrent()
-    found: list[Any] = [None] * len(actions)
+    here, mode = getcurrent(), _mode()
 
-    def begin(index: int) -> None:
-        SHARED.set(lambda *asked: here.switch(asked))
+    def share(*asked: Any) -> list[Report]:
+        return here.switch(asked) if _mode() == mode else asked[0].forward(*asked[1:])
+
+    def begin(action: Callable[[], T]) -> T | Exception:
+        SHARED.set(share)
         try:
-            found[index] = actions[index]()
+            return action()
         except Exception as error:
-            found[index] = error
+            return error
 
     lanes = [greenlet(begin, here) for _ in actions]
+    said: list[Any] = []        # of each lane: what it asks or, once it has ended, its result
     try:
-        waiting = {lane: asked for index, lane in enumerate(lanes) if (asked := lane.switch(index)) is not None}
-        while waiting:
-            # One target's at a time: a draft model's callers may come to wait for the model that the others wait for.
-            target = next(iter(waiting.values()))[0]
-            group = {lane: asked for lane, asked in waiting.items() if asked[0] is target}
-            for lane, reports in zip(group, _passed(target, list(group.values())), strict=True):
-                del waiting[lane]
-                given = lane.throw(reports) if isinstance(reports, Exception) else lane.switch(reports)
-                if given is not None:
-                    waiting[lane] = given
+        said += map(greenlet.switch, lanes, actions)
+        while waiting := [index for index, lane in enumerate(lanes) if not lane.dead]:
+            target, _, wants = said[waiting[0]]
+            group = [index for index in waiting if said[index][0] is target and said[index][2] == wants]
+            for index, reports in zip(group, _passed(target, [said[index][1] for index in group], wants), strict=True):
+                resume = lanes[index].throw if isinstance(reports, Exception) else lanes[index].switch
+                said[index] = resume(reports)
     finally:
         for lane in lanes:      # after an interrupt: each leaves its blocks
             if not lane.dead:
                 lane.throw()
-    return found
+    return said
 
 
-def _passed(target: Target, asked: Sequence[Asked]) -> list[list[Report] | Exception]:
+def _mode() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+def _passed(target: Target, asked: Sequence[Sequence[Segment]], wants: Wants) -> list[list[Report] | Exception]:
     """Of each caller the reports, or why there are none: where the common pass fails, each has one of its own."""
-    union = Wants.union(wants for _, _, wants in asked)
-    try:
-        reports = iter(target.forward([segment for _, segments, _ in asked for segment in segments], union))
-        return [[_of(next(reports), wants) for _ in segments] for _, segments, wants in asked]
-    except Exception as error:
-        if len(asked) == 1:
+    if len(asked) == 1:
+        try:
+            return [target.forward(asked[0], wants)]
+        except Exception as error:
             return [error]
-        return [_passed(target, [one])[0] for one in asked]
-
-
-def _of(report: Report, wants: Wants) -> Report:
-    """What was wanted of a report on more."""
-    return replace(report, topk=report.topk[:, :wants.topk] if report.topk is not None and wants.topk else None,
-                   hidden={layer: report.hidden[layer] for layer in wants.layers},
-                   final=report.final if wants.final else None, queries=report.queries if wants.queries else {})
+    failure: Exception | None = None
+    if target.packs:
+        try:
+            reports = iter(target.forward([segment for segments in asked for segment in segments], wants))
+            return [[next(reports) for _ in segments] for segments in asked]
+        except Exception as error:
+            failure = error.with_traceback(None)        # which would hold the pass's activations
+    found = [result for one in asked for result in _passed(target, [one], wants)]
+    if failure is not None and not out_of_memory(failure) and not any(isinstance(one, Exception) for one in found):
+        LOG.warning("%s cannot have several requests in one pass, so each has its own: %r", target.name, failure)
+        target.packs = False
+    return found

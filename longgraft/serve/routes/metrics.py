@@ -19,7 +19,7 @@ from longgraft.serve.worker import End, Running
 
 PREFIX = "longgraft:"
 REASONS = {"eos": "stop", "stop": "stop", "cut": "stop", "length": "length", "time": "length", "cancelled": "abort"}
-# Seconds: vLLM's buckets, and finer ones below, where one request at a time has them.
+# Seconds: vLLM's buckets, and finer ones below, for small models and short prompts.
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
