@@ -399,6 +399,11 @@ MUTATIONS = (
     Mutation("an end token is spelled out", "Decoder._cut", "if token not in self.goal.eos:", "if True:", "test_completion.py::test_an_end_token_is_no_text"),
     Mutation("standard input is read twice", "PromptOptions.__post_init__", "if sources.count(STDIN) > 1:", "if sources.count(STDIN) > 9:", "test_commands.py::test_wrong_words_get_one_sentence_before_a_model_is_loaded"),
     # server
+    Mutation("a server that drains takes requests", "Worker.check", "if self._closed or self.draining:", "if self._closed:", "test_serve_network.py::test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more"),
+    Mutation("a server drains for ever", "Server.on_tick", "drained or time.monotonic() >= self._until", "drained", "test_serve_network.py::test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more"),
+    Mutation("a second signal is waited out", "Server.handle_exit", " or self._worker.draining", "", "test_serve_network.py::test_a_second_signal_ends_a_server_that_drains"),
+    Mutation("a thread that steps has stalled", "Worker._work", "self._dropped, self._stepped_at = False, time.monotonic()", "self._dropped = False", "test_serve_network.py::test_a_decoding_thread_that_hangs_is_not_ready"),
+    Mutation("any request fills the memory", "Sessions.filled", "written + max(self._room(), reserved)", "written + reserved", "test_metrics.py::test_a_gateway_reads_the_names_and_gauges_that_it_knows"),
     Mutation("one bad item of a list makes an error for each", "ChatRequest", "fail_fast=True", "fail_fast=False", "test_serve_stalls.py::test_a_list_is_refused_by_its_first_bad_item"),
     Mutation("the body of a client that has gone is encoded", "BodyRequest.run", "return_when=asyncio.FIRST_COMPLETED", "return_when=asyncio.ALL_COMPLETED", "test_serve_stalls.py::test_the_body_of_a_client_that_has_gone_is_never_encoded"),
     Mutation("a small body waits for large ones", "EncodingPool.run", "(self._large if size > LARGE else self._small)", "self._small", "test_serve_stalls.py::test_a_large_body_does_not_hold_up_a_small_one"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
+import httpx
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
-from toys.served import asking, text_session
+from toys.served import Gate, asking, listening, text_session, until
 
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.serve.options import Serving
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\n" * 8
 
@@ -88,3 +92,30 @@ def test_openmetrics_is_spoken_where_it_is_asked_for():
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     names = {family.name for family in open_families(response.text)}
     assert {"longgraft:num_requests_running", "longgraft:time_to_first_token_seconds"} <= names
+
+
+def test_a_gateway_reads_the_names_and_gauges_that_it_knows():
+    gate = Gate()
+
+    def gauges(url) -> dict[str, float]:
+        found = [family for family in families(httpx.get(f"{url}/metrics").text)
+                 if not family.name.startswith("process_")]
+        assert all(family.name.startswith("vllm:") for family in found)
+        return {family.name: family.samples[0].value for family in found if family.type == "gauge"}
+
+    with listening(None, gate, metrics_prefix="vllm:", max_running=1) as (url, _):
+        assert gauges(url)["vllm:kv_cache_usage_perc"] == 0
+        asking = [Thread(target=httpx.post, args=(f"{url}/v1/completions",), kwargs={"json": {"prompt": PROMPT}})
+                  for _ in range(3)]
+        for one in asking:
+            one.start()
+        until(lambda: gauges(url)["vllm:num_requests_waiting"] == 2)
+        found = gauges(url)
+        assert found["vllm:num_requests_running"] == 1 and 0 < found["vllm:kv_cache_usage_perc"] < 0.01
+        gate.allow()
+        for one in asking:
+            one.join(20)
+        found = gauges(url)
+    assert found["vllm:num_requests_running"] == found["vllm:kv_cache_usage_perc"] == 0
+    with pytest.raises(ValueError, match="prefix is 'v llm'"):
+        Serving(metrics_prefix="v llm")

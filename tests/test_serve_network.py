@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ import time
 import httpx
 import openai
 import pytest
-from toys.served import Gate, listening, text_session, until
+from toys.served import Gate, listening, started, text_session, until
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
 COMPLETIONS = "/v1/completions"
@@ -193,8 +194,60 @@ def test_a_server_that_ends_ends_what_it_decodes_with_its_step():
         began = time.monotonic()
     for one in asking:
         one.join(10)
-    assert gate.steps <= 7 and time.monotonic() - began < 10 and not worker.alive
+    assert gate.steps <= 7 and time.monotonic() - began < 10 and worker.trouble
     assert sorted(answer.status_code for answer in answers) == [200, 503]
     streamed = next(answer for answer in answers if answer.status_code == 200)
     *_, error, done, end = streamed.text.split("\n\n")
     assert json.loads(error[6:])["error"]["code"] == "shutting_down" and (done, end) == ("data: [DONE]", "")
+
+
+def states(url) -> list[int]:
+    """Of /health, /live and a new request."""
+    return [httpx.get(f"{url}/health").status_code, httpx.get(f"{url}/live").status_code, post(url).status_code]
+
+
+@pytest.mark.parametrize("seconds", [20.0, 0.3])       # enough, and too few
+def test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more(seconds):
+    gate, answers = Gate(5), []
+    with started(None, gate, max_running=1, drain_timeout=seconds) as (url, server):
+        asking = [threading.Thread(target=lambda: answers.append(post(url, max_tokens=9))) for _ in range(2)]
+        for one in asking:
+            one.start()
+        until(lambda: gate.steps == 6 and server._worker.waiting == 1)
+        server.handle_exit(signal.SIGTERM, None)
+        assert states(url) == [503, 200, 503] and not server.should_exit
+        if seconds < 1:
+            until(lambda: server.should_exit)
+        gate.allow()
+        for one in asking:
+            one.join(10)
+        until(lambda: server.should_exit)
+    assert [answer.status_code for answer in answers] == [200 if seconds > 1 else 503] * 2
+    assert not server._captured_signals       # uvicorn raises those again, and the process would not end as it should
+
+
+def test_a_second_signal_ends_a_server_that_drains():
+    with started(None, Gate()) as (_, server):
+        for _ in range(2):
+            server.handle_exit(signal.SIGTERM, None)
+        assert server.should_exit
+        server._captured_signals.clear()
+
+
+def test_a_decoding_thread_that_hangs_is_not_ready(monkeypatch):
+    monkeypatch.setattr("longgraft.serve.worker.STALLED", 0.2)
+    gate = Gate()
+    with listening(None, gate) as (url, worker):
+        time.sleep(0.3)
+        asking = threading.Thread(target=post, args=(url,), kwargs={"max_tokens": 3})       # idle before: no stall
+        asking.start()
+        until(lambda: gate.steps == 1)
+        assert httpx.get(f"{url}/health").status_code == 200
+        until(lambda: httpx.get(f"{url}/health").status_code == 503)
+        assert "has made no step" in worker.trouble and httpx.get(f"{url}/live").status_code == 200
+        gate.allow(1)
+        until(lambda: gate.steps == 2)
+        assert httpx.get(f"{url}/health").status_code == 200
+        gate.allow()
+        asking.join(10)
+        assert httpx.get(f"{url}/health").status_code == 200

@@ -28,7 +28,8 @@ from longgraft.methods.find import build, find, verifies
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
-from longgraft.serve.worker import Busy, Failed, Job, Worker
+from longgraft.serve.jobs import Busy, Failed, Job
+from longgraft.serve.worker import Worker
 from longgraft.target_model.model import Segment
 from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree

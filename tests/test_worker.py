@@ -10,7 +10,8 @@ from toys.sessions import toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.serve.worker import Busy, Closing, Failed, Job, Worker
+from longgraft.serve.jobs import Busy, Closing, Failed, Job
+from longgraft.serve.worker import Worker
 
 PROMPT = toy_prompt(60)
 
@@ -175,7 +176,7 @@ def test_closing_ends_what_is_decoded_with_its_step_and_what_waits_at_once():
                 await tokens_of(running)
         with pytest.raises(Closing):
             worker.submit(Job(PROMPT, 1))
-        return worker.alive, gate.steps
+        return not worker.trouble, gate.steps
     assert working(play, gate) == (False, 1)
 
 

@@ -78,7 +78,7 @@ class Engine:
         """Of the target's cache, and of the drafters' as far as they are allocated."""
         drafters = (memory.aligned for memory in self.proposer.memories)
         return self.target.cache_bytes_per_token() + sum(
-            cache.bytes() // cache.capacity for cache in drafters if cache is not None and cache.capacity)
+            cache.bytes() // rows for cache in drafters if cache is not None and (rows := cache.capacity))
 
     @property
     def cell(self) -> int:

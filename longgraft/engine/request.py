@@ -68,6 +68,11 @@ class Request:
         return self._prefill is not None
 
     @property
+    def written(self) -> int:
+        """Committed rows of the target's cache."""
+        return self._decoder.verifier.cache.length
+
+    @property
     def unwritten(self) -> int:
         """Rows of the target's cache that it reserved and has not committed yet."""
         cache = self._decoder.verifier.cache

@@ -52,6 +52,13 @@ class Sessions:
             free.follow(self.first)
         return free
 
+    def filled(self, requests: Collection[Request]) -> float:
+        """The share of all rows that memory has room for which these requests reserve, from 0 to 1.  From any
+        thread."""
+        written, reserved = sum(one.written for one in requests), sum(one.unwritten for one in requests)
+        most = written + max(self._room(), reserved)
+        return (written + reserved) / most if most else 0.0
+
     def _room(self) -> float:
         """Rows that the free memory has room for, when kept prompts take all of theirs."""
         engines = [session.engine for session in (self.first, *self.first.others)]

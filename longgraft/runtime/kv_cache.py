@@ -294,8 +294,8 @@ class KVCache(Cache):
             layer.keys[:, :, :state.length], layer.values[:, :, :state.length] = rows
 
     def bytes(self) -> int:
-        """Allocated bytes."""
-        return sum(block.numel() * block.element_size() for block, _ in self._blocks.values())
+        """Allocated bytes; from any thread."""
+        return sum(block.numel() * block.element_size() for block, _ in list(self._blocks.values()))
 
 
 class _PackedLayer(CacheLayerMixin):

@@ -22,7 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 MIB = 2 ** 20
 # The page is the same for everyone, and sends the key itself.
-PUBLIC_PATHS = ("/", "/health", "/v1/health")
+PUBLIC_PATHS = ("/", "/health", "/v1/health", "/live")
 
 
 class Guard:

@@ -9,9 +9,13 @@ import asyncio
 import errno
 import gc
 import json
+import math
+import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import h11
@@ -21,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
+from longgraft.serve.worker import Worker
 
 GRACE_SECONDS = 5       # in which clients can receive the rest of their answers when the server stops
 HEADER_SECONDS = 10.0   # in which a client sends a request's headers
@@ -63,7 +68,8 @@ def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None
 
 
 class Server(uvicorn.Server):
-    """Cancels running requests at shutdown, where uvicorn would wait for them."""
+    """SIGTERM drains: no requests are taken, and those that run or wait are answered, for so many seconds.  Ctrl-C or a
+    second signal ends it with the step that runs."""
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
         body_seconds = BODY_SECONDS * max(1.0, app.state.longgraft.options.max_body / 16)
@@ -72,16 +78,30 @@ class Server(uvicorn.Server):
             app, http=connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS))
         self._app, self._ready = app, ready
+        self._worker: Worker = app.state.longgraft.worker
+        self._until = math.inf      # when draining ends
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Calls `ready` afterwards."""
         await super().startup(sockets)
         self._ready()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A first SIGTERM only drains, and is not raised again at the end."""
+        if sig != signal.SIGTERM or self._worker.draining:
+            return super().handle_exit(sig, frame)
+        self._worker.draining = True
+        self._until = time.monotonic() + self._app.state.longgraft.options.drain_timeout
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; true ends the server."""
+        drained = self._worker.draining and self._worker.idle
+        self.should_exit |= drained or time.monotonic() >= self._until
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the worker first: running answers end with its next step."""
-        state: Any = self._app.state.longgraft
-        state.worker.close()
+        self._worker.close()
         await super().shutdown(sockets)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from longgraft.engine.decoder import Step
-from longgraft.serve.worker import End, Job, Running
+from longgraft.serve.jobs import End, Job, Running
 
 
 @dataclass(frozen=True)

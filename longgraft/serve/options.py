@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -40,12 +41,18 @@ class Serving:
                                        low=0.001, none="no limit")
     beat: float = option(5.0, "Between comments on a stream that has nothing to send", unit="seconds",
                          low=0.01, high=3600)
+    drain_timeout: float = option(30.0, "After SIGTERM, for requests that run or wait; what is left is cut off",
+                                  unit="seconds", low=0.0, high=86400)
+    metrics_prefix: str = option("longgraft:", "Of the names at /metrics; vllm: where a gateway reads those of vLLM")
     model_name: str | None = option(None, "By which clients see the model", none="its own")
 
     def __post_init__(self) -> None:
         check(self)
         if not self.host.strip():
             raise ValueError("The host is empty. Give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
+        if not re.fullmatch("[a-zA-Z_:][a-zA-Z0-9_:]*", self.metrics_prefix):
+            raise ValueError(f"The metrics' prefix is {self.metrics_prefix!r}; it must be of letters, digits, _ and :, "
+                             "such as vllm:.")
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError(f"The API key is empty. Give one of at least one character, or leave --api-key and "
                              f"{KEY_VARIABLE} out.")

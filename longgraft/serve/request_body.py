@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.worker import Busy
+from longgraft.serve.jobs import Busy
 
 T = TypeVar("T")
 

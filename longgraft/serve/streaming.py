@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from longgraft.engine.decoder import Step
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.worker import End, Job
+from longgraft.serve.jobs import End, Job
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 DONE = "data: [DONE]\n\n"

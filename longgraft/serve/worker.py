@@ -12,127 +12,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Sequence
 
-from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import FinishReason, Step
-from longgraft.engine.predicted_output import Prediction
+from longgraft.engine.decoder import Step
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import Sessions, advance
-from longgraft.engine.stats import Stats
 from longgraft.runtime.device_memory import out_of_memory
+from longgraft.serve.jobs import Busy, Closing, End, Failed, Job, Running, Watcher
 
 LOG = logging.getLogger(__name__)
 RECENT = 16     # requests whose mean duration is Retry-After
-
-
-class Busy(Exception):
-    """The queue is full.  retry_after: seconds, estimated."""
-
-    def __init__(self, waiting: int, retry_after: int) -> None:
-        super().__init__(f"{waiting} requests wait already, and no more are accepted. Try again in {retry_after} s.")
-        self.retry_after = retry_after
-
-
-class Closing(Exception):
-    """The server is being shut down."""
-
-    def __init__(self) -> None:
-        super().__init__("The server is being shut down. Ask again when it is back.")
-
-
-class Failed(Exception):
-    """Decoding raised; the exception is the cause, and in the log."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """The arguments of `Session.open`, with the prompt as token ids, and further limits.
-
-    seconds:  of decoding, from the first new token; None: no limit
-    session:  decodes instead of the worker's own; None: the worker's
-    complete: whether the answer is complete with this step; called in the decoding thread
-    """
-
-    ids: Sequence[int]
-    max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
-    eos: tuple[int, ...] | None = None
-    prediction: Prediction | None = None
-    seconds: float | None = None
-    session: Session | None = None
-    complete: Callable[[Step], bool] | None = None
-    budget: int | None = None
-    corpus: str | None = None
-
-
-@dataclass(frozen=True)
-class End:
-    """How a job ended.  reason: the request's, time (`Job.seconds`) or cut (`Job.complete`); queued: seconds waited."""
-
-    reason: FinishReason | Literal["time", "cut"]
-    stats: Stats = field(default_factory=Stats)
-    queued: float = 0.0
-
-
-class Watcher(Protocol):
-    """Observes every job, in the decoding thread, which waits for it."""
-
-    def stepped(self, running: Running, step: Step, seconds: float) -> None:
-        """seconds: of the step, which others may share."""
-
-    def ended(self, running: Running, end: End | None) -> None:
-        """end: None where decoding raised."""
-
-
-class Running:
-    """A submitted job.  Iterate it, once, for its steps; `end` is set afterwards.
-
-    Iteration raises Failed where decoding raised, ValueError where the session refused the job, and Closing.
-    """
-
-    def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
-        self.job, self.since, self.queued = job, time.monotonic(), 0.0
-        self.until = math.inf       # when `Job.seconds` are over
-        self.end: End | None = None
-        self.cancelled = False
-        self._loop, self._remove = loop, remove
-        self._events: asyncio.Queue[Step | End | Exception] = asyncio.Queue()
-
-    def cancel(self) -> None:
-        """End it before its next step, or before its first.  From any thread, any number of times."""
-        self.cancelled = True
-        self._remove(self)
-
-    def __aiter__(self) -> AsyncIterator[Step]:
-        return (step async for step in self.steps() if step is not None)
-
-    async def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]:
-        """The steps, and None for every `beat` seconds without one."""
-        while self.end is None:
-            try:
-                waits = beat is not None and self._events.empty()     # a timeout has its cost
-                event = await (asyncio.wait_for(self._events.get(), beat) if waits else self._events.get())
-            except TimeoutError:
-                yield None
-                continue
-            if isinstance(event, Exception):
-                raise event
-            if isinstance(event, End):
-                self.end = event
-            else:
-                yield event
-
-    def send(self, event: Step | End | Exception) -> None:
-        """To the coroutine that iterates; from any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-        except RuntimeError:        # the loop is closed: no coroutine is left
-            self.cancelled = True
+STALLED = 120.0     # seconds of one step after which no requests should come here
 
 
 class Worker:
@@ -150,7 +41,9 @@ class Worker:
         self._queue: deque[Running] = deque()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
-        self._closed = self._held = False       # held: the oldest that waits has no place yet
+        self.draining = self._closed = False
+        self._held = False          # the oldest that waits has no place yet
+        self._stepped_at = 0.0      # or began to wait for work
         self._dropped = False       # kept prompts, for want of memory, in this step
         self._died: Failed | None = None
         self._thread: threading.Thread | None = None
@@ -166,14 +59,35 @@ class Worker:
         return len(self._queue)
 
     @property
+    def filled(self) -> float:
+        """The share of the rows that memory has room for which the jobs that are decoded reserve."""
+        return self._sessions.filled(list(self._requests.values()))
+
+    @property
+    def idle(self) -> bool:
+        return not (self._queue or self._requests)
+
+    @property
     def alive(self) -> bool:
-        """Whether jobs are accepted, and the decoding thread has not died."""
-        return not self._closed and self._died is None
+        """Whether the decoding thread has not died."""
+        return self._died is None
+
+    @property
+    def trouble(self) -> str:
+        """Why no requests should come here now; "": nothing."""
+        if self._died is not None:
+            return "The decoding thread has ended. Start the server again."
+        if self._closed or self.draining:
+            return str(Closing())
+        seconds = time.monotonic() - self._stepped_at
+        if not self.idle and seconds > STALLED:
+            return f"The decoding thread has made no step for {seconds:.0f} s. Start the server again if it goes on."
+        return ""
 
     def check(self) -> None:
         """Busy, Closing or Failed where a job would be refused now; called before a long prompt is encoded."""
         with self._changed:
-            if self._closed:
+            if self._closed or self.draining:
                 raise Closing
             if self._died is not None:
                 raise self._died
@@ -191,6 +105,8 @@ class Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="longgraft-decoding", daemon=True)
                 self._thread.start()
+            if self.idle:
+                self._stepped_at = time.monotonic()
             self._queue.append(running)
             self._changed.notify()
         return running
@@ -228,7 +144,7 @@ class Worker:
     def _work(self) -> None:
         try:
             while self._waited():
-                self._dropped = False
+                self._dropped, self._stepped_at = False, time.monotonic()
                 while (begun := self._next()) is not None:
                     self._begin(*begun)
                 self._advance()

@@ -16,8 +16,9 @@ from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
 from longgraft.serve.app import make_app
 from longgraft.serve.http_server import Server, bind, url
+from longgraft.serve.jobs import End, Running
 from longgraft.serve.options import Serving
-from longgraft.serve.worker import End, Running, Worker
+from longgraft.serve.worker import Worker
 from toys.sessions import toy_session
 
 TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
@@ -98,16 +99,22 @@ async def until_true(true: Callable[[], object]) -> None:
 @contextmanager
 def listening(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Worker]]:
     """(URL, worker) of a server behind a real socket."""
+    with started(session, *watchers, **options) as (at, server):
+        yield at, server._worker
+
+
+@contextmanager
+def started(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Server]]:
+    """(URL, server)."""
     given = Serving(port=0, **options)
     app, listens, ready = make_app(session or text_session(), given), bind(given), threading.Event()
-    worker = app.state.longgraft.worker
-    worker.watchers += watchers
+    app.state.longgraft.worker.watchers += watchers
     server = Server(app, ready.set)
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()
     try:
         assert ready.wait(20)
-        yield url(listens, given), worker
+        yield url(listens, given), server
     finally:
         server.should_exit = True
         thread.join(20)

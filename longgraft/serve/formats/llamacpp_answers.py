@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.engine.stats import Stats
 from longgraft.serve.infill_stops import TrimmedJob
+from longgraft.serve.jobs import End
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
-from longgraft.serve.worker import End
 
 STOPS = {"eos": "eos", "stop": "word", "length": "limit", "time": "limit", "cut": "limit", "cancelled": "none"}
 MILLI = 1000.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.predicted_output import accepted
+from longgraft.serve.jobs import End
 from longgraft.serve.streaming import Answer
-from longgraft.serve.worker import End
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop",
            "cancelled": "stop"}

@@ -21,12 +21,12 @@ from longgraft.serve.formats.errors import client_errors
 from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
 from longgraft.serve.formats.request_fields import GenerationRequest
 from longgraft.serve.infill_stops import InfillStop, TrimmedJob
+from longgraft.serve.jobs import Job
 from longgraft.serve.prompts import prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
-from longgraft.serve.worker import Job
 
 PROJECT = "myproject"       # llama.cpp's, where a layout names the repository
 NAME = "filename"           # llama.cpp's name of the file at the cursor

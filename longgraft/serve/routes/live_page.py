@@ -27,11 +27,11 @@ from longgraft.engine.repetition import loops
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, GenerationRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
+from longgraft.serve.jobs import Job, Running
 from longgraft.serve.prompts import EncodedPrompt
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import check_request, job_of
 from longgraft.serve.state import State
-from longgraft.serve.worker import Job, Running
 
 Event = tuple[str, dict[str, Any]]
 

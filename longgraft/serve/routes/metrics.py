@@ -1,4 +1,4 @@
-"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, prefixed by `longgraft:`.
+"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, behind the prefix of the options.
 
 Counts in the decoding thread, as a watcher of all jobs.  Knows jobs and steps; knows no method.
 """
@@ -14,10 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import choose_encoder
 
 from longgraft.engine.decoder import Step
+from longgraft.serve.jobs import End, Running
 from longgraft.serve.state import State
-from longgraft.serve.worker import End, Running
 
-PREFIX = "longgraft:"
 REASONS = {"eos": "stop", "stop": "stop", "cut": "stop", "length": "length", "time": "length", "cancelled": "abort"}
 # Seconds: vLLM's buckets, and finer ones below, for small models and short prompts.
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -42,12 +41,12 @@ class RequestMetrics:
 
     def __init__(self, state: State) -> None:
         self.registry = CollectorRegistry()
-        self._name, self._prefixes = state.name, state.session.engine.prefixes
-        worker = state.worker
+        self._name, self._prefix = state.name, state.options.metrics_prefix
+        self._prefixes, worker = state.session.engine.prefixes, state.worker
         self.drafts = self._counter("spec_decode_num_drafts", "Verification steps that had something proposed.")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Proposed tokens: drafted, retrieved or both.")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Those that the answer took.")
-        self.at = Counter(PREFIX + "spec_decode_num_accepted_tokens_per_pos", "Those by their depth in the proposal.",
+        self.at = Counter(self._prefix + "spec_decode_num_accepted_tokens_per_pos", "Those by their depth.",
                           ("model_name", "position"), registry=self.registry)
         self.prompt = self._counter("prompt_tokens", "Tokens of prompts, read or known from an earlier one.")
         self.new = self._counter("generation_tokens", "Tokens of answers.")
@@ -59,7 +58,7 @@ class RequestMetrics:
                                        "share its time.", SHORT)
         self.whole = self._histogram("e2e_request_latency_seconds", "From taking a request to its end.", LONG)
         self.queued = self._histogram("request_queue_time_seconds", "Before a request was begun.", LONG)
-        self.ended_by = Counter(PREFIX + "request_success", "Requests that ended, by why.",
+        self.ended_by = Counter(self._prefix + "request_success", "Requests that ended, by why.",
                                 ("model_name", "finished_reason"), registry=self.registry)
         self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
                                     "session.")
@@ -67,6 +66,8 @@ class RequestMetrics:
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
         self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.",
                     lambda: worker.refused + state.pool.refused)
+        self._gauge("kv_cache_usage_perc", "Share of the memory for keys and values that requests reserve; 1: all.",
+                    lambda: worker.filled)
         if (kept := self._prefixes) is not None:
             self._gauge("prefix_cache_bytes", "Kept of prompts that were read.", lambda: kept.bytes)
         ProcessCollector(registry=self.registry)
@@ -103,11 +104,11 @@ class RequestMetrics:
             self.hits.inc(end.stats.reused_tokens)
 
     def _counter(self, name: str, about: str) -> Counter:
-        return Counter(PREFIX + name, about, ("model_name",), registry=self.registry).labels(self._name)
+        return Counter(self._prefix + name, about, ("model_name",), registry=self.registry).labels(self._name)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        made = Histogram(PREFIX + name, about, ("model_name",), registry=self.registry, buckets=buckets)
+        made = Histogram(self._prefix + name, about, ("model_name",), registry=self.registry, buckets=buckets)
         return made.labels(self._name)
 
     def _gauge(self, name: str, about: str, now: Callable[[], float]) -> None:
-        Gauge(PREFIX + name, about, ("model_name",), registry=self.registry).labels(self._name).set_function(now)
+        Gauge(self._prefix + name, about, ("model_name",), registry=self.registry).labels(self._name).set_function(now)

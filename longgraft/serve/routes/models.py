@@ -1,4 +1,4 @@
-"""/health and /v1/models."""
+"""/health, /live and /v1/models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ def router(state: State) -> APIRouter:
     @routes.get("/health")
     @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:
-        """Whether requests are decoded."""
+        """Whether requests should come here."""
+        if trouble := state.worker.trouble:
+            raise ApiError(503, trouble)
+        return {"status": "ok"}
+
+    @routes.head("/live", include_in_schema=False)
+    @routes.get("/live")
+    async def live() -> dict[str, str]:
+        """Whether the server need not be started again."""
         if not state.worker.alive:
-            raise ApiError(503, "The decoding thread has ended. Start the server again.")
+            raise ApiError(503, state.worker.trouble)
         return {"status": "ok"}
 
     @routes.get("/v1/models")

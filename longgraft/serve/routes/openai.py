@@ -18,11 +18,11 @@ from longgraft.serve.formats.request_fields import (
     GenerationRequest,
     Unsupported,
 )
+from longgraft.serve.jobs import Job
 from longgraft.serve.prompts import EncodedPrompt, chat, completion, prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
-from longgraft.serve.worker import Job
 
 
 def router(state: State) -> APIRouter:
