@@ -7,24 +7,21 @@ import gc
 import random
 import weakref
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from toys.models import FAMILIES, toy_target
 from toys.served import Gate, tokens_of, until_true
-from toys.sessions import toy_parts, toy_prompt
+from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates, Plan
 from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
-from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import LEAST, READ, Sessions, advance, generate_all
 from longgraft.kernels.cpu import cpu_kernels
-from longgraft.methods.find import build, find, verifies
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -37,15 +34,6 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 KERNELS = cpu_kernels()
 ASKED = [(toy_prompt(60), Sampling()), (toy_prompt(200), Sampling(0.8, seed=3)), (toy_prompt(30)[::-1], Sampling()),
          (toy_prompt(90, 5), Sampling(1.0, seed=1))]
-
-
-def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17, **more) -> Session:
-    """A session as `load` makes it: others of it run on the same target."""
-    parts = parts or toy_parts(**more)
-    own = replace(parts, kept={}, clock=Clock())
-    engine = Engine(own.target, build(method, own, adaptive=True), own.clock, find(method).budget, chunk,
-                    verifies=verifies(method, own), prefixes=prefixes)
-    return Session(engine, None, made_again=lambda: repeatable(method, parts, prefixes, chunk))
 
 
 def alone(session: Session, asked=ASKED, new: int = 16) -> list[list[int]]:

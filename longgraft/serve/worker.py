@@ -144,10 +144,7 @@ class Worker:
     def _work(self) -> None:
         try:
             while self._waited():
-                self._dropped, self._stepped_at = False, time.monotonic()
-                while (begun := self._next()) is not None:
-                    self._begin(*begun)
-                self._advance()
+                self._round()
         except BaseException as error:      # ours, or a library's: nobody is left waiting for a thread that is gone
             with self._changed:
                 self._died = self._failed(error)
@@ -156,6 +153,13 @@ class Worker:
                 self._queue.clear()
             for running in lost:
                 running.send(self._died)
+
+    def _round(self) -> None:
+        """Begin those that have a place, and take a step of all."""
+        self._dropped, self._stepped_at = False, time.monotonic()
+        while (begun := self._next()) is not None:
+            self._begin(*begun)
+        self._advance()
 
     def _waited(self) -> bool:
         """Wait for work; False where the worker is closed and all has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -26,6 +27,7 @@ from longgraft.methods.registry.blocks import DFLASH
 from longgraft.methods.registry.long_context import LONGSPEC
 from longgraft.methods.registry.retrieval import DATASTORE
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from toys.models import VOCAB, medusa_heads, shared_blocks, small_model, toy_longspec, toy_network, toy_target
 
@@ -72,6 +74,15 @@ def toy_session(method, family: str = "llama", budget: int | None = None, chunk:
     budget = budget or find(method).budget
     return Session(Engine(parts.target, proposer, parts.clock, budget, chunk, parts.regions,
                           verifies(method, parts), prefixes), None)
+
+
+def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17, **more) -> Session:
+    """A session as `load` makes it: others of it run on the same target."""
+    parts = parts or toy_parts(**more)
+    own = replace(parts, kept={}, clock=Clock())
+    engine = Engine(own.target, build(method, own, adaptive=True), own.clock, find(method).budget, chunk,
+                    verifies=verifies(method, own), prefixes=prefixes)
+    return Session(engine, None, made_again=lambda: repeatable(method, parts, prefixes, chunk))
 
 
 def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=(), *,
