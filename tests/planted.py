@@ -34,7 +34,8 @@ MUTATIONS = (
     Mutation("passes are run one by one", "Target.run", "if shared is None else", "if True else", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
     Mutation("a pass is shared from a block without gradients", "together:together.share", " if _mode() == mode else ", " if True else ", "test_side_by_side.py::test_a_pass_within_a_block_without_gradients_is_not_shared"),
     Mutation("one request's failure is all others'", "together:_passed", "found = [result for one in asked for result in _passed(target, [one], wants)]", "found = [failure for _ in asked]", "test_side_by_side.py::test_what_goes_wrong_in_a_common_pass_is_the_matter_of_one"),
-    Mutation("a long prompt holds up the others", "side_by_side:advance", "chunk = max(LEAST, READ // max(1, reading))", "chunk = 10 ** 6", "test_side_by_side.py::test_a_long_prompt_is_read_in_small_shares_while_others_are_answered_and_in_its_own_chunks_alone"),
+    Mutation("a long prompt holds up the others", "side_by_side:shares", "key=unread.__getitem__", "key=lambda index: -unread[index]", "test_side_by_side.py::test_a_short_prompt_is_read_before_the_rest_of_a_long_one"),
+    Mutation("a prompt alone holds up whoever comes", "side_by_side:advance", "Beside(chunk=lone)", "Beside()", "test_side_by_side.py::test_a_short_prompt_is_read_before_the_rest_of_a_long_one"),
     Mutation("nodes cost as if nobody else waited", "Controller._priced", "(1 + ask.beside.requests) * self", "self", "test_side_by_side.py::test_nodes_are_dearer_where_other_requests_wait_for_them"),
     Mutation("shared passes are taken for slow ones", "AcceptanceEstimates.observe", " and plan.alone", "", "test_side_by_side.py::test_passes_that_others_share_say_nothing_of_a_pass_alone"),
     Mutation("caches may be more than the memory", "Sessions.free", " or rows > self._room()", "", "test_side_by_side.py::test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full"),
@@ -401,7 +402,7 @@ MUTATIONS = (
     # server
     Mutation("the newest begins first", "Worker._next", "oldest = self._queue[0]", "oldest = self._queue[-1]", "test_scheduling.py::test_nobody_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone"),
     Mutation("a session that is busy is taken", "Sessions.free", "if not one.engine.busy", "if True", "test_scheduling.py::test_nobody_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone"),
-    Mutation("each request has a new session", "Sessions.free", "if not one.engine.busy", "if False", "test_scheduling.py::test_many_requests_leave_nothing_behind"),
+    Mutation("each request has a new session", "Sessions.free", "if not one.engine.busy", "if False", "test_scheduling.py::test_many_requests_leave_nothing_behind[150]"),
     Mutation("a server that drains takes requests", "Worker.check", "if self._closed or self.draining:", "if self._closed:", "test_serve_network.py::test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more"),
     Mutation("a server drains for ever", "Server.on_tick", "drained or time.monotonic() >= self._until", "drained", "test_serve_network.py::test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more"),
     Mutation("a second signal is waited out", "Server.handle_exit", " or self._worker.draining", "", "test_serve_network.py::test_a_second_signal_ends_a_server_that_drains"),

@@ -118,7 +118,7 @@ def test_nobody_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone(ev
 
 @pytest.mark.parametrize("requests", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_many_requests_leave_nothing_behind(requests):
-    """Neither objects, nor more than a little memory of the process."""
+    """Neither objects, nor more memory than the allocator's gaps: a cache kept of each would be hundreds of MiB."""
     def held() -> tuple[Counter, int]:
         gc.collect()
         return Counter(type(one).__name__ for one in gc.get_objects()), resident()
@@ -140,4 +140,4 @@ def test_many_requests_leave_nothing_behind(requests):
         return more - objects, grown - memory
 
     more, grown = asyncio.run(play())
-    assert more.total() < 100 and grown < 8 * 2 ** 20, (more.most_common(8), grown)
+    assert more.total() < 100 and grown < 32 * 2 ** 20, (more.most_common(8), grown)

@@ -168,18 +168,18 @@ def test_a_pass_within_a_block_without_gradients_is_not_shared():
         assert calls == [1, 1, 2] and len({one[2] for one in found}) == 1
 
 
-def test_a_long_prompt_is_read_in_small_shares_while_others_are_answered_and_in_its_own_chunks_alone():
-    session = repeatable("ar", chunk=100, kernels=KERNELS)
-    long, short = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(20), 4)
-    reads = []
-    while short.finish_reason is None:
-        reads.append(advance([long, short])[0].read)
-    assert reads == [READ // 2, *[100] * (len(reads) - 1)]
-    others = [session.another().open(toy_prompt(300), 4) for _ in range(2)]
-    assert [step.read for step in advance([short, *others])[1:]] == [READ // 2] * 2
-    assert advance(others[:1])[0].read == 100
+def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
+    session = repeatable("ar", chunk=1000, kernels=KERNELS)
+    long, other = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(300), 4)
+    lone = Sessions(session, 8).lone
+    assert advance([long], lone)[0].read == READ and Sessions(session, 1).lone is None
+    assert [step.read for step in advance([long, other])] == [READ - LEAST, LEAST]     # 272 against 300 are left
+    short = session.another().open(toy_prompt(90), 4)
+    first = advance([long, other, short])
+    assert [step.read for step in first] == [LEAST + READ - 2 * LEAST - 90, LEAST, 90] and first[2].tokens
     many = [session.another().open(toy_prompt(100), 2) for _ in range(12)]
     assert {step.read for step in advance(many)} == {LEAST}
+    assert advance([long])[0].read == 400 - READ - (READ - LEAST) - (READ - LEAST - 90)
 
 
 def test_nodes_are_dearer_where_other_requests_wait_for_them():
@@ -425,7 +425,7 @@ def test_those_who_wait_for_memory_fill_the_queue_and_all_who_lack_it_are_told_a
         await until_true(lambda: gate.steps == 3)
         assert len(session.engine.prefixes) > 0
         session.target.forward = None
-        monkeypatch.setattr("longgraft.serve.worker.advance", lambda requests: [MemoryError()] * len(requests))
+        monkeypatch.setattr("longgraft.serve.worker.advance", lambda requests, lone: [MemoryError()] * len(requests))
         gate.allow()
         told = []
         for running in taken:

@@ -63,9 +63,9 @@ class Request:
             forwards=dict(self._forwards), peak_memory_bytes=self._peak)
 
     @property
-    def reads(self) -> bool:
-        """Whether its prompt is not read yet."""
-        return self._prefill is not None
+    def unread(self) -> int:
+        """Prompt tokens that are still to be read."""
+        return 0 if self._prefill is None else len(self._ids) - self.written
 
     @property
     def written(self) -> int:

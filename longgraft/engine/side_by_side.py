@@ -23,7 +23,7 @@ from longgraft.target_model.together import together
 
 LOG = logging.getLogger(__name__)
 READ = 128          # prompt tokens of all requests in a pass, where several run: longer chunks are hardly faster
-LEAST = 16          # of one request
+LEAST = 16          # of each request that reads
 FILLED = 0.8        # share of the free memory that caches may fill
 AGAIN = 10.0        # seconds after which a session that could not be made is tried again
 
@@ -32,10 +32,13 @@ class Sessions:
     """As many sessions of one target and method as requests run, made as they are needed and kept with the first.
 
     most: requests that run at once
+    lone: prompt tokens that a request may read in a pass of its own, so that nobody who comes waits for long; None: no
+          limit, where nobody can join, and on a GPU, where short chunks are much slower
     """
 
     def __init__(self, session: Session, most: int) -> None:
         self.first, self.most, self._again = session, most if session.repeatable else 1, 0.0
+        self.lone = READ if self.most > 1 and session.target.device.type == "cpu" else None
 
     def free(self, requests: Collection[Request], prompt_tokens: int, max_new_tokens: int) -> Session | None:
         """A session for another request, by its tokens; None while as many run as can, or as fit the memory.
@@ -100,17 +103,30 @@ class Sessions:
                 request.close()
 
 
-def advance(requests: Sequence[Request]) -> list[Step | Exception | None]:
-    """The next step of each, in order, as `Request.step` returns or raises it.  All wait for the slowest."""
+def advance(requests: Sequence[Request], lone: int | None = None) -> list[Step | Exception | None]:
+    """The next step of each, in order, as `Request.step` returns or raises it.  All wait for the slowest.
+
+    lone: as of `Sessions`
+    """
     if len(requests) == 1:
         try:
-            return [requests[0].step()]
+            return [requests[0].step(Beside(chunk=lone))]
         except Exception as error:
             return [error]
-    rows, reading = sum(request.rows for request in requests), sum(request.reads for request in requests)
-    chunk = max(LEAST, READ // max(1, reading))
+    rows = sum(request.rows for request in requests)
     return together([partial(request.step, Beside(len(requests) - 1, rows - request.rows, chunk))
-                     for request in requests])
+                     for request, chunk in zip(requests, shares([one.unread for one in requests]), strict=True)])
+
+
+def shares(unread: Sequence[int]) -> list[int]:
+    """Prompt tokens that each may read in a common pass.  unread: of each.  What the least shares leave goes to the
+    shortest rest first: a short prompt has its answer begun before a long one is read."""
+    found, room = [LEAST] * len(unread), READ - LEAST * sum(rest > 0 for rest in unread)
+    for index in sorted(range(len(unread)), key=unread.__getitem__):
+        more = max(0, min(unread[index] - LEAST, room))
+        found[index] += more
+        room -= more
+    return found
 
 
 def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: int = 256,

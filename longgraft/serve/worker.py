@@ -207,7 +207,7 @@ class Worker:
             if running.cancelled:
                 request.cancel()
         began = time.monotonic()
-        steps = advance(list(requests.values()))
+        steps = advance(list(requests.values()), self._sessions.lone)
         seconds = time.monotonic() - began
         for (running, request), step in zip(requests.items(), steps, strict=True):
             try:
