@@ -358,7 +358,7 @@ MUTATIONS = (
     Mutation("only a body that says its length is measured", "Guard._limited.limited", "            if seen > self.options.max_body * MIB:", "            if False:", "test_serve_errors.py::test_a_body_beyond_the_limit_is_not_read"),
     Mutation("what a stop token may be is forgotten", "GenerationRequest.eos", "*(self.stop_token_ids or ())", "", "test_serve_openai.py::test_a_stop_string_ends_the_text_before_it_and_a_stop_token_with_it"),
     Mutation("true is 1", "request_fields:_same", "value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
-    Mutation("an end waits for the answers that are on their way", "Server.shutdown", "        state.worker.close()\n        await super", "        await super", "test_serve_network.py::test_a_server_that_ends_ends_what_it_decodes_with_its_step"),
+    Mutation("an end waits for the answers that are on their way", "Server.shutdown", "        self._worker.close()\n        await super", "        await super", "test_serve_network.py::test_a_server_that_ends_ends_what_it_decodes_with_its_step"),
     # gathering
     Mutation("a link is followed out of the repository", "Repository._walk", "if entry.is_symlink():", "if False:", "test_repository.py::test_no_secret_is_opened_or_reached_by_a_link"),
     Mutation("a file that became a secret is shown", "Repository.text", 'return "" if secret_text(text) else text', "return text", "test_repository.py::test_a_file_that_became_a_secret_since_shows_nothing"),
