@@ -24,7 +24,7 @@ def networks() -> set[type]:
 def test_every_forward_beside_the_verifications_is_counted(method):
     """Of decoding alone: what a drafter is fed of a prompt is no guess."""
     drafting, target = networks(), toy_target().model
-    request = toy_session(method).open(toy_prompt(60), 24, eos=())
+    request = toy_session(method).open(toy_prompt(60), 12, eos=())
     while request.step().read:      # up to the first step
         pass
     before, ran = request.stats, Counter()

@@ -50,7 +50,7 @@ def alike(kept, bare, prompts, **more) -> list[int]:
 def test_what_is_recalled_is_as_if_it_were_read(method, family, chunk):
     """Answers, and what was proposed for them."""
     kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
-    assert any(alike(kept, toy_session(method, family, chunk=chunk), PROMPTS[:4]))
+    assert any(alike(kept, toy_session(method, family, chunk=chunk), PROMPTS[:2]))
 
 
 @pytest.mark.parametrize("method", CHOOSING)
@@ -99,22 +99,16 @@ def test_what_had_to_leave_is_read_again(method):
     assert alike(kept, toy_session(method), (BEGINS, BEGINS, other, BEGINS, other, BEGINS)) == [0, 31, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("method", ["ar", "graft", "graft-x", "sps", "dflash"])
-def test_recorded_steps_find_what_was_recalled(method):
-    """Their buffers stay from one request to the next, and what is recalled is written into them."""
-    kept = toy_session(method, "qwen3", regions=Regions(recorder), prefixes=Prefixes(2 ** 30, CELL))
-    assert alike(kept, toy_session(method, "qwen3"), (BEGINS, PROMPTS[1], PROMPTS[3])) == [0, 63, 31]
+@pytest.mark.parametrize(("method", "persist"), [("ar", False), ("graft", True), ("token-recycling", True),
+                                                 ("graft-x", False), ("sps", True), ("dflash", False)])
+def test_recorded_steps_find_what_was_recalled_and_what_outlived_the_requests_before(method, persist):
+    """Their buffers stay, what is recalled is written into them, and a lasting memory's rows are of all prompts."""
+    kept = toy_session(method, "qwen3", regions=Regions(recorder), persist=persist, prefixes=Prefixes(2 ** 30, CELL))
+    bare = toy_session(method, "qwen3", persist=persist)
+    assert alike(kept, bare, (BEGINS, PROMPTS[1], PROMPTS[3])) == [0, 63, 31]
 
 
-@pytest.mark.parametrize("method", ["graft", "token-recycling", "sps"])
-def test_recorded_steps_find_what_was_recalled_and_what_outlived_the_requests_before(method):
-    """Their buffers stay, and a lasting memory's rows are those of all prompts."""
-    kept = toy_session(method, "qwen3", regions=Regions(recorder), persist=True, prefixes=Prefixes(2 ** 30, CELL))
-    assert sum(alike(kept, toy_session(method, "qwen3", persist=True), (*PROMPTS[:4], BEGINS))) > 150
-
-
-@pytest.mark.parametrize("method", ["ar", "pld", "eagle3", "graft"])
-@pytest.mark.parametrize("chunk", [1, 17, 32, None])
+@pytest.mark.parametrize(("method", "chunk"), [("ar", 1), ("pld", 17), ("eagle3", 32), ("graft", None), ("graft", 1)])
 def test_only_what_differs_is_read(method, chunk):
     session = toy_session(method, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
     assert tuple(reads(session, prompt) for prompt in PROMPTS) == READS

@@ -56,13 +56,13 @@ def assert_rewinds(name) -> None:
     run = Run(name)
     run.steps(2)
     marks, length, root = [m.mark() for m in run.proposer.memories], run.verifier.cache.length, run.root
-    first = run.steps(5)
+    first = run.steps(3)
     for _ in range(2):
         for memory, mark in zip(run.proposer.memories, marks, strict=True):
             memory.rewind(mark)
         run.verifier.cache.crop(length)
         run.root = root
-        assert all(same(a, b) for a, b in zip(first, run.steps(5), strict=True))
+        assert all(same(a, b) for a, b in zip(first, run.steps(3), strict=True))
 
 
 def assert_restores(name) -> None:
