@@ -24,15 +24,15 @@ def commands(command, path=("longgraft",)):
 
 
 def test_every_example_of_the_help_can_be_typed():
-    seen = 0
-    for path, command in commands(get_command(app)):
+    seen, known = 0, list(commands(get_command(app)))
+    for path, command in known:
         for example in (command.epilog or "").removeprefix("Example: ").split("; then "):
             if not example:
                 continue
             words = shlex.split(example)
-            found = next(inner for start, inner in sorted(commands(get_command(app)), key=lambda pair: -len(pair[0]))
+            found = next(inner for start, inner in sorted(known, key=lambda pair: -len(pair[0]))
                          if tuple(words[:len(start)]) == start)
-            start = next(start for start, inner in commands(get_command(app)) if inner.name == found.name)
+            start = next(start for start, inner in known if inner.name == found.name)
             found.make_context(found.name, words[len(start):])      # raises what the command line would
             seen += 1
         assert command.epilog or path == ("longgraft",) or getattr(command, "commands", None), path

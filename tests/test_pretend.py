@@ -52,35 +52,23 @@ HELD = {
 }
 
 
-def counted(*cases: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def counts() -> dict[str, Any]:
     ours = {"PYTHONPATH": str(Path(longgraft.__file__).parents[1])}      # the package that is tested, also of a copy
-    done = subprocess.run([sys.executable, str(COUNTS), *cases], capture_output=True, text=True, env=os.environ | ours)
+    done = subprocess.run([sys.executable, str(COUNTS), *TOYS, *REAL, "toy-sdpa", "toy-window"], capture_output=True,
+                          text=True, env=os.environ | ours)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module")
-def counts() -> dict[str, Any]:
-    return counted(*TOYS, "toy-sdpa", "toy-window")
-
-
-def held(found: dict[str, Any], case: str, method: str) -> None:
-    step, most = found[case][method], HELD[case, method]
+@pytest.mark.parametrize("case, method", HELD)
+def test_a_step_waits_for_the_device_and_launches_no_more_than_it_did(counts, case, method):
+    """Of toys, and of models of eight billion."""
+    step, most = counts[case][method], HELD[case, method]
     kinds = step["kinds"]
     spent = Held(*(kinds.get(kind, 0) for kind in ("read", "copy", "sent", "launch", "replay")), held=step["recorded"])
     within = all(mine <= bound for mine, bound in zip(spent, most, strict=True))
     assert within and "wait" not in kinds, f"{spent}: {step['waits']}"
-
-
-@pytest.mark.parametrize("case, method", [key for key in HELD if key[0] in TOYS])
-def test_a_step_waits_for_the_device_and_launches_no_more_than_it_did(counts, case, method):
-    held(counts, case, method)
-
-
-def test_steps_of_models_of_eight_billion_launch_no_more_than_they_did():
-    found = counted(*REAL)
-    for case, method in HELD.keys() - {key for key in HELD if key[0] in TOYS}:
-        held(found, case, method)
 
 
 @pytest.mark.parametrize("method, tokens", [("ar", 1), ("eagle3", 4), ("graft", 4)])
