@@ -103,7 +103,7 @@ MUTATIONS = (
     Mutation("custom_generate drops min-p", "custom_generate", "c.min_p or 0.0", "0.0", "test_transformers.py::test_each_setting_of_generate_reaches_our_draws"),
     Mutation("custom_generate drops top-p", "custom_generate", "c.top_p if c.top_p is not None else 1.0", "1.0", "test_transformers.py::test_each_setting_of_generate_reaches_our_draws"),
     Mutation("the walk stops at five", "walk", "draws[path[-1]]))) is not None:", "draws[path[-1]]))) is not None and len(path) < 6:", "test_sampling.py::test_a_walk_goes_as_far_as_the_draws_agree"),
-    Mutation("the first new token is drawn for the position before", "Verifier.read", "torch.tensor([self.cache.position]))", "torch.tensor([self.cache.position - 1]))", "test_lossless.py::test_every_method_says_exactly_what_the_target_would[ar-qwen3-sampled-recalled]"),
+    Mutation("the first new token is drawn for the position before", "Verifier.read", "torch.tensor([self.cache.position]))", "torch.tensor([self.cache.position - 1]))", "test_lossless.py::test_every_method_says_exactly_what_the_target_would[ar-1-qwen3-moe-sampled-1-recalled]"),
     # ends
     Mutation("an end token inside a path is missed", "Decoder._cut", "if token in self.goal.eos", "if token in self.goal.eos and i == len(new) - 1", "test_lossless.py::test_an_end_token_inside_an_accepted_path_ends_there"),
     Mutation("trees are cut one level too shallow", "Decoder.step", ".shallower(left - 1)", ".shallower(max(left - 2, 0))", "test_lossless.py::test_the_last_step_may_accept_all_but_one_of_what_is_left"),
