@@ -119,10 +119,6 @@ def test_a_row_that_begins_with_token_zero_counts_as_seen():
     assert matrix.touched() == 1
 
 
-def test_bytes_are_those_of_the_matrix_and_its_scratch():
-    assert AdjacencyMatrix(1000).bytes() == 1001 * 8 * 4 + 1001 * 8
-
-
 @pytest.mark.parametrize("unseen", [-1, 0])
 def test_a_file_gives_the_rows_and_the_metadata_back(tmp_path, unseen):
     matrix, path = AdjacencyMatrix(VOCAB, unseen=unseen), tmp_path / "seed.safetensors"

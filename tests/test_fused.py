@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -136,24 +135,6 @@ def test_nothing_is_left_on_the_model_or_the_library_also_after_an_exception():
         _ = 1 / 0
     assert [module.__dict__.keys() for module in model.modules()] == before
     assert all("forward" not in module.__dict__ for module in [*model.modules(), *other.modules()])
-
-
-def test_another_thread_sees_none_of_it():
-    model, kernels = model_of("llama"), Torch()
-    expected = logits(model)
-    with FusedModules(model, kernels)(), ThreadPoolExecutor(1) as thread:
-        assert torch.equal(thread.submit(logits, model).result(), expected) and not kernels.called
-        logits(model)
-        assert kernels.called
-
-
-def test_a_module_with_a_forward_of_its_own_keeps_it():
-    model, kernels = model_of("llama"), Torch()
-    norm = model.get_decoder().norm
-    norm.forward = own = lambda x: x
-    with FusedModules(model, kernels)():
-        logits(model)
-    assert norm.forward is own and kernels.called.count("norm") == 12
 
 
 @pytest.mark.parametrize("call", [

@@ -20,7 +20,6 @@ from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.prompt_lookup import lookup
 from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Segment
@@ -131,27 +130,6 @@ def test_yarn_tables_are_those_of_specpv(golden, dim):
         np.testing.assert_allclose(ours.numpy(), theirs, atol=5e-3)
 
 
-def test_the_recycling_template_is_the_official_one(golden):
-    saved = json.loads((golden / "token_recycling/tree_template.json").read_text())
-    ours = token_recycling()
-    template = [tuple(path) for path in saved["template"]]
-    assert [path for path in template if path] == list(ours.paths)
-
-
-@pytest.mark.parametrize("kind", ["rand", "aligned"])
-@pytest.mark.parametrize("prompt", ["p0", "p1", "p2"])
-def test_the_matrix_evolves_as_in_the_official_token_recycling(golden, kind, prompt):
-    saved = np.load(golden / f"token_recycling/matrix_{kind}_{prompt}.npz")
-    matrix = AdjacencyMatrix(512, unseen=0)
-    matrix.rows.copy_(torch.from_numpy(saved["matrix_start"]))
-    for done, (tokens, best) in enumerate(zip(saved["tree_tokens"], saved["verify_top8"], strict=True), 1):
-        tree = lookup_all(matrix, int(tokens[0]))
-        assert tree == tokens.tolist()
-        matrix.update(torch.from_numpy(tokens).long(), torch.from_numpy(best))
-        if f"matrix_after_round{done}" in saved:
-            np.testing.assert_array_equal(matrix.rows.numpy(), saved[f"matrix_after_round{done}"])
-
-
 def lookup_all(matrix, root):
     """The official tree: every node, zeros and duplicates included."""
     template = token_recycling()
@@ -193,12 +171,3 @@ def twins(tree, official):
     for row, parent in enumerate(token_recycling().parents[1:], 1):
         place.append(tree.children[place[parent], official[row]])
     return torch.tensor(place)
-
-
-def test_prompt_lookup_drafts_are_the_official_ones(golden):
-    cases = json.loads((golden / "pld/cases.json").read_text())
-    cases = cases["cases"] if isinstance(cases, dict) else cases
-    for case in cases:
-        found = lookup(np.array(case["history"]), case["max_ngram_size"], case["num_pred_tokens"])
-        assert found.tolist() == case["draft"], case["history"][-5:]
-    assert len(cases) > 20

@@ -18,7 +18,6 @@ from longgraft.methods.combinators import Graft, TailGraft
 from longgraft.methods.find import build, find
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.retrievers.token_recycling import MatrixRetriever
-from longgraft.trees.templates import for_slots, graft_templates
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 AT_ROOT, AT_TAIL = "graft+pruning=none+retrieved=20", "graft+pruning=none+retrieval=tail+retrieved=20"
@@ -193,40 +192,8 @@ def test_stage_budgets_scale_with_the_tree():
     assert kept_nodes(1, 8) == 1
 
 
-def test_templates_are_those_of_the_paper():
-    counts = {"full": [8, 16, 14, 11, 8, 7, 6, 5, 5], "d0": [8, 10, 8, 6, 5, 4, 4, 4, 3],
-              "d1": [6, 7, 5, 4, 4, 3, 3, 2, 2], "d5": [4, 3, 3, 2, 2, 2, 2, 1, 1]}
-    names = list(counts)
-    for name, expected in counts.items():
-        paths = graft_templates()[name].paths
-        assert [sum(len(p) == d for p in paths) for d in range(1, 10)] == expected
-        assert all(p[:-1] in paths or len(p) == 1 for p in paths) and max(max(p) for p in paths) < 8
-        assert all((*p[:-1], p[-1] - 1) in paths for p in paths if p[-1])
-    nested = [set(graft_templates()[name].paths) for name in names]
-    assert nested[3] < nested[2] < nested[1] < nested[0]
-
-
-@pytest.mark.parametrize("slots", range(1, 121))
-def test_any_number_of_slots_has_a_template_of_that_size(slots):
-    paths = for_slots(slots).paths
-    assert len(paths) == len(set(paths)) == slots
-    assert all(p[:-1] in paths[:i] or len(p) == 1 for i, p in enumerate(paths))
-    assert all(0 <= p[-1] < 8 for p in paths)
-
-
 def test_a_fixed_split_drafts_all_levels():
     for tree in trees(drafter(Split(40)), steps=2):
         assert len(tree) == 40 and tree.stage == 8      # all expansions, and then a share given away
     dense = trees(drafter(Dense()), steps=1)[0]
     assert same(trees(drafter(Split(40)), steps=1)[0], dense.top(40))
-
-
-def test_the_last_occurrence_wins_whatever_the_order_of_writes():
-    torch.manual_seed(0)
-    for _ in range(20):
-        tokens, topk = torch.randint(0, 12, (200,)), torch.randint(0, 96, (200, 8)).int()
-        matrix, expected = AdjacencyMatrix(96), torch.full((96, 8), -1, dtype=torch.int32)
-        matrix.update(tokens, topk)
-        for token, row in zip(tokens.tolist(), topk, strict=True):
-            expected[token] = row
-        assert torch.equal(matrix.rows, expected)

@@ -211,15 +211,6 @@ def test_a_missing_drafter_says_how_it_is_given(tmp_path):
     assert LONGSPEC.load(Sources(target, given={"longspec": str(tmp_path)})).config.hidden_size == 32
 
 
-def test_a_file_of_another_activation_is_refused(tmp_path):
-    target = toy_target("qwen3")
-    save_longspec(toy_longspec(target, 0), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
-    with pytest.raises(ValueError, match="silu is needed"):
-        load_longspec(tmp_path, target)
-
-
 def changed(folder, **sizes) -> None:
     """config.json says these, or no longer says what is None."""
     config = json.loads((folder / "config.json").read_text()) | sizes
@@ -227,13 +218,14 @@ def changed(folder, **sizes) -> None:
 
 
 @pytest.mark.parametrize("key, size", [("hidden_size", 64), ("head_dim", 32), ("num_attention_heads", 2),
-                                       ("num_key_value_heads", 1), ("intermediate_size", 96)])
+                                       ("num_key_value_heads", 1), ("intermediate_size", 96),
+                                       ("hidden_act", "gelu")])
 def test_a_config_that_contradicts_the_tensors_or_the_target_is_refused_by_name(tmp_path, key, size):
     """Among them that of a drafter of half as many heads, each twice as large."""
     target = toy_target("qwen3")
     save_longspec(toy_longspec(target, 0), tmp_path)
     changed(tmp_path, **{key: size})
-    with pytest.raises(ValueError, match=f"config.json says {key} {size}"):
+    with pytest.raises(ValueError, match=f"config.json says {key} '?{size}"):
         load_longspec(tmp_path, target)
 
 

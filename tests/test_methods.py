@@ -160,6 +160,8 @@ def test_roles_and_groups_name_methods_that_there_are():
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_row_says_what_can_be_chosen_and_refuses_all_else(method):
     assert method.budget > 0 and method.clause and method.paper
+    # Printed as its name, an ablation of another's choices, too.
+    assert str(method) == method.name and find(str(method)).choices == method.choices
     assert method.takes <= set(options(OfMethod)) and method.takes.isdisjoint(one.name for one in method.own)
     for one in method.own:
         assert one.help and (one.choices or one.kind in (bool, str) or one.bounds), f"{one.name}: no help, or no bounds"
@@ -170,12 +172,6 @@ def test_a_row_says_what_can_be_chosen_and_refuses_all_else(method):
             find(f"{method.name}+{one.name}=;")
     with pytest.raises(ValueError, match="no choice"):
         method.choosing({"no_such_choice": "1"})
-
-
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_a_registered_row_is_printed_as_its_name(method):
-    """An ablation of another's choices, too."""
-    assert str(method) == method.name and find(str(method)).choices == method.choices
 
 
 @pytest.mark.parametrize("name, settings, printed", [
