@@ -29,8 +29,8 @@ FULL_GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
 
 # Files that take longest, or wait: they go first, so that no worker is left with one of them at the end.
-FIRST = ("ray", "lossless", "benchmarks", "fixed", "sweep", "triton", "pretend", "bench", "measure", "partial", "cli",
-         "mutations", "training_drafter", "docs", "kernels")
+FIRST = ("ray", "lossless", "fixed", "triton", "benchmarks", "pretend", "kernels", "side_by_side", "measure", "sweep",
+         "bench", "prefixes", "mutations", "cli", "partial", "training_drafter", "families", "memories", "docs")
 
 
 def pytest_addoption(parser) -> None:

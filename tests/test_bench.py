@@ -24,6 +24,7 @@ from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import check_plan
 from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
 from longgraft.eval.runs.sweep import lines_of_plan, sweep
+from longgraft.eval.runs.workers import Processes
 from longgraft.methods.find import METHODS
 
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
@@ -116,10 +117,20 @@ def test_an_answer_that_is_there_is_not_decoded_again(run, questions, tmp_path, 
     assert said(found, "talk#2", "greedy").prompt_tokens == len(bench.session.tokenizer(text)["input_ids"])
 
 
-def test_workers_hold_the_same_conversations(run, questions, tmp_path):
+def test_workers_hold_the_same_conversations_and_a_dead_one_loses_nothing(run, questions, tmp_path, monkeypatch):
     alone = [r for r in read_rows(run) if r.key.mode == "greedy" and r.key.method != "graft"]
+    events, killed = Processes.events, []
+
+    def watched(self, busy):
+        for worker, kind, value in events(self, busy):
+            yield worker, kind, value
+            if kind == "row" and not killed:
+                killed.append(worker.process.kill())
+
+    monkeypatch.setattr(Processes, "events", watched)
     found = sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path, workers=2)
-    assert {r.key for r in found} == {r.key for r in alone} and "in 0 of them." in lines(alone, found)[1]
+    assert killed and len(found) == len(alone) and {r.key for r in found} == {r.key for r in alone}
+    assert "in 0 of them." in lines(alone, found)[1]
 
 
 def test_a_chat_template_gets_the_turns_as_messages():

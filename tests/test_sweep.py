@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from toys.commands import run
 
 from longgraft.eval.reports.compare import lines
 from longgraft.eval.reports.report import write
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.jobs import jobs_of
-from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.rows import ROWS, Failure, Row, read_rows
 from longgraft.eval.runs.sweep import sweep
-from longgraft.eval.runs.workers import Processes, spread
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,11 +56,12 @@ def test_every_row_is_there_once_and_a_second_run_says_the_same(rows, tmp_path):
     assert "identical" in (tmp_path / "a" / "summary.md").read_text()
 
 
-def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_path):
-    command = [sys.executable, "-m", "longgraft.cli.app", "sweep", "--suites", str(rows), "--buckets", "256,512",
+def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_path, capsys, monkeypatch):
+    command = ["sweep", "--suites", str(rows), "--buckets", "256,512",
                "--methods", "pld,graft", "--mode", "replay,sampled", "--prompts", "2", "--repeats", "1",
                "--max-new-tokens", "12", "--budget", "16", "--out", str(tmp_path)]
-    running = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen([sys.executable, "-m", "longgraft.cli.app", *command], stdout=subprocess.DEVNULL,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})
     path = tmp_path / ROWS
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 5):
@@ -73,10 +72,9 @@ def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_p
     assert 5 <= before.count(b"\n") < 24
     with open(path, "ab") as file:
         file.write(b'{"suite": "own", "buck')       # what a kill in the middle of a line leaves
-    done = subprocess.run([*command, "--resume", str(tmp_path)], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True,
-                          capture_output=True, text=True)
+    code, out, _ = run(capsys, monkeypatch, *command, "--resume", tmp_path)
     assert path.read_bytes().startswith(before) and len(read_rows(tmp_path)) == 24
-    assert "summary.md" in done.stdout
+    assert code == 0 and "summary.md" in out
 
 
 def test_a_resumed_sweep_must_be_the_same_and_a_fresh_one_must_not_overwrite(rows, tmp_path):
@@ -186,35 +184,10 @@ def test_a_file_may_use_the_flags_names(tmp_path):
         SweepConfig.load(path)
 
 
-def test_workers_share_the_prompts_and_a_dead_one_loses_nothing(rows, tmp_path):
-    alone = sweep(config(rows, modes=("replay",)), tmp_path / "alone")
-    jobs_seen: dict[tuple, dict] = {}
-    together = config(rows, modes=("replay",))
-    jobs = jobs_of(together, planned(together, check_plan(together), Reader.open(None)), {})
-    stream, killed = spread(together, jobs, Processes(together, 2)), False
-    for row in stream:
-        assert row.key not in jobs_seen
-        jobs_seen[row.key] = row
-        if not killed:
-            import multiprocessing
-
-            multiprocessing.active_children()[0].kill()
-            killed = True
-    assert killed and set(jobs_seen) == {row.key for row in alone}
-    assert "in 0 of them." in lines(alone, list(jobs_seen.values()))[1]
-
-
 def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypatch):
-    from longgraft.cli.app import main
-
-    monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", str(rows), "--buckets", "256,64k",
-                                      "--methods", "pld", "--prompts", "2", "--out", str(tmp_path / "never"),
-                                      "--dry-run"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
-    said = capsys.readouterr().out
-    assert "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said
+    code, said, _ = run(capsys, monkeypatch, "sweep", "--suites", rows, "--buckets", "256,64k", "--methods", "pld",
+                        "--prompts", 2, "--out", tmp_path / "never", "--dry-run")
+    assert code == 0 and "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said
     assert not (tmp_path / "never").exists()
 
 
