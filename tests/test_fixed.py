@@ -29,7 +29,7 @@ from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Segment, Target
 from longgraft.target_model.static_pass import StaticPass, why_not_fixed
 from longgraft.target_model.verifier import Verifier
-from longgraft.trees.padded import SIZES, PaddedTree, on_host, size_of
+from longgraft.trees.padded import PaddedTree, on_host
 from longgraft.trees.tree import ProposalTree
 
 SHAPE = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -305,12 +305,6 @@ def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_k
         session = toy_session("eagle3", regions=regions)
         answered(session, toy_prompt(60), 8)
         assert (session.engine.cache.bytes() > 0) is kept
-
-
-def test_sizes_hold_every_tree_of_the_common_budget():
-    assert [size_of(n) for n in (1, 2, 8, 9, 33, 60, 64)] == [1, 8, 8, 16, 64, 64, 64] and SIZES[-1] == 64
-    with pytest.raises(ValueError, match="65 nodes"):
-        size_of(65)
 
 
 @pytest.mark.parametrize("method, budget", [("graft", 66), ("graft+pruning=none+retrieved=20", 80), ("eagle3", 100),

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from toys.covering import covering, named
 from toys.models import FAMILIES, VOCAB, read, toy_model, toy_target
 from toys.sessions import answered, toy_prompt, toy_session
 from toys.trees import path_to, random_tree
@@ -51,13 +52,17 @@ def called(kernels, monkeypatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("window", [None, 5, 40, 1000])
-@pytest.mark.parametrize("prefix", [0, 3, 511, 1300])
-@pytest.mark.parametrize("heads, size, dtype", [((4, 4), 16, torch.float32), ((9, 3), 64, torch.float32),
-                                                ((9, 3), 64, torch.bfloat16), ((4, 1), 80, torch.float32)])
-@pytest.mark.parametrize("kind, rows", [("tree", 60), ("tree", 3), ("chain", 1), ("chain", 9), ("chain", 70),
-                                        ("appended", 5), ("block", 6)])
-def test_attention_equals_the_reference(kind, rows, heads, size, dtype, prefix, window, threads, kernels, called):
+TREES = [(kind, prefix) for kind in ("tree 60", "tree 3", "chain 1", "chain 9", "chain 70", "appended 5", "block 6")
+         for prefix in (0, 3, 511, 1300)]
+HEADS = [((4, 4), 16, torch.float32), ((9, 3), 64, torch.float32), ((9, 3), 64, torch.bfloat16),
+         ((4, 1), 80, torch.float32)]
+
+
+@pytest.mark.parametrize(("tree", "window", "heads", "threads"), covering(TREES, (None, 5, 40, 1000), HEADS, (1, 3)),
+                         ids=named, indirect=["threads"])
+def test_attention_equals_the_reference(tree, window, heads, threads, kernels, called):
+    (kind, prefix), (heads, size, dtype) = tree, heads
+    kind, rows = kind.split()[0], int(kind.split()[1])
     torch.manual_seed(prefix)
     tree = random_tree(16 if kind == "appended" else rows, 3)
     columns, mask, depths, column_depths = len(tree), tree.mask, tree.depths, None
@@ -130,11 +135,11 @@ def test_a_nodes_logits_are_the_same_bits_in_a_tree_and_in_plain_decoding(dtype,
     assert {"_product", "_layer", "_norm"} <= set(called)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 60, 200])
-@pytest.mark.parametrize("size, out", [(1, 1), (1, 64), (33, 7), (256, 96), (515, 20)])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_products_equal_torchs(rows, size, out, bias, dtype, threads, kernels, called):
+@pytest.mark.parametrize(("rows", "shape", "dtype", "bias", "threads"), covering(
+    (1, 2, 5, 12, 13, 60, 200), ((1, 1), (1, 64), (33, 7), (256, 96), (515, 20)), DTYPES, (False, True), (1, 3)),
+    ids=named, indirect=["threads"])
+def test_products_equal_torchs(rows, shape, dtype, bias, threads, kernels, called):
+    size, out = shape
     torch.manual_seed(size)
     x, layer = torch.randn(1, rows, size, dtype=dtype), nn.Linear(size, out, bias).to(dtype)
     with torch.no_grad():

@@ -193,8 +193,8 @@ def chi_square(found: Counter, law: dict, draws: int) -> float:
 @pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.0, top_p=0.8), Sampling(1.2, top_k=4, min_p=0.1)],
                          ids=str)
 def test_draws_follow_the_law_of_the_warped_logits(sampling):
-    """Over 6,000 seeds at one position, and over 6,000 positions of one seed; another temperature does not."""
-    logits, n = random_logits(1, 8, 1.5), 6000
+    """Over 3,000 seeds at one position, and over 3,000 positions of one seed; another temperature does not."""
+    logits, n = random_logits(1, 8, 1.5), 3000
     law = dict(enumerate(oracle.warped(logits, sampling)[0].softmax(-1).tolist()))
     by_seed = Counter(rule(replace(sampling, seed=seed)).draw(logits, torch.tensor([7])).item() for seed in range(n))
     by_position = Counter(rule(sampling).draw(logits.expand(n, -1), torch.arange(n)).tolist())
@@ -203,13 +203,13 @@ def test_draws_follow_the_law_of_the_warped_logits(sampling):
     assert chi_square(by_position, law, n) < limit
     hotter = replace(sampling, temperature=1.5 * sampling.temperature, top_k=0, top_p=1.0, min_p=0.0)
     other = dict(enumerate(oracle.warped(logits, hotter)[0].softmax(-1).tolist()))
-    assert chi_square(by_seed, other, n) > 100 and chi_square(by_position, other, n) > 100
+    assert chi_square(by_seed, other, n) > 60 and chi_square(by_position, other, n) > 60
 
 
 def test_walks_through_a_tree_have_the_law_of_plain_decoding():
     """What is said is the accepted tokens and one more; its law, enumerated, is a product over the nodes walked."""
     transitions = random_logits(3, 3, 1.0)      # the next token's logits depend on the last token
-    rows, n = transitions[BRANCHES.tokens], 6000
+    rows, n = transitions[BRANCHES.tokens], 3000
     steps, law = transitions.softmax(-1).tolist(), {}
 
     def follow(node: int, said: tuple[int, ...], p: float) -> None:
@@ -231,7 +231,7 @@ def test_walks_through_a_tree_have_the_law_of_plain_decoding():
     for seed in range(n):       # the control: one number for all positions
         path, after = Sampled(seed=seed)(BRANCHES, rows, torch.full((6,), 100))
         shared[*BRANCHES.tokens[path[1:]].tolist(), after] += 1
-    assert chi_square(shared, law, n) > 200
+    assert chi_square(shared, law, n) > 120
 
 
 def test_a_walk_goes_as_far_as_the_draws_agree():
