@@ -30,7 +30,7 @@ def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | N
 
     If top-k is wanted, it is reported at each token's last occurrence, the one that a memory keyed by tokens keeps.
     cell: report it at the last occurrence in each `cell` tokens, counted from the cache's beginning, so that the
-    reports of a cell do not depend on later ones.
+    reports of a cell do not depend on later ones; and end chunks where states can be kept.
     chunk: tokens per pass; None: by free memory; most: asked before each pass, for a smaller number.  following: the
     token after the prompt if it is known; None: the verifier's rule draws it.  The last observation's `next_token` is
     the first new token.
@@ -39,7 +39,10 @@ def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | N
     last = last_occurrences(prompt, cell, verifier.cache.position) if wants.topk else None
     end = 0
     while end < len(prompt):
-        start, end = end, end + min(size, most() or size)
+        start, end = end, min(end + min(size, most() or size), len(prompt))
+        if cell and verifier.cache.stateful:        # states are kept before the last token of a cell
+            past = (verifier.cache.position + end - start + 1) % cell
+            end -= past if end - past > start else 0
         ranked = None if last is None else last[start:end].nonzero().flatten()
         yield verifier.read(prompt[start:end], wants, int(prompt[end]) if end < len(prompt) else following, ranked)
 

@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +32,12 @@ Rows = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Cell:
-    """caches: owner's name -> rows from `KVCache.copied`; reports: name -> one row per token."""
+    """caches: owner's name -> rows from `KVCache.copied`; reports: name -> one row per token; states: of the target's
+    cache before the last token, where a chunk ended there."""
 
     caches: Mapping[str, Rows]
     reports: Rows
+    states: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -49,8 +52,8 @@ class Cell:
 
     @property
     def bytes(self) -> int:
-        return sum(one.numel() * one.element_size() for part in (*self.caches.values(), self.reports)
-                   for one in part.values())
+        rows = [one for part in (*self.caches.values(), self.reports) for one in part.values()]
+        return sum(one.nbytes for one in (*rows, *(one for state in self.states.values() for one in state.tensors())))
 
 
 class Prefixes:
@@ -151,6 +154,7 @@ class PrefixReader:
         self._caches = caches(self.cache, self.memories)
         self._wants = reported(self.memories)
         self._reports: Rows = {}        # of the tokens after the last whole cell
+        self._states: dict[int, Mapping[int, Any]] = {}     # number of a cell -> states before its last token
 
     @torch.inference_mode()
     def recall(self) -> int:
@@ -158,12 +162,15 @@ class PrefixReader:
         cell, last = self.prefixes.cell, len(self.ids) - max((one.tail for one in self.memories), default=1)
         # A row may depend on the next token, which is unknown for the last row: that row is dropped.
         known = self.prefixes.known(self.keys, self.ids, max(0, last + 1))
+        while self.cache.stateful and known and not known[-1].states:
+            known.pop()
         until = sum(one.tokens for one in known) - 1
         if until < 1:
             return 0
         for owner, cache in self._caches.items():
             cache.extend([one.caches[owner] for one in known])
             cache.crop(until)
+        self.cache.states = dict(known[-1].states)
         reports = joined([one.reports for one in known])
         # The tokens read next complete the cell that the prefix ends in.
         self._reports = {name: rows[until // cell * cell:until] for name, rows in reports.items()}
@@ -185,13 +192,17 @@ class PrefixReader:
             return
         self._reports = joined([self._reports, rows_of(seen, self._wants)])
         cell, end = self.prefixes.cell, self.cache.length
+        if self.cache.stateful and (end + 1) % cell == 0:
+            self._states[end // cell] = dict(self.cache.states)
         for number in range((end - len(seen.tree)) // cell, end // cell):
             taken, self._reports = _split(self._reports, cell)
             if self.prefixes.lacks(self.keys[:number + 1]):
-                self.prefixes.put(self.keys[:number + 1], self._cell(number * cell, (number + 1) * cell, taken))
+                self.prefixes.put(self.keys[:number + 1], self._cell(number, taken))
 
-    def _cell(self, start: int, end: int, reports: Rows) -> Cell:
-        return Cell({owner: cache.copied(start, end) for owner, cache in self._caches.items()}, reports)
+    def _cell(self, number: int, reports: Rows) -> Cell:
+        start, end = number * self.prefixes.cell, (number + 1) * self.prefixes.cell
+        return Cell({owner: cache.copied(start, end) for owner, cache in self._caches.items()}, reports,
+                    self._states.pop(number, {}))
 
     def _seen(self, reports: Rows, until: int) -> Observation:
         """The observation of the prompt's first `until` tokens, as if they were read in one pass."""

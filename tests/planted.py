@@ -21,6 +21,17 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # layers that carry a state, latents and sinks
+    Mutation("the state of another branch is kept", "Share.keep", "state.after(row, place + 1)", "state.after(0, place + 1)", "test_stateful.py::test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order"),
+    Mutation("a kept path's state forgets what came before", "Share.keep", "State() if held is None else held.of_sequences(1)", "State()", "test_stateful.py::test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order"),
+    Mutation("modules write into the committed state", "State.of_sequences", ".expand(count, *one.shape[1:]).clone()", ".expand(count, *one.shape[1:])", "test_stateful.py::test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order"),
+    Mutation("all branches are one sequence", "_Call", "value[0, nodes]", "value[0, nodes.sort(dim=1).values.flip(0)]", "test_stateful.py::test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order"),
+    Mutation("states are read from another request's rows", "StatefulModules.__call__", "start += len(first)", "start += 0", "test_stateful.py::test_requests_that_share_passes_and_come_after_a_cancelled_one_answer_as_alone"),
+    Mutation("a known prompt begins without a state", "PrefixReader.recall", "self.cache.states = dict(known[-1].states)", "self.cache.states = dict()", "test_stateful.py::test_every_method_says_what_the_target_would_also_where_the_prompts_beginning_is_known"),
+    Mutation("states go on with several tokens unasked", "StatefulModules.run", "not all(map(_alike, once, singly))", "False", "test_families.py::test_the_families_of_the_readme_are_exact"),
+    Mutation("a sink weighs as much as nothing", "backends:split", "torch.sigmoid(own_lse.float() - per_row)", "torch.sigmoid(own_lse.float() + per_row.abs() + 9)", "test_families.py::test_the_families_of_the_readme_are_exact"),
+    Mutation("a sink knows no prefix", "backends:split", "own_lse = torch.logaddexp(far_lse.float(), own_lse.float())", "own_lse = own_lse.float()", "test_families.py::test_the_families_of_the_readme_are_exact"),
+    Mutation("a prompt's chunks end where no state can be kept", "read_prompt", "end -= past if end - past > start else 0", "pass", "test_stateful.py::test_every_method_says_what_the_target_would_also_where_the_prompts_beginning_is_known"),
     Mutation("a default corpus is read once and for all", "Session.open", 'corpus = self.default_corpus if corpus is None else corpus', 'corpus = corpus', "test_corpora.py::test_a_session_or_a_request_names_one"),
     Mutation("plain decoding is asked to read a corpus", "live_page:_answer", ", corpus=None", "", "test_corpora.py::test_an_answer_that_read_a_corpus_is_compared_with_plain_decoding_that_reads_none"),
     Mutation("two who add to a corpus forget one another", "corpora:changing", 'fcntl.flock(lock, fcntl.LOCK_EX)', 'pass', "test_corpora.py::test_files_that_two_add_at_once_are_both_kept"),

@@ -132,8 +132,9 @@ def test_a_mask_that_is_more_than_a_window_is_refused(rule):
         window_of(rule)
 
 
-@pytest.mark.parametrize("more, said", [({"sliding_window": 7}, "a window of None and passes 7"),
-                                        ({"s_aux": torch.zeros(4)}, "passes s_aux .* does not compute")])
+@pytest.mark.parametrize("more, said", [
+    ({"sliding_window": 7}, "a window of None and passes 7"),
+    ({"position_bias": torch.zeros(4)}, "passes position_bias .* does not compute")])
 def test_what_a_layer_passes_to_its_attention_is_computed_or_refused(more, said):
     target, layer = toy_target("llama"), toy_model("llama").model.layers[2]
     handle = layer.register_forward_pre_hook(lambda _, args, given: (args, given | more), with_kwargs=True)
@@ -202,8 +203,8 @@ def test_a_model_that_is_called_elsewhere_while_it_decodes_says_so():
 
 
 @pytest.mark.parametrize("name, reason", [
-    ("MambaConfig", "recurrent"), ("Qwen3NextConfig", "recurrent"), ("T5Config", "encoder-decoder"),
-    ("GptOssConfig", "sinks"), ("GraniteSWAConfig", "sinks"), ("DeepseekV3Config", "sizes"),
+    ("MambaConfig", "none of its layers attends"), ("RwkvConfig", "recurrent"), ("T5Config", "encoder-decoder"),
+    ("InklingTextConfig", "bias by position"),
     ("DeepseekV32Config", "selection .*indexed_attention"), ("DogeConfig", "masks depend on its values"),
     ("DiffLlamaConfig", "attend twice"), ("ModernBertDecoderConfig", "head is more than one product"),
     ("BertGenerationConfig", "sees what follows"), ("RobertaConfig", "counts positions")])

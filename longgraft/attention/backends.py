@@ -85,12 +85,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: 
 
 
 def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
-          prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None) -> Tensor:
+          prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
+          sinks: Tensor | None = None) -> Tensor:
     """An unmasked prefix part and a small masked part, merged by their log-sum-exps in float32.
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
+    sinks: as of `dense`; one is a part that has a score and no value.
     """
-    if layout.plain:
+    if layout.plain and sinks is None:
         return one_row(q, k, v, layout, scale, window)
     heads, end = k.shape[1], layout.end
     first, every = layout.edges(window)
@@ -110,6 +112,10 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
         far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
         weight = torch.sigmoid(far_lse.float() - own_lse.float())[..., None]
         own = far.float() * weight + own.float() * (1 - weight)
+        own_lse = torch.logaddexp(far_lse.float(), own_lse.float())
+    if sinks is not None:
+        per_row = sinks.float().view(heads, -1).repeat_interleave(layout.rows, 1)      # [Hkv, G * n]
+        own = own.float() * torch.sigmoid(own_lse.float() - per_row)[..., None]
     return own.to(q.dtype).reshape(1, q.shape[1], layout.rows, -1)
 
 

@@ -58,6 +58,9 @@ def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
 
 def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lambda read: None) -> Cell:
     """Read these tokens; returns their rows on the host.  tell: called with the number of tokens of each step."""
+    if engine.cache.stateful:
+        raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a prefix file "
+                         "does not hold. Prompts that begin alike are read once in a session that keeps prefixes.")
     whole = partial(SavingReader, Prefixes(0, engine.cell))
     with engine.open(ids, Sampling(), Goal(2), reads=whole) as request:     # a limit of 1 would finish in the prefill
         for step in request:

@@ -38,6 +38,9 @@ class DraftModelCache(DraftCache):
 
     def __init__(self, model: Target, vocab: int, clock: Clock | None = None, regions: Regions = EAGER) -> None:
         super().__init__(model.cache(0), SCRATCH, clock)
+        if self.cache.stateful:
+            raise ValueError(f"{model.name} cannot draft: its layers carry a state from token to token, which cannot "
+                             "go back to before a rejected draft. Use a model whose layers all attend.")
         self.model, self.vocab, self.regions = model, vocab, regions
         self.positions = model.max_positions
         self._chain = 0

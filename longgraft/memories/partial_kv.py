@@ -76,6 +76,9 @@ class PartialKVCache(Memory):
         self.wants = Wants(cache=True, queries=queries) if every else Wants(cache=True, prompt_queries=queries)
         self.tail = max(1, queries)
         self.cache = target.cache(0)
+        if self.cache.stateful:
+            raise ValueError(f"{target.name} has layers that carry a state from token to token, of which a part of its "
+                             "cache says nothing. Use a method that drafts from the whole, e.g. graft-x-text.")
         self._room = self._capacity = 0
         self._take(_Mark(None, 0, 0, {}, None))
 

@@ -47,7 +47,10 @@ class _Layer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write [1, Hkv, n, D] after the committed rows and return the whole buffers; attention slices them."""
+        """Write [1, Hkv, n, D] after the committed rows and return the whole buffers; attention slices them.
+
+        Where keys and values differ in size they are latents, which the model expands: then the written rows alone.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -58,6 +61,8 @@ class _Layer(CacheLayerMixin):
         self.room_for(n)
         self.keys[:, :, start:start + n] = key_states
         self.values[:, :, start:start + n] = value_states
+        if key_states.shape[3] != value_states.shape[3]:
+            return self.keys[:, :, :start + n], self.values[:, :, :start + n]
         return self.keys, self.values
 
     def drop(self) -> None:
@@ -102,6 +107,9 @@ class KVCache(Cache):
     skipped: committed tokens without a row: the next token's position is length + skipped
     rows:    [n] int64 on the device, the rows that a pass inside `at` writes; None: those after `length`
     age:     how often the buffers were freed; views taken at a lower age are stale
+    stateful: whether the model has modules that carry a state from token to token
+    states:  number of such a module -> its state after the committed tokens, which nobody writes into
+    pending: commits the states after a path of the last pass
     """
 
     layers: list[Any]       # all are ours; transformers types them by their base
@@ -116,6 +124,9 @@ class KVCache(Cache):
         self.capacity = _rounded(capacity)
         self.rows: Tensor | None = None
         self.write: Write = index_copy
+        self.stateful = False
+        self.states: dict[int, Any] = {}
+        self.pending: Callable[[Tensor], None] | None = None
         kinds = kinds or [""] * layers
         self._kinds = Counter(kinds)
         self._blocks: dict[tuple, tuple[Tensor, Iterator[Tensor]]] = {}
@@ -185,6 +196,9 @@ class KVCache(Cache):
 
     def keep(self, path: Tensor) -> None:
         """Commit the scratch rows `path` [a], ascending from 0, on the host; rows already in place do not move."""
+        if self.pending is not None and len(path):
+            self.pending(path)
+        self.pending = None
         nodes = path.tolist()
         moved = next((i for i, node in enumerate(nodes) if i != node), len(nodes))      # the first row that moves
         if moved < len(nodes):
@@ -251,6 +265,8 @@ class KVCache(Cache):
         """Drop committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
         if not 0 <= length <= self.length:
             raise ValueError(f"The cache has {self.length:,} rows and cannot be cropped to {length:,}.")
+        if self.states and length < self.length:
+            raise ValueError(f"The cache has states after {self.length:,} tokens, and none after {length:,}.")
         self.length = length
 
     def reserve(self, capacity: int) -> None:
@@ -264,6 +280,7 @@ class KVCache(Cache):
 
     def clear(self) -> None:
         """Drop all rows, but keep the buffers."""
+        self.states, self.pending = {}, None
         self.length = self.skipped = 0
 
     def release(self) -> None:

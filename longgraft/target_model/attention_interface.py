@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from longgraft.attention.backends import Backend, dense, triton
+from longgraft.attention.backends import Backend, dense, split, triton
 from longgraft.attention.layout import DeviceLayout, Layout
 
 NAME = "longgraft"
@@ -96,7 +96,7 @@ def _seen(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
 
 def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None,
                scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-               **more: Any) -> tuple[Tensor, None]:
+               s_aux: Tensor | None = None, sinks: Tensor | None = None, **more: Any) -> tuple[Tensor, None]:
     """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D], of several
     sequences a tuple of them.
 
@@ -116,14 +116,20 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     if sliding_window and sliding_window != window:
         raise ValueError(f"{type(module).__name__} masks by a window of {window} and passes {sliding_window} to its "
                          "attention, so its outputs depend on the kernel. This model cannot be used.")
+    sinks = s_aux if sinks is None else sinks       # gpt-oss and MiMo pass the former
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
 
     def attended(q: Tensor, k: Tensor, v: Tensor, layout: Any) -> Tensor:
-        if softcap is None:
-            return run.backend(q, k, v, layout, scale, window)
+        size, most = v.shape[3], max(k.shape[3], v.shape[3])
+        if k.shape[3] != size:      # kernels want one size; zeros change no score and no value
+            q, k, v = (nn.functional.pad(one, (0, most - one.shape[3])) for one in (q, k, v))
+        if sinks is not None and run.backend is not triton:
+            return split(q, k, v, layout, scale, window, sinks=sinks)
+        if softcap is None and sinks is None:
+            return run.backend(q, k, v, layout, scale, window)[..., :size]
         # Only our Triton kernel has a softcap; elsewhere the reference computes it.
-        capped = triton if run.backend is triton else dense
-        return capped(q, k.to(q.dtype), v.to(q.dtype), layout, scale, window, softcap)
+        full = triton if run.backend is triton else dense
+        return full(q, k.to(q.dtype), v.to(q.dtype), layout, scale, window, softcap, sinks)[..., :size]
 
     if len(run.layouts) == 1:
         out = attended(query, key, value, run.layouts[0])

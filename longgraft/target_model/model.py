@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -30,7 +30,8 @@ from longgraft.runtime.kv_cache import KVCache, PackedCache
 from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
-from longgraft.target_model.supported import refuse
+from longgraft.target_model.stateful_modules import Share, StatefulModules
+from longgraft.target_model.supported import WITHOUT_ATTENTION, refuse
 from longgraft.target_model.weights import sample
 from longgraft.trees.tree import ProposalTree
 
@@ -126,6 +127,7 @@ class Target:
         self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
         self._compiled = (None if self.kernels is None
                           else CompiledModules(self.model, self.kernels, self.integers))
+        self.stateful = StatefulModules(self.model)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -162,6 +164,12 @@ class Target:
             raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was found.")
         return lists[0]
 
+    @cached_property
+    def attention_layers(self) -> int:
+        """Number of the layers that attend."""
+        kinds = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
+        return sum(kind not in WITHOUT_ATTENTION for kind in kinds)
+
     @property
     def max_positions(self) -> int:
         return int(self.config.max_position_embeddings)
@@ -188,15 +196,17 @@ class Target:
         c = self.config
         shared = getattr(c, "num_kv_shared_layers", None) or 0      # Gemma 3n: the last layers write no rows
         kinds = list(getattr(c, "layer_types", None) or [""] * c.num_hidden_layers)
-        return KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared,
-                       self.cache_dtype)
+        cache = KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared,
+                        self.cache_dtype)
+        cache.stateful = bool(self.stateful)
+        return cache
 
     def cache_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
         c = self.config
         size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        return 2 * c.num_hidden_layers * heads * size * (self.cache_dtype or self.dtype).itemsize
+        return 2 * self.attention_layers * heads * size * (self.cache_dtype or self.dtype).itemsize
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
         """One report per segment, of one forward; inside `together`, of one for all that wait for this target."""
@@ -230,6 +240,9 @@ class Target:
                 if not all(cache.length for cache in caches):
                     self._compiled.forget_changed()
                 stack.enter_context(self._compiled())
+            if self.stateful:
+                for states in stack.enter_context(self.stateful(segments, self.device)):
+                    states.segment.cache.pending = partial(self._keep_states, states)
             hidden = stack.enter_context(self.inputs_of(wants.layers))
             last = stack.enter_context(self.last_hidden()) if wants.final or (wants.topk and not all_logits) else {}
             out = self.model(
@@ -252,6 +265,12 @@ class Target:
                                       final if wants.final else None, queries))
         return reports
 
+    @torch.inference_mode()
+    def _keep_states(self, states: Share, path: Tensor) -> None:
+        """Commit a segment's states after a path, by the code that its pass ran."""
+        with lock_of(self.model), self._compiled() if self._compiled else nullcontext():
+            states.keep(path, self.stateful.run)
+
     def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, k: int) -> Tensor:
         """Of the segment's ranked nodes: from its logits, or from its final states [n, H] where it returns fewer."""
         if segment.logits == "all":
@@ -261,8 +280,8 @@ class Target:
 
     def check(self, run: Run) -> None:
         """ValueError if a layer did not use our attention."""
-        if run.calls != self.config.num_hidden_layers:
-            raise ValueError(f"{self.name}: {run.calls} of {self.config.num_hidden_layers} layers used the "
+        if run.calls != self.attention_layers:
+            raise ValueError(f"{self.name}: {run.calls} of {self.attention_layers} layers used the "
                              "attention interface, so its tree mask would be ignored. This model cannot be used.")
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:

@@ -11,18 +11,23 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from longgraft.target_model.stateful_modules import keeps_state
+
 _CHUNKED = "attention is cut into chunks that a tree may cross"
 _STATE = "it keeps a recurrent state, and a tree's branches would each need their own"
+_NO_ATTENTION = "none of its layers attends, so that its cache has no rows"
 _SELECTS = "its layers attend to a selection or a summary of the past, and a tree's branches would each need their own"
-_SINKS = "its attention has sinks, which the split backends do not add yet"
+_BIAS = "its attention adds a bias by position"
 _HEAD = "its head is more than one product, so that a prompt's top tokens cannot be read from its output embedding"
 _POSITIONS = "it counts positions from its padding token's id, not from 0"
 _IMAGES = "its masks open blocks for images, which cannot be told from text here"
 _FOLLOWS = "its attention is not causal: it sees what follows"
 _DRAFTS = "it drafts for another model and needs that model's hidden states"
 
+_STATEFUL = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+WITHOUT_ATTENTION = {"linear_attention", "conv", "mlp", "moe"}      # kinds of layers
 _LAYERS = dict.fromkeys(("full_attention", "sliding_attention"), "") | dict.fromkeys(
-    ("linear_attention", "conv", "hybrid", "hybrid_sliding"), _STATE) | dict.fromkeys(
+    _STATEFUL | WITHOUT_ATTENTION, "") | dict.fromkeys(
     ("indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"),
     _SELECTS) | {"chunked_attention": _CHUNKED}
 _FAMILIES = {
@@ -30,7 +35,7 @@ _FAMILIES = {
     "diffllama": "its layers attend twice, with values that are halves of the cache's",
     "doge": "its masks depend on its values, not on positions alone",
     "mllama": "some of its layers attend to an image",
-} | dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"), _SINKS) | dict.fromkeys(
+} | dict.fromkeys(("inkling_text", "inkling2_text"), _BIAS) | dict.fromkeys(
     ("bert", "electra", "ernie", "modernbert-decoder", "roc_bert"), _HEAD) | dict.fromkeys(
     ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     _POSITIONS) | dict.fromkeys(("gemma4_unified", "git"), _IMAGES) | dict.fromkeys(
@@ -60,8 +65,6 @@ def _why_not_layers(text: Any) -> str:
         return f"it has layers of unknown kinds: {', '.join(unknown)}"
     if getattr(text, "attention_chunk_size", None):
         return _CHUNKED
-    if getattr(text, "kv_lora_rank", None):
-        return "its keys and values have different sizes (multi-head latent attention)"
     if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None) in (True, "all"):
         return _FOLLOWS
     if (layers := getattr(text, "num_hidden_layers", 1)) < 1:
@@ -79,12 +82,17 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
     if cls is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "transformers has no causal LM for it"
     cls = cls or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if getattr(cls, "_is_stateful", False):
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    code = sys.modules[cls.__module__]
+    if (getattr(cls, "_is_stateful", False) or kinds & _STATEFUL) and not any(
+            keeps_state(one) for one in vars(code).values() if isinstance(one, type)):
         return _STATE
+    if kinds and kinds <= WITHOUT_ATTENTION:
+        return _NO_ATTENTION
     # Some classes use the interface without declaring it (StableLM), some declare it and leave its use to others
     # (Gemma 3).
     if not (getattr(cls, "_supports_attention_backend", False)
-            or "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[cls.__module__])):
+            or "ALL_ATTENTION_FUNCTIONS" in vars(code)):
         return "its attention does not go through transformers' AttentionInterface"
     return ""
 

@@ -60,7 +60,7 @@ class Verifier:
         """Verify a tree, commit its accepted path and return the target's observation."""
         since = self.clock.now(wait=False)
         drawn = isinstance(tree, ProposalTree) and tree.law is not None
-        fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn
+        fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn and not self.target.stateful
         if self.regions.fixed and fits and isinstance(self.rule, DrawThenWalk):
             seen = self._fixed(tree, wants, self.rule)
         else:

@@ -35,7 +35,7 @@ SIZES = [
 SMALL = {name: size for size, names in SIZES for name in names.split()}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration needs besides
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "bamba": {"attn_layer_indices": [1, 3, 5], "mamba_n_heads": 8, "mamba_d_head": 8},
     "bert-generation": {"is_decoder": True},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
@@ -43,10 +43,10 @@ NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration need
     "dots1": {"n_shared_experts": 1},
     "dots3_note": {"vision_config": {"num_hidden_layers": 42, "adapter_in_dim": 32, "adapter_out_dim": 32},
                    "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32}},
-    "dots3_note_text": {"num_key_value_heads": 4, "qk_rope_head_dim": 8},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "gpt_neo": {"num_layers": 6, "attention_types": [[["global", "local"], 3]]},
-    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 3, "mamba_n_heads": 8,
+                         "mamba_d_head": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
     "mamba2": {"num_heads": 8},
     "zamba2": {"num_hidden_layers": 54},
@@ -56,7 +56,9 @@ NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration need
 
 def tiny(cls: type[PretrainedConfig], **more: Any) -> PretrainedConfig:
     """A configuration of this class with small sizes, as far as its names are known."""
-    entries = {name: size for name, size in SMALL.items() if name in cls.__dataclass_fields__}
+    entries: dict[str, Any] = {name: size for name, size in SMALL.items() if name in cls.__dataclass_fields__}
+    if "kv_lora_rank" in cls.__dataclass_fields__:      # latent attention: each head has keys of its own
+        entries |= {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
     needed = NEEDED.get(cls.model_type, {}) | more
     for name, part in cls.sub_configs.items():
         kind = part if part is not AutoConfig else type(getattr(cls(**needed), name))

@@ -33,6 +33,19 @@ FAMILIES = {        # configuration, the seed with which greedy answers vary and
     "gemma2": ("Gemma2Config", 29, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3TextConfig", 19, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
 }
+HYBRID = {      # every other layer carries a state from token to token, by the three kinds of such layers
+    "lfm2": ("Lfm2Config", 4, {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False,
+                               "tie_word_embeddings": False}),
+    "qwen3-next": ("Qwen3NextConfig", 7, {
+        "layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 16, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}),
+    "granite-4": ("GraniteMoeHybridConfig", 12, {
+        "layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 8,
+        "mamba_d_state": 16, "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 48,
+        "tie_word_embeddings": False}),
+}
+QUIET = ("self_attn", "conv", "linear_attn", "mamba")       # what mixes tokens
 SHARED: dict[str, torch.nn.Module] = {}     # those of `toy_model` that were made
 
 
@@ -45,15 +58,15 @@ def toy_model(family: str = "llama"):
     import transformers
 
     torch.set_num_threads(1)
-    name, seed, extra = FAMILIES[family]
+    name, seed, extra = (FAMILIES | HYBRID)[family]
     torch.manual_seed(seed)
     config = getattr(transformers, name)(**SMALL, **extra)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32,
                                                           attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 and "embed" not in name:
-                parameter.mul_(8.0 if "self_attn" in name else 25.0)
+            if parameter.ndim > 1 and "embed" not in name and parameter.shape[1] > 1:       # no short convolution
+                parameter.mul_(8.0 if any(part in name for part in QUIET) else 25.0)
     SHARED[family] = model
     return model
 

@@ -1,0 +1,254 @@
+"""A target's modules that carry a state from token to token, run over a tree: short convolutions, gated delta nets,
+Mamba 2, and whatever else keeps its state in transformers' cache.
+
+Each runs its own code on a batch: the paths from the root to the leaves, which all begin with the committed state.
+Knows modules, trees and states; knows no attention and no family.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import Cache
+
+from longgraft.kernels.module_override import Forward, ModuleOverride
+from longgraft.runtime.devices import sent
+from longgraft.trees.tree import ProposalTree
+
+if TYPE_CHECKING:
+    from longgraft.target_model.model import Segment
+
+INTERFACE = {"update_conv_state", "update_recurrent_state"}     # of a cache, by which a module keeps its state
+TRIED = 8       # tokens of the trial of a kind of modules
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # of the outputs' spread
+HALF_TOLERANCE = 3e-2       # in 16 bits
+
+
+def keeps_state(cls: type) -> bool:
+    """Whether modules of this class keep a state in transformers' cache."""
+    own = (inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member))
+    return any(INTERFACE & set(function.__code__.co_names) for function in own)
+
+
+@dataclass
+class State:
+    """What one module keeps of B sequences; to the module it is a cache of transformers (5.17 to 5.23).
+
+    conv: index -> [B, C, K], the last inputs of a convolution; recurrent: index -> [B, ..]
+    seen: index -> [B, C, K + n], what came before the last n inputs and those
+    """
+
+    conv: dict[int, Tensor] = field(default_factory=dict)
+    recurrent: dict[int, Tensor] = field(default_factory=dict)
+    seen: dict[int, Tensor] = field(default_factory=dict)
+
+    record_past = False
+
+    @property
+    def conv_states(self) -> dict[int, Tensor]:
+        return self.conv
+
+    @property
+    def recurrent_states(self) -> dict[int, Tensor]:
+        return self.recurrent
+
+    @property
+    def layers(self) -> _Each:
+        return _Each(self)
+
+    def has_previous_state(self, *_: Any, **__: Any) -> bool:
+        return bool(self.conv or self.recurrent)
+
+    def is_recording_past(self, *_: Any) -> bool:
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.conv.get(state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.recurrent.get(state_idx)
+
+    def update_conv_state(self, inputs: Tensor, layer_idx: int, state_idx: int = 0,
+                          conv_kernel_size: int | None = None, **_: Any) -> Tensor:
+        """inputs [B, C, n] -> [B, C, K + n], those before them first."""
+        size = conv_kernel_size or inputs.shape[-1]
+        before = self.conv.get(state_idx)
+        seen = torch.cat([inputs.new_zeros(*inputs.shape[:-1], size) if before is None else before, inputs], dim=-1)
+        self.seen[state_idx], self.conv[state_idx] = seen, seen[..., -size:].clone()
+        return seen
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        self.recurrent[state_idx] = state
+        return state
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.conv.values(), *self.recurrent.values()]
+
+    def of_sequences(self, count: int) -> State:
+        """Copies for sequences that begin alike: some modules write into what they are given."""
+        conv, recurrent = tree_map(lambda one: one.expand(count, *one.shape[1:]).clone(), (self.conv, self.recurrent))
+        return State(conv, recurrent)
+
+    def after(self, path: int, tokens: int) -> State:
+        """Of one path, after its first tokens; where there is no recurrent state, all that counts was seen."""
+        return State({index: seen[path:path + 1, :, tokens:tokens + self.conv[index].shape[-1]].clone()
+                      for index, seen in self.seen.items()})
+
+
+class _Each:
+    """A list of layers, all of which are this one."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __getitem__(self, index: int) -> State:
+        return self._state
+
+
+@dataclass
+class _Call:
+    """A module's call in a pass.  given: its arguments; rows: of the pass."""
+
+    module: nn.Module
+    given: tuple
+    rows: int
+
+    def __call__(self, nodes: Tensor, state: State, singly: bool = False) -> Any:
+        """On rows [B, L] int64 of the pass, after a state, which moves on; singly: token after token."""
+        if singly:
+            return _joined([self(one, state) for one in nodes.split(1, dim=1)])
+
+        def of_nodes(value: Any) -> Any:
+            if isinstance(value, Cache):
+                return state
+            if isinstance(value, Tensor) and value.shape[:2] == (1, self.rows):
+                return value[0, nodes]
+            return value
+
+        args, named = tree_map(of_nodes, self.given)
+        return type(self.module).forward(self.module, *args, **named)
+
+
+@dataclass
+class Share:
+    """One segment of a pass.  paths [P, L] int64: rows of the pass; first: node -> where it stands first; found: number
+    of a module -> (its call, None where all rows will be kept; the state after it)."""
+
+    segment: Segment
+    start: int
+    paths: Tensor
+    first: Sequence[tuple[int, int]]
+    found: dict[int, tuple[_Call | None, State]] = field(default_factory=dict)
+
+    def keep(self, path: Tensor, run: Any) -> None:
+        """Commit the states after a path [a] of nodes."""
+        states = self.segment.cache.states
+        row, place = self.first[int(path[-1])]
+        for number, (call, state) in self.found.items():
+            if len(self.paths) == 1 and place + 1 == len(self.first):
+                state.seen.clear()
+            elif not state.recurrent:
+                state = state.after(row, place + 1)
+            else:
+                held = states.get(number)
+                state = State() if held is None else held.of_sequences(1)
+                run(call, sent(path, self.paths.device)[None] + self.start, state)
+            states[number] = state
+
+
+def paths_of(tree: ProposalTree) -> tuple[Tensor, list[tuple[int, int]]]:
+    """([P, L] int64, the nodes from the root to each leaf, filled with the leaf; node -> where it stands first)."""
+    if tree.is_chain:
+        return torch.arange(len(tree))[None], [(0, place) for place in range(len(tree))]
+    parents = tree.parents.tolist()
+    paths = []
+    for leaf in sorted(set(range(len(tree))) - set(parents)):
+        path = [leaf]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        paths.append(path[::-1])
+    first: dict[int, tuple[int, int]] = {}
+    for row, path in enumerate(paths):
+        for place, node in enumerate(path):
+            first.setdefault(node, (row, place))
+    longest = max(map(len, paths))
+    return (torch.tensor([path + path[-1:] * (longest - len(path)) for path in paths]),
+            [first[node] for node in range(len(tree))])
+
+
+class StatefulModules:
+    """Active inside a `with` block of a pass's segments, and only there; false where the model has none.
+
+    Modules of a kind that does not continue a state with several tokens as with one after another run token by token
+    where there is a state.  The first tokens that come show it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        found = [module for module in model.modules() if keeps_state(type(module))]
+        self._numbers = {module: number for number, module in enumerate(found)}
+        self._override = ModuleOverride(model, self._replacement)
+        self._shares: list[Share] = []
+        self._singly: dict[type, bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    @contextmanager
+    def __call__(self, segments: Sequence[Segment], device: torch.device) -> Iterator[list[Share]]:
+        """Yields each segment's share, which commits the states."""
+        self._shares, start = [], 0
+        for segment in segments:
+            paths, first = paths_of(segment.tree)
+            self._shares.append(Share(segment, start, sent(paths + start, device), first))
+            start += len(first)
+        try:
+            with self._override():
+                yield self._shares
+        finally:
+            self._shares = []
+
+    def _replacement(self, module: nn.Module) -> Forward | None:
+        return partial(self._forward, module) if module in self._numbers else None
+
+    def _forward(self, module: nn.Module, *args: Any, **named: Any) -> Any:
+        """The module's outputs [1, n, ..] of all rows, each after its ancestors."""
+        call = _Call(module, (args, named), sum(len(share.first) for share in self._shares))
+        return _joined([self._outputs(call, share) for share in self._shares])
+
+    def _outputs(self, call: _Call, share: Share) -> Any:
+        number = self._numbers[call.module]
+        held = share.segment.cache.states.get(number)
+        state = State() if held is None else held.of_sequences(len(share.paths))
+        found = self.run(call, share.paths, state)
+        share.found[number] = None if share.segment.logits != "all" else call, state
+        rows, places = torch.tensor(share.first).unbind(1)
+        return tree_map(lambda one: one[rows, places][None], found)
+
+    def run(self, call: _Call, nodes: Tensor, state: State) -> Any:
+        """Outputs [B, L, ..] of rows [B, L] of the pass, after a state, which moves on."""
+        if nodes.shape[1] == 1 or not state.has_previous_state():
+            return call(nodes, state)
+        kind = type(call.module)
+        if kind not in self._singly:
+            some = nodes[:, :TRIED]
+            once, singly = (tree_leaves(call(some, state.of_sequences(len(some)), by)) for by in (False, True))
+            self._singly[kind] = not all(map(_alike, once, singly))
+        return call(nodes, state, self._singly[kind])
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    apart = float((one - other).abs().max())
+    return apart <= TOLERANCE.get(one.dtype, HALF_TOLERANCE) * max(float(other.float().std()), 1e-6)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Outputs [B, n, ..] one after another; of each the same tuple of tensors, or one tensor."""
+    return parts[0] if len(parts) == 1 else tree_map(lambda *some: torch.cat(some, dim=1), *parts)
