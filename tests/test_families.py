@@ -72,7 +72,7 @@ def assert_exact(config: PretrainedConfig) -> None:
     ("qwen2_moe", {}), ("phimoe", {}),      # these two mask by windows that their layers do not pass on
     # states, of which Jamba's cannot go on with several tokens; latents; sinks
     ("lfm2_moe", {}), ("qwen3_next", {}), ("granitemoehybrid", {}), ("jamba", {}),
-    ("deepseek_v3", {}), ("gpt_oss", {}), ("mimo_v2_flash", {})])
+    ("mamba2", {}), ("deepseek_v3", {}), ("gpt_oss", {}), ("mimo_v2_flash", {})])
 def test_the_families_of_the_readme_are_exact(family, more):
     config = tiny(CONFIG_MAPPING[family], **more)
     assert why_not(config) == ""

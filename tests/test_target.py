@@ -203,7 +203,7 @@ def test_a_model_that_is_called_elsewhere_while_it_decodes_says_so():
 
 
 @pytest.mark.parametrize("name, reason", [
-    ("MambaConfig", "none of its layers attends"), ("RwkvConfig", "recurrent"), ("T5Config", "encoder-decoder"),
+    ("RwkvConfig", "recurrent"), ("T5Config", "encoder-decoder"),
     ("InklingTextConfig", "bias by position"),
     ("DeepseekV32Config", "selection .*indexed_attention"), ("DogeConfig", "masks depend on its values"),
     ("DiffLlamaConfig", "attend twice"), ("ModernBertDecoderConfig", "head is more than one product"),

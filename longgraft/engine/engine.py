@@ -122,7 +122,7 @@ class Engine:
             verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
             nodes = self.budget if budget is None else min(budget, self.budget)
             decoder = Decoder(self.verifies(verifier), self.proposer, nodes, goal, text)
-            if reads is None and self.prefixes is not None:
+            if reads is None and self.prefixes is not None and self.target.attention_layers:
                 reads = partial(PrefixReader, self.prefixes)
             reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
             request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device), reader)

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from inspect import signature
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from longgraft.target_model.supported import WITHOUT_ATTENTION, refuse
 from longgraft.target_model.weights import sample
 from longgraft.trees.tree import ProposalTree
 
+UNBOUNDED = 1 << 30     # positions of a model that counts none
 TOPK_ROWS = 256     # rows of a prompt's logits that exist at once
 # Fields of a configuration that no cache row depends on: paths, provenance, how the model is run, meanings of ids.
 UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
@@ -128,6 +130,8 @@ class Target:
         self._compiled = (None if self.kernels is None
                           else CompiledModules(self.model, self.kernels, self.integers))
         self.stateful = StatefulModules(self.model)
+        self._cache_name = next(name for name in ("past_key_values", "cache_params")       # the latter: Mamba
+                                if name in signature(self.model.forward).parameters)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -172,7 +176,7 @@ class Target:
 
     @property
     def max_positions(self) -> int:
-        return int(self.config.max_position_embeddings)
+        return int(getattr(self.config, "max_position_embeddings", UNBOUNDED))
 
     @property
     def weights(self) -> str:
@@ -204,6 +208,8 @@ class Target:
     def cache_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
         c = self.config
+        if not self.attention_layers:
+            return 1
         size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         return 2 * self.attention_layers * heads * size * (self.cache_dtype or self.dtype).itemsize
@@ -248,8 +254,8 @@ class Target:
             out = self.model(
                 input_ids=record[:1], position_ids=record[1:],
                 attention_mask=None,        # the model's own, by `interface.mask`: its windows
-                past_key_values=caches[0] if len(caches) == 1 else PackedCache(caches, rows), use_cache=True,
-                logits_to_keep=asked)
+                use_cache=True, logits_to_keep=asked,
+                **{self._cache_name: caches[0] if len(caches) == 1 else PackedCache(caches, rows)})
             self.check(run)
             logits = out.logits[0].split([len(of) for of in kept])
             reports = []

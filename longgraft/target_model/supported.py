@@ -15,7 +15,6 @@ from longgraft.target_model.stateful_modules import keeps_state
 
 _CHUNKED = "attention is cut into chunks that a tree may cross"
 _STATE = "it keeps a recurrent state, and a tree's branches would each need their own"
-_NO_ATTENTION = "none of its layers attends, so that its cache has no rows"
 _SELECTS = "its layers attend to a selection or a summary of the past, and a tree's branches would each need their own"
 _BIAS = "its attention adds a bias by position"
 _HEAD = "its head is more than one product, so that a prompt's top tokens cannot be read from its output embedding"
@@ -87,11 +86,10 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
     if (getattr(cls, "_is_stateful", False) or kinds & _STATEFUL) and not any(
             keeps_state(one) for one in vars(code).values() if isinstance(one, type)):
         return _STATE
-    if kinds and kinds <= WITHOUT_ATTENTION:
-        return _NO_ATTENTION
     # Some classes use the interface without declaring it (StableLM), some declare it and leave its use to others
     # (Gemma 3).
-    if not (getattr(cls, "_supports_attention_backend", False)
+    if not (kinds and kinds <= WITHOUT_ATTENTION
+            or getattr(cls, "_supports_attention_backend", False)
             or "ALL_ATTENTION_FUNCTIONS" in vars(code)):
         return "its attention does not go through transformers' AttentionInterface"
     return ""

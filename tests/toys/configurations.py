@@ -48,7 +48,9 @@ NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration need
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 3, "mamba_n_heads": 8,
                          "mamba_d_head": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
+    "longcat_flash": {"expert_ffn_hidden_size": 32, "ffn_hidden_size": 48, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
+    "zamba": {"num_hidden_layers": 30},
     "zamba2": {"num_hidden_layers": 54},
     "zaya": {"num_experts_per_tok": 1},
 }
