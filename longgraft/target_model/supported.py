@@ -88,7 +88,7 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
         return _STATE
     # Some classes use the interface without declaring it (StableLM), some declare it and leave its use to others
     # (Gemma 3).
-    if not (kinds and kinds <= WITHOUT_ATTENTION
+    if not ((kinds and kinds <= WITHOUT_ATTENTION)
             or getattr(cls, "_supports_attention_backend", False)
             or "ALL_ATTENTION_FUNCTIONS" in vars(code)):
         return "its attention does not go through transformers' AttentionInterface"
