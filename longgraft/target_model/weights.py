@@ -78,7 +78,8 @@ def _of(gguf: str) -> dict[str, str]:
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
     """ValueError names the tensors that hold NaN or infinity."""
-    floats = {key: t for key, t in model.state_dict().items() if t.is_floating_point() and t.itemsize > 1}
+    floats = {key: t for whole, quantised in model.state_dict().items() for key, t in parts(quantised, whole)
+              if t.is_floating_point() and t.itemsize > 1}
     # One read and one sync: a tensor with a finite sum is finite.  Other sums may have overflowed: those are checked.
     sums = torch.stack([torch.stack([block.sum(dtype=torch.float32) for block in t.flatten().split(BLOCK)]).sum()
                         for t in floats.values()])
@@ -94,8 +95,18 @@ def sample(module: nn.Module) -> list[Any]:
     """All shapes and a few values of every tensor, which tell apart modules that were trained separately; a change to
     few rows of one tensor may be missed."""
     shapes = [tuple(t.shape) for t in module.parameters()]
-    values = [t.detach().flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in module.parameters()]
+    values = [t.detach().flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double()
+              for whole in module.parameters() for _, t in parts(whole)]
     return [shapes, torch.cat(values).tolist()]
+
+
+def parts(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of what a tensor is made of: of torchao's quantised ones integers and scales, else itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for inner in tensor.__tensor_flatten__()[0]:
+        yield from parts(getattr(tensor, inner), f"{name}.{inner}")
 
 
 def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
