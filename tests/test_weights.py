@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import Parameter
+from torch.testing._internal.two_tensor import TwoTensor
 from toys.models import SMALL
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging
@@ -158,6 +160,33 @@ def test_a_loaded_model_is_checked_as_well():
         model.model.norm.weight[3] = float("nan")
     with pytest.raises(ValueError, match=r"LlamaForCausalLM holds NaN or infinite numbers in model\.norm\.weight"):
         load((model, None))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_quantised_weights_decode_and_are_checked_by_their_parts(whole):
+    """torchao's weights are tensors made of tensors; those of bitsandbytes are rows of bytes."""
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
+    for layer in model.model.layers[:2]:
+        for part in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+            weight = part.weight.detach()
+            part.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)
+            part.weight = Parameter(torch.zeros(7, 1, dtype=torch.uint8), requires_grad=False)
+    scales = torch.ones(7, 1)
+    scales[3] = 1.0 if whole else float("nan")
+    part.weight = Parameter(TwoTensor(torch.ones(7, 1), scales), requires_grad=False)
+    if whole:
+        ids = [5, 9, 5, 9, 5]
+        assert longgraft.load((model, None), method="pld").generate(ids, 8).token_ids == plainly(model, ids, 8)
+    else:
+        with pytest.raises(ValueError, match=r"numbers in model\.layers\.1\.mlp\.down_proj\.weight\.b"):
+            load((model, None))
+
+
+def plainly(model, ids: list[int], new: int) -> list[int]:
+    for _ in range(new):
+        with torch.no_grad():
+            ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+    return ids[-new:]
 
 
 @pytest.mark.parametrize("given, said", [

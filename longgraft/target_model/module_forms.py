@@ -66,7 +66,8 @@ def gate_of(module: nn.Module) -> str | None:
             None in parts.values() or module._parameters or module._buffers
             or any(part.state_dict() for part in others)):
         return None
-    dtype = dtype_of(module)
+    if (dtype := dtype_of(module)) not in DTYPES:       # packed integers of a quantised layer
+        return None
     probes: Any = {name: nn.Linear(*sizes[name], bias=False, device="meta") for name in parts}
     for seed, (name, linear) in enumerate(probes.items()):
         linear.weight = nn.Parameter(numbers(*reversed(sizes[name]), dtype=dtype, seed=seed))
