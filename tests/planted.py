@@ -39,6 +39,14 @@ MUTATIONS = (
     Mutation("two who add to a corpus forget one another", "corpora:changing", 'fcntl.flock(lock, fcntl.LOCK_EX)', 'pass', "test_corpora.py::test_files_that_two_add_at_once_are_both_kept"),
     Mutation("a text counted anew forgets its corpora", "PartialMatching._count", '        self._read()\n', '', "test_corpora.py::test_what_a_memory_goes_back_to_still_has_its_corpora"),
     Mutation("a damaged corpus has tokens", "corpora:tokens_in", 'return None', 'return 0', "test_corpora.py::test_files_are_added_kept_listed_and_removed"),
+    # constraints, penalties and log-probabilities
+    Mutation("a constraint stays at the answer's beginning", "Shaping.advance", "self.constraint.advance(token)", "pass", "test_constraints.py::test_every_method_says_what_plain_decoding_says_under_the_same_constraints"),
+    Mutation("forbidden nodes are verified", "Shaping.fitted", "tree = _without_forbidden(tree, rule)", "pass", "test_constraints.py::test_what_must_follow_is_proposed_first_and_what_cannot_is_cut"),
+    Mutation("a full tree displaces what must follow", "Shaping.fitted", "tree = tree.top(max(1, budget - len(at_root[0])))", "pass", "test_constraints.py::test_what_must_follow_is_proposed_first_and_what_cannot_is_cut"),
+    Mutation("an incomplete answer may end", "Constraint.allowed", "self.ended or self._matcher.is_accepting()", "True", "test_constraints.py::test_a_complete_answer_is_a_valid_one_and_only_then_it_ends"),
+    Mutation("the prompt's tokens are counted in the answer", "Shaping._begin", "self._seen[torch.tensor(self._prompt, device=logits.device)] = True", "self._counts[torch.tensor(self._prompt, device=logits.device)] = 1", "test_constraints.py::test_every_method_says_what_plain_decoding_says_under_the_same_constraints"),
+    Mutation("two answers move one constraint on", "constraints:constraint", "matcher = _compiled(name, text, tokenizer, vocab_size).deep_copy()", "matcher = _compiled(name, text, tokenizer, vocab_size)", "test_constraints.py::test_several_requests_have_constraints_of_their_own"),
+    Mutation("log-probabilities are those of the shaped logits", "_InOrder.__getitem__", "advance(token, logits)", "advance(token, self.of.shaping.shaped(logits))", "test_constraints.py::test_log_probabilities_are_the_raw_logits"),
     # several requests at once
     Mutation("rows of another request are read", "_PackedLayer.update", "states.split(self.rows, dim=2)", "states.split(self.rows[::-1], dim=2)", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
     Mutation("a packed pass takes the first one's layout", "attention_interface:attention", "list(map(attended, rows, key, value, run.layouts))", "list(map(attended, rows, key, value, [run.layouts[0]] * len(rows)))", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),

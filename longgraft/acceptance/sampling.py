@@ -2,15 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+import json
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
+from typing import Any
 
-from longgraft.acceptance.rules import AcceptanceRule, Greedy, Replay, Sampled
+from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
+
+CONSTRAINTS = ("json_schema", "regex", "grammar")
+MOST_LOGPROBS = 20      # OpenAI's
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitOptions:
+    """What changes logits by the tokens before them, greedy or sampled.
+
+    json_schema: text or a mapping; the answer is one line, spaced as Python's json.dumps; regex: in Rust's syntax, of
+                 the whole answer; grammar: Lark or GBNF.  One of the three at most
+    logit_bias:  token id -> what is added to its logit
+    repetition_penalty: divides positive logits of tokens of prompt and answer, multiplies negative ones
+                 (transformers'); presence_penalty, frequency_penalty: subtracted from those of the answer, once, and
+                 for each time (OpenAI's)
+    logprobs:    that many most probable tokens are reported beside each decoded one; None: no log-probabilities
+    """
+
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    logit_bias: Mapping[int, float] | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            _check_number(name, getattr(self, name), Real, "a number")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0, 1 turns it off.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be from -2 to 2, 0 turns it off.")
+        for token, bias in (self.logit_bias or {}).items():
+            _check_number("logit_bias: a token", token, Integral, "a token id")
+            _check_number(f"logit_bias of {token}", bias, Real, "a number")
+        if self.logprobs is not None:
+            _check_number("logprobs", self.logprobs, Integral, "a whole number")
+            if not 0 <= self.logprobs <= MOST_LOGPROBS:
+                raise ValueError(f"logprobs is {self.logprobs}; it must be from 0 to {MOST_LOGPROBS}.")
+        if len(given := [name for name in CONSTRAINTS if getattr(self, name) is not None]) > 1:
+            raise ValueError(f"{' and '.join(given)} were given; an answer follows one of them. Leave the others out.")
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The constraint's name and text."""
+        name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
+        value = name and getattr(self, name)
+        return None if name is None else (name, value if isinstance(value, str) else json.dumps(value))
+
+    @property
+    def shaped(self) -> dict[str, Any]:
+        """The fields that are set."""
+        return {f.name: getattr(self, f.name) for f in fields(LogitOptions) if getattr(self, f.name) != f.default}
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(LogitOptions):
     """How the target's tokens are drawn: greedily (temperature 0), by seed, or from a recording.
 
     temperature: 0, or from 1e-5 up
@@ -27,6 +85,7 @@ class Sampling:
     replay: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("temperature", "top_p", "min_p"):
             _check_number(name, getattr(self, name), Real, "a number")
         for name in ("top_k", "seed"):
@@ -41,13 +100,23 @@ class Sampling:
             raise ValueError(f"min_p is {self.min_p}; it must be in [0, 1), 0 turns it off.")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1.")
-        given = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)
-                 if f.name != "replay" and getattr(self, f.name) != f.default]
+        drawn = {name: value for name, value in self.drawn.items() if value != getattr(type(self), name)}
+        given = [f"{name}={value}" for name, value in drawn.items()]
         if self.replay is not None:
-            self._check_replay(self.replay, given)
+            self._check_replay(self.replay, [*given, *self.shaped])
         elif self.temperature == 0 and given:
             raise ValueError(f"temperature is 0, which is greedy, and {' and '.join(given)} would change nothing. "
                              "Give a temperature above 0 to sample, or leave the rest out.")
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """Temperature, top_p, top_k, min_p and seed."""
+        return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """All that an answer depends on but a recording, for JSON."""
+        return self.drawn | self.shaped
 
     def _check_replay(self, replay: Sequence[int], given: list[str]) -> None:
         if given:
@@ -60,7 +129,7 @@ class Sampling:
         for token in replay:
             _check_number("The recorded continuation: a token", token, Integral, "a token id")
 
-    def rule(self, prompt_tokens: int) -> AcceptanceRule:
+    def rule(self, prompt_tokens: int) -> DrawThenWalk:
         """The acceptance rule for a prompt of this length."""
         if self.replay is not None:
             return Replay(self.replay, prompt_tokens)

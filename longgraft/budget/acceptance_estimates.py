@@ -13,6 +13,7 @@ from longgraft.memories.draft_cache import MOST_WAITING
 from longgraft.memories.eagle3_cache import ACCURACY_TOKENS, Eagle3Cache
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
+from longgraft.trees.tree import FORCED
 
 # Numbers chosen by hand, on prompts that no table reports (docs/choices.md, spending).
 DECAY = 0.98            # of counts, per count
@@ -102,14 +103,15 @@ class AcceptanceEstimates(Memory):
 
     def observe(self, seen: Observation) -> None:
         """A prompt that the drafter was fed shows its accuracy; a step, what its plan brought."""
-        tokens, learnt = len(seen.path), self.learnt
+        # A constraint's own tokens are nobody's merit.
+        tokens, learnt = int((seen.tree.origin[seen.path] != FORCED).sum()), self.learnt
         if seen.prompt:
             self.probe()
         if (plan := self._plan) is None:
             return
         self._plan = None
         learnt.passes += 1
-        if learnt.passes % TIMED_EVERY == 0 and plan.alone:
+        if learnt.passes % TIMED_EVERY == 0 and plan.alone and not (seen.tree.origin & FORCED).any():
             self.costs.timed(plan.rows, plan.prefix, seen.seconds)
         learnt.rate = [RATE_DECAY * learnt.rate[0] + tokens, RATE_DECAY * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds

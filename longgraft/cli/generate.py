@@ -77,11 +77,11 @@ class Answers:
         target = self.session.target
         resolved = replace(self.settings, device=str(target.device), dtype=str(target.dtype)[6:],
                            attention=target.attention)
-        drawn = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
         found = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
                  "method": self.settings.method, "promise": self.session.promise, "seed": self.sampling.seed,
                  "finish_reason": answer.finish_reason,
-                 "settings": asdict(resolved) | drawn | asdict(self.ends), "stats": answer.stats.as_dict()}
+                 "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
+                 "stats": answer.stats.as_dict()}
         if self.prediction is not None:
             predicted = [token for text in self.session.predicted(self.prediction) for token in text]
             repeated, others = accepted(predicted, answer.token_ids)

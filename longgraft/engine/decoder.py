@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.stats import Tally
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import ALONE, Ask, Beside, Proposer
 from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import on_host
 from longgraft.trees.tree import ROOT, ProposalTree
 
 FinishReason = Literal["stop", "length", "eos", "cancelled"]
@@ -24,6 +26,7 @@ class Step:
     tokens:  new tokens; origins: who proposed each (bits of `ProposalTree.origin`; ROOT: the target alone)
     text:    new text that is final: incomplete characters and the beginning of a stop string are held back
     tree, path: of a decoding step, the verified tree and its accepted nodes, the root first; of a prefill step None, ()
+    logprobs: of each new token, where they were asked for
     """
 
     read: int = 0
@@ -33,6 +36,7 @@ class Step:
     tree: ProposalTree | None = None
     path: tuple[int, ...] = ()
     reused: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,9 @@ class Decoder:
     """
 
     def __init__(self, verifier: Verifier, proposer: Proposer, budget: int, goal: Goal,
-                 text: Detokenizer | None = None) -> None:
+                 text: Detokenizer | None = None, shaping: Shaping | None = None) -> None:
         self.verifier, self.proposer, self.budget, self.goal, self.text = verifier, proposer, budget, goal, text
+        self.shaping = shaping
         self.wants = Wants.union(memory.wants for memory in proposer.memories)
         self.tally = Tally()
         self.finish_reason: FinishReason | None = None
@@ -64,14 +69,17 @@ class Decoder:
         self._root = root
         _, text = self._cut([root])
         self.tally.first()
-        return Step(tokens=(root,), origins=(ROOT,), text=text)
+        return Step(tokens=(root,), origins=(ROOT,), text=text, logprobs=self._logprobs(1))
 
     def step(self, beside: Beside = ALONE) -> Step:
         """Propose and verify one tree."""
         left = self.goal.limit - self.tally.new_tokens
         ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses,
                   beside=beside)
-        tree = self.proposer.propose(ask).shallower(left - 1)
+        tree = self.proposer.propose(ask)
+        if self.shaping is not None:
+            tree = self.shaping.fitted(on_host(tree), self.budget)
+        tree = tree.shallower(left - 1)
         seen = self.verifier.verify(tree, self.wants)
         path = seen.path.tolist()
         new, text = self._cut([*seen.kept[1:].tolist(), seen.next_token])
@@ -80,12 +88,16 @@ class Decoder:
             self.observe(seen)
         self._root = seen.next_token
         origins = [*seen.tree.origin[seen.path[1:]].tolist(), ROOT]
-        return Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text, tree=seen.tree, path=tuple(path))
+        return Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text, tree=seen.tree, path=tuple(path),
+                    logprobs=self._logprobs(len(new)))
 
     def observe(self, seen: Observation) -> None:
         """Pass an observation to every memory."""
         for memory in self.proposer.memories:
             memory.observe(seen)
+
+    def _logprobs(self, tokens: int) -> tuple[TokenLogprob, ...]:
+        return () if self.shaping is None else self.shaping.taken(tokens)
 
     def _cut(self, new: list[int]) -> tuple[list[int], str]:
         """(new tokens up to the one that ends the answer, if any, and their text); sets the finish reason."""

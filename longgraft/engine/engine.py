@@ -14,6 +14,7 @@ from weakref import ref
 from torch import Tensor
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.corpora import Corpus
 from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.detokenizer import Detokenizer
@@ -87,13 +88,14 @@ class Engine:
 
     def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
              predictions: Iterable[Tensor] = (), reads: Reads | None = None, budget: int | None = None,
-             corpora: Iterable[Corpus] = ()) -> Request:
+             corpora: Iterable[Corpus] = (), shaping: Shaping | None = None) -> Request:
         """A request for these ids, before its prefill.  With a replayed recording, it ends where that does.
 
         predictions: [n] int64 each, texts that the answer may repeat, for memories that learn from ids alone
         reads: makes the reader of this prompt; None: the engine's prefixes make it
         budget: nodes per verification at most, root included, where that is less than the engine's
         corpora: what the answer may repeat, for memories that read them
+        shaping: what changes logits by the tokens before them; such a request's passes are eager, also with CUDA graphs
         """
         _whole(goal.limit, "max_new_tokens")
         if budget is not None:
@@ -119,9 +121,11 @@ class Engine:
                     for memory in self.proposer.memories:
                         memory.observe_prediction(tokens)
             reset_peak_memory(self.target.device)
-            verifier = Verifier(self.target, self.cache, sampling.rule(len(ids)), self.clock, self.regions)
+            drawn = sampling.rule(len(ids))
+            rule = drawn if shaping is None else Shaped(drawn, shaping)
+            verifier = Verifier(self.target, self.cache, rule, self.clock, self.regions)
             nodes = self.budget if budget is None else min(budget, self.budget)
-            decoder = Decoder(self.verifies(verifier), self.proposer, nodes, goal, text)
+            decoder = Decoder(self.verifies(verifier), self.proposer, nodes, goal, text, shaping)
             if reads is None and self.prefixes is not None and self.target.attention_layers:
                 reads = partial(PrefixReader, self.prefixes)
             reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)

@@ -6,7 +6,7 @@ Knows prompts and text; knows no method by name and no model family.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from longgraft.acceptance.constraints import Constraint, constraint
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.config.new_paths import new_file
 from longgraft.corpora import Corpus, existing_corpus, open_corpus
 from longgraft.engine.decoder import FinishReason, Goal, Step
@@ -34,12 +36,14 @@ BAR_AFTER = 1.0     # seconds of a prefill after which a progress bar is shown
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer.  text ends before a stop string; token_ids end with the token that completed it, or with EOS."""
+    """An answer.  text ends before a stop string; token_ids end with the token that completed it, or with EOS.
+    logprobs: of each token, where they were asked for."""
 
     text: str
     token_ids: list[int]
     stats: Stats
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,9 +114,23 @@ class Session:
         if stops:
             self._encoder.need("checked for stop strings")
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
-        goal = Goal(max_new_tokens, self._encoder.end_tokens(self.eos if eos is None else eos), stops)
+        ends = self._encoder.end_tokens(self.eos if eos is None else eos)
+        if sampling.constraint is not None and not ends:
+            ends = frozenset(self.eos)      # an answer that is complete must end
+        goal = Goal(max_new_tokens, ends, stops)
+        shaping = Shaping(sampling, ids, self.constraint(sampling, ends)) if sampling.shaped else None
         return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)),
-                                budget=budget, corpora=[] if corpus is None else [self.corpus(corpus)])
+                                budget=budget, corpora=[] if corpus is None else [self.corpus(corpus)],
+                                shaping=shaping)
+
+    def constraint(self, sampling: Sampling, ends: Iterable[int]) -> Constraint | None:
+        """What the answer must follow, if anything; ValueError where it cannot be followed, or the vocabulary lacks a
+        biased token.  ends: tokens that end the answer once it is complete."""
+        if sampling.logit_bias:
+            self._encoder.known(list(sampling.logit_bias), "logit_bias")
+        if (asked := sampling.constraint) is None:
+            return None
+        return constraint(*asked, self.tokenizer, self.target.vocab_size, sorted(ends))
 
     def corpus(self, name: str) -> Corpus:
         """The corpus of this name; ValueError where there is none for this tokenizer, or the method reads none."""
@@ -168,7 +186,8 @@ class Session:
         budget: nodes per verification at most, root included, where that is less than the session's; 1: nothing is
             proposed.
         corpus: name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if it has one.
-        sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay.
+        sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay; json_schema, regex, grammar,
+            logit_bias, penalties and logprobs.
         """
         request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget,
                             corpus=corpus)
@@ -179,14 +198,15 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
            ) -> Generation:
     """Step a request to its end.  progress: of the prefill; None: a bar on a terminal.  tell: called with each piece
     of text."""
-    text, ids = "", list[int]()
+    text, ids, logprobs = "", list[int](), list[TokenLogprob]()
     with request:
         for step in _shown(request, progress):
             text += step.text
             tell(step.text)
             ids += step.tokens
+            logprobs += step.logprobs
     assert request.finish_reason is not None
-    return Generation(text, ids, request.stats, request.finish_reason)
+    return Generation(text, ids, request.stats, request.finish_reason, tuple(logprobs))
 
 
 def _shown(request: Request, progress: bool | None) -> Iterator[Step]:

@@ -22,7 +22,7 @@ class Stats:
     prompt_tokens, new_tokens: counts; the prefill yields the first new token and is not a step
     reused_tokens:      prompt tokens that were recalled from an earlier prompt instead of read
     accepted_per_step:  proposed tokens emitted per verification step, without the bonus token
-    accepted_by_origin: these tokens by who proposed them: draft, retrieved or both
+    accepted_by_origin: these tokens by who proposed them: draft, retrieved or both; forced: by a constraint alone
     stages:             drafted trees by where drafting was pruned: d0, d1, ... (expansions), or none
     kinds:              steps by what was proposed: plain (nothing), memory (nothing drafted), draft
     forwards:           decoding forwards other than verifications: draft (a drafting network), own (the target)
@@ -157,4 +157,4 @@ def _leading(name: str) -> float:
 def _origin(bits: int) -> str:
     if bits & DRAFT and bits & RETRIEVED:
         return "both"
-    return "draft" if bits & DRAFT else "retrieved"
+    return "draft" if bits & DRAFT else "retrieved" if bits & RETRIEVED else "forced"

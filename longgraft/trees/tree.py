@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROOT, DRAFT, RETRIEVED = 1, 2, 4      # bits of ProposalTree.origin; a node found by both has both
+# Bits of ProposalTree.origin; a node that several found has several.  FORCED: a constraint allows nothing else.
+ROOT, DRAFT, RETRIEVED, FORCED = 1, 2, 4, 8
 UNPRUNED = -1       # ProposalTree.stage of a drafted tree that no policy pruned
 
 
@@ -20,7 +21,7 @@ class ProposalTree:
     tokens:  [n] int64; tokens[0] is the root: the last committed token, not yet in the target's cache
     parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens
     scores:  [n] float32, the proposer's estimate of the path's log-probability; nan without an estimate, 0 at the root
-    origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED
+    origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED | FORCED
     stage:   expansions after which a policy stopped drafting or gave slots to retrieval; UNPRUNED: it did neither;
              None: nothing was drafted level by level
     match:   [n] int64, length in tokens of the context match that retrieved a node, 0 without one; None: no retriever

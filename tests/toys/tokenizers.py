@@ -56,3 +56,15 @@ class Bytes:
 
 
 TEXT = "naïve 🦊 code: return x → y; return z"
+
+
+def ascii_tokenizer() -> PreTrainedTokenizerFast:
+    """The toy models' 96 tokens: 88 characters of ASCII, seven merges of them, and an end token, the last id."""
+    letters = [chr(code) for code in range(33, 127) if chr(code) not in "~^`@#$%"]
+    merges = [("t", "r"), ("u", "e"), ("tr", "ue"), ('"', ":"), ("a", "b"), (",", "Ġ"), ("{", '"')]
+    vocabulary = {piece: n for n, piece in enumerate([*letters, "Ġ", *("".join(pair) for pair in merges)])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")

@@ -80,8 +80,7 @@ class LlamaCppFormat:
 
     def _settings(self) -> dict[str, Any]:
         job = self.running.job
-        sampling = {name: value for name, value in vars(job.sampling).items() if name != "replay"}
-        return sampling | {"n_predict": self.body.new_tokens if self.body.new_tokens is not None else -1,
+        return job.sampling.described | {"n_predict": self.body.new_tokens if self.body.new_tokens is not None else -1,
                         "max_tokens": job.max_new_tokens, "stop": list(job.stop), "stream": bool(self.body.stream),
                         "n_indent": self.body.n_indent or 0, "t_max_predict_ms": self.body.t_max_predict_ms or 0}
 

@@ -87,8 +87,7 @@ class OpenAIFormat:
             yield self._object(self.kind.chunk_name, []) | {"usage": usage(end, ids, self.predicted)}
 
     def _cost(self, end: End) -> dict[str, Any]:
-        sampling = {name: value for name, value in vars(self.sampling).items() if name != "replay"}
-        return cost(end) | {"sampling": sampling} | ({"layout": self.layout} if self.layout else {})
+        return cost(end) | {"sampling": self.sampling.described} | ({"layout": self.layout} if self.layout else {})
 
     def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
         made = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])

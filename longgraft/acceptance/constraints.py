@@ -1,0 +1,162 @@
+"""Answers that follow a JSON schema, a regular expression or a grammar: which tokens may come next.
+
+Knows llguidance and tokenizers; knows no logits and no model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# As Python's json.dumps: with one way to write a document, its keys and marks are forced.  A schema's own "x-guidance"
+# wins, such as {"whitespace_flexible": true}.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not installed. Install it: pip install "
+                 "longgraft[grammar].")
+
+FEW = 4             # texts among which a choice is proposed as a whole
+MOST_READ = 64      # tokens that may come next, for their texts to be compared
+END = "<|an answer's end|>"
+
+
+class Constraint:
+    """What an answer may still become; it moves on with each token.
+
+    Of the answer's end tokens exactly those positions have all where the answer is complete; others have none.
+    """
+
+    def __init__(self, matcher: Any, vocabulary: Any, vocab_size: int, ends: Sequence[int]) -> None:
+        """matcher, vocabulary: llguidance's; ends: end tokens of the answer"""
+        self._matcher, self._vocabulary, self._vocab_size, self._ends = matcher, vocabulary, vocab_size, list(ends)
+        self.ended = False
+
+    def allowed(self) -> Tensor:
+        """[V] bool on the host: the tokens that may come next."""
+        bits = torch.zeros(self._vocab_size, dtype=torch.bool)
+        if not self.ended and not self._matcher.is_stopped():
+            found = _ids(self._matcher.compute_bitmask())
+            self._check()
+            # The model may have llguidance's own end token under the same number, which means nothing there.
+            bits[found[(found < self._vocab_size) & (found != self._vocabulary.eos_token)]] = True
+        bits[self._ends] = self.ended or self._matcher.is_accepting()
+        return bits
+
+    def advance(self, token: int) -> None:
+        """Go on behind an allowed token."""
+        self.ended = self.ended or token in self._ends
+        if not self.ended:
+            self._matcher.consume_token(token)
+            self._check()
+
+    def accepted(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after the other.  The first end token counts, where it stands
+        behind such tokens: the draw decides about it."""
+        end = next((n for n, token in enumerate(tokens) if token in self._ends), len(tokens))
+        followed = 0 if self.ended else self._matcher.validate_tokens(list(tokens[:end]))
+        return followed + (followed == end < len(tokens))
+
+    def continuations(self, tokens: Sequence[int] = ()) -> list[list[int]]:
+        """What may follow `tokens`, which are allowed, where that is one text or at most FEW: each as far as it is
+        without another choice.  [] where there are more."""
+        if self.ended or any(token in self._ends for token in tokens):
+            return []
+        ahead = self._matcher.deep_copy()
+        ahead.consume_tokens(list(tokens))
+        if forced := ahead.compute_ff_tokens():
+            return [list(forced)]
+        if ahead.is_stopped():
+            return [self._ends] if len(self._ends) == 1 and not ahead.is_error() else []
+        allowed = _ids(ahead.compute_bitmask())
+        if len(allowed) > MOST_READ:
+            return []
+        return [[token, *self._forced(ahead, token)] for token in self._longest(allowed)]
+
+    def _longest(self, tokens: Sequence[int]) -> list[int]:
+        """Those whose text begins no other's; [] where they are more than FEW."""
+        texts = {token: self._vocabulary.decode_bytes([token]) for token in tokens
+                 if token != self._vocabulary.eos_token}
+        kept = [token for token, text in texts.items()
+                if not any(other.startswith(text) and other != text for other in texts.values())]
+        return kept if len(kept) <= FEW else []
+
+    @staticmethod
+    def _forced(matcher: Any, token: int) -> list[int]:
+        behind = matcher.deep_copy()
+        return list(behind.compute_ff_tokens()) if behind.consume_token(token) else []
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RuntimeError(f"The answer's grammar cannot be followed further: {reason(self._matcher.get_error())}.")
+
+
+def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequence[int]) -> Constraint:
+    """The constraint of one answer.
+
+    name: json_schema, regex (Rust's syntax) or grammar (Lark or GBNF); ends: the end tokens, of which one must follow a
+    complete answer.  ValueError, whose sentence begins with the name, where it cannot be followed.
+    """
+    if not ends:
+        raise ValueError(f"{name} needs an end token to follow a complete answer, and this model names none. Give eos.")
+    matcher = _compiled(name, text, tokenizer, vocab_size).deep_copy()
+    return Constraint(matcher, _vocabulary(tokenizer, vocab_size), vocab_size, ends)
+
+
+@lru_cache(maxsize=64)
+def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
+    """llguidance's matcher at an answer's beginning."""
+    try:
+        from llguidance import LLMatcher, grammar_from
+    except ImportError as error:
+        raise ValueError(NOT_INSTALLED.format(name)) from error
+    vocabulary = _vocabulary(tokenizer, vocab_size)
+    try:
+        source = (LLMatcher.grammar_from_json_schema(text, defaults=SPACING) if name == "json_schema" else
+                  grammar_from(name, text))
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(source, vocabulary)
+    except ValueError as error:
+        wrong, messages = True, [str(error)]
+    if wrong:
+        raise ValueError(f"{name} cannot be followed: {reason(messages[0])}.")
+    return LLMatcher(vocabulary, source, log_level=0)
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: Any, vocab_size: int) -> Any:
+    """llguidance's view of a tokenizer; it takes about a second.
+
+    Its end token is one that is added: which of the model's tokens end an answer differs by request (`Constraint`).
+    """
+    from llguidance import LLTokenizer
+    from tokenizers import Tokenizer
+
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError("This model came without a tokenizer of the tokenizers library, by which grammars are "
+                         "followed. Load the model with one.")
+    whole = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    whole.no_padding()
+    whole.no_truncation()
+    whole.add_special_tokens([END])
+    size = max(vocab_size, whole.get_vocab_size(with_added_tokens=True))
+    try:
+        return LLTokenizer(whole.to_str(), n_vocab=size, eos_token=whole.token_to_id(END))
+    except ValueError as error:
+        raise ValueError(f"No grammar can be followed with this model's tokenizer: {reason(str(error))}.") from error
+
+
+def _ids(packed: bytes) -> Any:
+    """The tokens of a bit mask, ascending, as numpy has them."""
+    return np.unpackbits(np.frombuffer(packed, dtype=np.uint8), bitorder="little").nonzero()[0]
+
+
+def reason(message: str) -> str:
+    """One line of a message that may be a drawing."""
+    if found := re.search(r"^error: (.+)$", message, re.MULTILINE):
+        return found[1]
+    first = message.strip().partition("\n")[0]
+    return re.sub(r"^at \d+\(\d+\): ", "", first).rstrip(".: ")

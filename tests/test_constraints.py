@@ -1,0 +1,181 @@
+"""Constrained, biased and penalised answers are those of plain decoding under the same settings, for every method."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from jsonschema import validate
+from toys.covering import covering, named
+from toys.models import toy_model
+from toys.oracle import draw
+from toys.sessions import toy_parts, toy_prompt, toy_session
+from toys.tokenizers import ascii_tokenizer
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+
+from longgraft.acceptance import constraints
+from longgraft.acceptance.constraints import constraint
+from longgraft.acceptance.sampling import LogitOptions, Sampling
+from longgraft.acceptance.shaping import Shaping
+from longgraft.engine.engine import Engine
+from longgraft.engine.session import Session
+from longgraft.engine.side_by_side import generate_all
+from longgraft.methods.find import METHODS, build
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import FORCED, ProposalTree
+
+TOKENIZER = ascii_tokenizer()
+END = TOKENIZER.eos_token_id
+SCHEMA = {"type": "object", "properties": {"ab": {"type": "boolean"}, "kind": {"enum": ["tree", "true"]},
+                                           "n": {"type": "integer"}, "of": {"type": "string", "maxLength": 6}},
+          "required": ["ab", "kind", "n", "of"], "additionalProperties": False}
+DATE = r"20[0-9]{2}-[01][0-9]-[0-3][0-9](T[a-z]{3,6})?"
+LIST = 'root ::= item (", " item)*\nitem ::= "abc" | [0-9] [0-9]'
+OPTIONS = {"schema": dict(json_schema=SCHEMA), "regex": dict(regex=DATE), "grammar": dict(grammar=LIST),
+           "penalties": dict(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.7,
+                             logit_bias={5: 2.5, 20: -100.0}),
+           "both": dict(json_schema=SCHEMA, repetition_penalty=1.2, frequency_penalty=0.5)}
+DRAWS = {"greedy": {}, "sampled": dict(temperature=1.0, seed=5),
+         "warped": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)}
+NEW = 40
+EXACT = [name for name in METHODS if not name.startswith("specpv")]    # it accepts on a part of the cache
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER(text)["input_ids"]
+
+
+def session(method: str, **more) -> Session:
+    return Session(toy_session(method, **more).engine, TOKENIZER)
+
+
+@cache
+def plain(options: str, drawn: str, length: int = 60) -> list[int]:
+    """The answer without a line of ours but the matcher: the whole text's forward, transformers' processors, a mask."""
+    sampling = Sampling(**OPTIONS[options], **DRAWS[drawn])
+    processors = LogitsProcessorList()
+    if sampling.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in
+                                                       sampling.logit_bias.items()}))
+    if sampling.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    follows = sampling.constraint and constraint(*sampling.constraint, TOKENIZER, 96, [END])
+    ids = toy_prompt(length)
+    while len(ids) < length + NEW and ids[-1] != END:
+        text, answer = torch.tensor([ids]), ids[length:]
+        with torch.no_grad():
+            logits = toy_model()(text, attention_mask=torch.ones_like(text), use_cache=False).logits[:, -1]
+        scores = processors(text, logits)[0]
+        for token in set(answer):
+            scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * answer.count(token)
+        if follows:
+            scores[~follows.allowed()] = float("-inf")
+        ids.append(draw(scores, Sampling(**DRAWS[drawn]), len(ids)))
+        if follows:
+            follows.advance(ids[-1])
+    return ids[length:]
+
+
+@pytest.mark.parametrize(("method", "options", "drawn"), covering(EXACT, ("regex", "penalties", "both"), DRAWS),
+                         ids=named)
+def test_every_method_says_what_plain_decoding_says_under_the_same_constraints(method, options, drawn):
+    ours = session(method).generate(toy_prompt(60), NEW, **OPTIONS[options], **DRAWS[drawn])
+    assert ours.token_ids == plain(options, drawn)
+
+
+def test_a_complete_answer_is_a_valid_one_and_only_then_it_ends():
+    found = session("pld").generate(toy_prompt(60), 200, json_schema=SCHEMA, frequency_penalty=1.0)
+    assert found.finish_reason == "eos" and found.token_ids[-1] == END
+    validate(json.loads(found.text), SCHEMA)
+
+
+def test_several_requests_have_constraints_of_their_own():
+    made = [Sampling(**OPTIONS[options], **DRAWS[drawn]) for options in OPTIONS for drawn in DRAWS]
+    parts = toy_parts()
+
+    def another() -> Session:
+        own = replace(parts, kept={}, clock=Clock())
+        engine = Engine(own.target, build("graft", own), own.clock, 16)
+        return Session(engine, TOKENIZER, made_again=another)
+    found = generate_all(another(), [toy_prompt(60)] * len(made), NEW, samplings=made, most=4)
+    assert [one.token_ids for one in found] == [plain(options, drawn) for options in OPTIONS for drawn in DRAWS]
+
+
+def fitted(text: str, tree: ProposalTree, budget: int, **options) -> ProposalTree:
+    """The tree after `text`, whose last token is the root."""
+    asked = Sampling(**options)
+    follows = constraint(*asked.constraint, TOKENIZER, 96, [END])
+    for token in ids_of(text):
+        follows.advance(token)
+    return Shaping(asked, [1], follows).fitted(tree, budget)
+
+
+def paths(tree: ProposalTree) -> set[str]:
+    """The texts of all nodes' paths."""
+    texts = {0: ""}
+    for node, parent in enumerate(tree.parents.tolist()):
+        if node:
+            texts[node] = texts[parent] + TOKENIZER.decode([int(tree.tokens[node])])
+    return set(texts.values()) - {""}
+
+
+def test_what_must_follow_is_proposed_first_and_what_cannot_is_cut():
+    nothing = ProposalTree.root_only(ids_of("{\"")[0])
+    forced = fitted('{"', nothing, 3, json_schema=SCHEMA)
+    assert paths(forced) == {"ab", 'ab":'} and forced.origin.tolist()[1:] == [FORCED] * 2
+    choice = fitted('{"', nothing, 60, json_schema=SCHEMA)
+    assert {'ab": true, "kind": "true", "n": ', 'ab": false, "kind": "true", "n": '} <= paths(choice)
+    wrong = ProposalTree.build([91, *ids_of("abx")], [-1, 0, 1, 0][:1 + len(ids_of("abx"))], [0.0, -0.1, -0.2],
+                               [1, 4, 4])
+    assert "abx" not in paths(fitted('{"', wrong, 8, json_schema=SCHEMA))
+    full = ProposalTree.chain(torch.tensor([91, *ids_of("zzzzzzz")]), 4)
+    assert paths(fitted("20", full, 8, regex="20zzzzzzzzab")) >= {"zzzzzzz"}
+    assert len(fitted("20", full, 8, regex="20zzzzzzzzab")) == 8
+
+
+def test_forced_tokens_are_accepted_in_few_steps_and_counted():
+    found = session("pld").generate(toy_prompt(60), NEW, regex='a{"kind": "tree", "of": 1}[0-9]'.replace("{", r"\{"))
+    assert found.stats.accepted_by_origin["forced"] >= 15 and found.stats.steps <= 5
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (dict(json_schema={"type": "strin"}), "json_schema cannot be followed: Invalid type: strin."),
+    (dict(regex="(ab"), "regex cannot be followed: unclosed group."),
+    (dict(grammar="start: foo"), 'grammar cannot be followed: unknown name: "foo".'),
+    (dict(regex="a", grammar="b"), "regex and grammar were given; an answer follows one of them."),
+    (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be above 0"),
+    (dict(logit_bias={96: 1.0}), "The logit_bias has token ids from 96 to 96"),
+    (dict(logprobs=21), "logprobs is 21; it must be from 0 to 20"),
+    (dict(regex="a", replay=[1]), "regex would change nothing")])
+def test_mistakes_are_one_sentence(options, said):
+    with pytest.raises(ValueError) as error:
+        session("ar").generate(toy_prompt(20), 4, **options)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_without_the_extra_a_sentence_says_which_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    constraints._compiled.cache_clear()
+    with pytest.raises(ValueError, match=r"pip install longgraft\[grammar\]"):
+        session("ar").generate(toy_prompt(20), 4, regex="a")
+
+
+@pytest.mark.parametrize("method", ["ar", "graft"])
+def test_log_probabilities_are_the_raw_logits(method):
+    """Of each emitted token, also of accepted ones; a mask and a penalty do not change them."""
+    found = session(method).generate(toy_prompt(60), 20, json_schema=SCHEMA, repetition_penalty=1.3, logprobs=3)
+    ids = torch.tensor([toy_prompt(60) + found.token_ids])
+    with torch.no_grad():
+        logs = toy_model()(ids, use_cache=False).logits[0, 59:-1].log_softmax(-1)
+    assert [one.token for one in found.logprobs] == found.token_ids
+    assert [one.logprob for one in found.logprobs] == pytest.approx(
+        logs[range(len(found.token_ids)), found.token_ids].tolist(), abs=1e-4)
+    assert [[token for token, _ in one.top] for one in found.logprobs] == logs.topk(3).indices.tolist()
+
+
+def test_what_changes_nothing_is_no_shaping():
+    assert not Sampling(temperature=0.5, top_k=3).shaped and not LogitOptions(presence_penalty=0).shaped
