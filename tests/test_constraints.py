@@ -13,6 +13,7 @@ from jsonschema import validate
 from toys.covering import covering, named
 from toys.models import toy_model
 from toys.oracle import draw
+from toys.served import asking
 from toys.sessions import toy_parts, toy_prompt, toy_session
 from toys.tokenizers import ascii_tokenizer
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
@@ -26,6 +27,7 @@ from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
 from longgraft.methods.find import METHODS, build
 from longgraft.runtime.clock import Clock
+from longgraft.serve.formats.openai_answers import chat_logprobs
 from longgraft.trees.tree import FORCED, ProposalTree
 
 TOKENIZER = ascii_tokenizer()
@@ -107,11 +109,11 @@ def test_several_requests_have_constraints_of_their_own():
 
 def fitted(text: str, tree: ProposalTree, budget: int, **options) -> ProposalTree:
     """The tree after `text`, whose last token is the root."""
-    asked = Sampling(**options)
-    follows = constraint(*asked.constraint, TOKENIZER, 96, [END])
+    wanted = Sampling(**options)
+    follows = constraint(*wanted.constraint, TOKENIZER, 96, [END])
     for token in ids_of(text):
         follows.advance(token)
-    return Shaping(asked, [1], follows).fitted(tree, budget)
+    return Shaping(wanted, [1], follows).fitted(tree, budget)
 
 
 def paths(tree: ProposalTree) -> set[str]:
@@ -132,9 +134,9 @@ def test_what_must_follow_is_proposed_first_and_what_cannot_is_cut():
     wrong = ProposalTree.build([91, *ids_of("abx")], [-1, 0, 1, 0][:1 + len(ids_of("abx"))], [0.0, -0.1, -0.2],
                                [1, 4, 4])
     assert "abx" not in paths(fitted('{"', wrong, 8, json_schema=SCHEMA))
-    full = ProposalTree.chain(torch.tensor([91, *ids_of("zzzzzzz")]), 4)
-    assert paths(fitted("20", full, 8, regex="20zzzzzzzzab")) >= {"zzzzzzz"}
-    assert len(fitted("20", full, 8, regex="20zzzzzzzzab")) == 8
+    spelt = ProposalTree.chain(torch.tensor([18, *(ids_of(letter)[0] for letter in "truetru")]), 4)
+    found = fitted("20", spelt, 8, regex="20(true){9}")
+    assert len(found) == 8 and (0, ids_of("true")[0]) in found.children and (0, ids_of("t")[0]) not in found.children
 
 
 def test_forced_tokens_are_accepted_in_few_steps_and_counted():
@@ -179,3 +181,35 @@ def test_log_probabilities_are_the_raw_logits(method):
 
 def test_what_changes_nothing_is_no_shaping():
     assert not Sampling(temperature=0.5, top_k=3).shaped and not LogitOptions(presence_penalty=0).shaped
+
+
+def asked(path: str, **body):
+    """The answer of a server whose model has this file's tokenizer."""
+    async def ask(http):
+        return (await http.post(path, json={"temperature": 0, "max_tokens": 60} | body)).json()
+    return asking(ask, session("pld"))
+
+
+@pytest.mark.parametrize(("fields", "options"), [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}},
+     dict(json_schema=SCHEMA)),
+    ({"response_format": {"type": "json_object"}}, dict(json_schema={"type": "object"})),
+    ({"guided_json": SCHEMA}, dict(json_schema=SCHEMA)), ({"guided_regex": DATE}, dict(regex=DATE)),
+    ({"structured_outputs": {"choice": ["abc", "d"]}}, dict(regex="abc|d")), ({"grammar": LIST}, dict(grammar=LIST)),
+    ({"repeat_penalty": 1.4, "logit_bias": {"5": 2.5}}, dict(repetition_penalty=1.4, logit_bias={5: 2.5})),
+    ({"frequency_penalty": 0.7, "temperature": 1.0, "seed": 3}, dict(frequency_penalty=0.7, temperature=1.0, seed=3))])
+def test_the_server_takes_the_fields_of_others(fields, options):
+    prompt = toy_prompt(40)
+    answer = asked("/v1/completions", prompt=prompt, return_token_ids=True, **fields)["choices"][0]
+    assert answer["token_ids"] == session("ar").generate(prompt, 60, **options).token_ids
+
+
+def test_the_server_gives_log_probabilities_as_openai_does():
+    found = session("ar").generate(toy_prompt(40), 8, logprobs=2, presence_penalty=1)
+    answer = asked("/v1/completions", prompt=toy_prompt(40), max_tokens=8, logprobs=2, presence_penalty=1)
+    columns = answer["choices"][0]["logprobs"]
+    assert columns["tokens"] == [TOKENIZER.decode([one.token]) for one in found.logprobs]
+    assert columns["token_logprobs"] == pytest.approx([one.logprob for one in found.logprobs], abs=1e-4)
+    assert len(columns["text_offset"]) == 8 and len(columns["top_logprobs"][0]) == 2
+    rows = chat_logprobs(found.logprobs, TOKENIZER.decode)["content"]
+    assert rows[0]["token"] == columns["tokens"][0] and len(rows[0]["top_logprobs"]) == 2

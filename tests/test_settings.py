@@ -11,7 +11,7 @@ import pytest
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.file_errors import reason
 from longgraft.config.options import check, describe, like, made, option, options, read_table, size
-from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings
+from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings, Shape
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 
 
@@ -135,8 +135,8 @@ def test_an_option_of_another_group_is_the_same_but_for_what_is_changed():
 
 def test_settings_agree_with_what_they_set():
     assert (Settings.draft_levels, Settings.draft_top_k) == (LEVELS, TOP_K)
-    drawn = {f.name: f.default for f in fields(Sampling) if f.name != "replay"}
-    assert drawn == vars(Draw())
+    drawn = {f.name: f.default for f in fields(Sampling) if f.name not in ("replay", "logit_bias", "logprobs")}
+    assert drawn == vars(Draw()) | vars(Shape())
 
 
 def test_python_may_give_objects_where_flags_give_names(tmp_path):

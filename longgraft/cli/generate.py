@@ -17,7 +17,7 @@ from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import check, describe, option
 from longgraft.config.recording_file import read_recording
-from longgraft.config.settings import Draw, Ends, Pair, Settings
+from longgraft.config.settings import Draw, Ends, Pair, Settings, Shape
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
@@ -28,7 +28,8 @@ generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
 SPENT = {"plain": "plain", "memory": "from memory", "draft": "drafted"}      # `Stats.kinds` in words
-ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved"}
+ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved",
+           "forced": "all that the constraint allows"}
 ENDED = {"length": "as many as were asked for", "eos": "the model ended its answer", "stop": "a stop string ended it",
          "cancelled": "cancelled"}      # `Stats.finish_reason` in words
 OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="Where the package index does not give the model, say "
@@ -107,8 +108,8 @@ class Answers:
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
-def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, ends: Ends, shown: Shown,
-             source: Source = None, or_embedded: OrEmbedded = False) -> None:
+def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, shape: Shape, ends: Ends,
+             shown: Shown, source: Source = None, or_embedded: OrEmbedded = False) -> None:
     """Answer a long prompt."""
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
@@ -120,7 +121,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
-    if shown.replay and draw != Draw():
+    if shown.replay and (draw != Draw() or shape != Shape()):
         raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would change "
                          "nothing. Give one or the other.")
     if out and not given.prompts:
@@ -128,9 +129,9 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, e
     from longgraft.acceptance.sampling import Sampling
     from longgraft.methods.own_settings import with_own_settings
 
-    sampling = Sampling(**vars(draw))
+    sampling = Sampling(**vars(draw), **shape.read())
     if shown.dry_run:
-        print("\n".join(describe(pair, settings, draw, ends)))
+        print("\n".join(describe(pair, settings, draw, shape, ends)))
         return
     from longgraft.models.fetch import NotFetched
 

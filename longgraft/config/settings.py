@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from longgraft.config.file_errors import reason
 from longgraft.config.method_roles import DEFAULT
 from longgraft.config.options import check, like, option
 
@@ -136,6 +138,40 @@ class Draw:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the answer must follow, and what makes repetition less likely.
+
+    The fields of `LogitOptions` that an option can give; `Sampling` checks them.
+    """
+
+    json_schema: str | None = option(None, "A JSON schema, or a file of one, that the answer follows; extra grammar",
+                                     none="none", metavar="FILE|TEXT")
+    regex: str | None = option(None, "A regular expression (Rust's syntax) of the whole answer", none="none")
+    grammar: str | None = option(None, "A grammar (GBNF or Lark), or a file of one, that the answer follows",
+                                 none="none", metavar="FILE|TEXT")
+    repetition_penalty: float = option(1.0, "Above 1: tokens of prompt and answer are less likely; 1: off")
+    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens; 0: off")
+    frequency_penalty: float = option(0.0, "The same for each time that the answer has the token; 0: off")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def read(self) -> dict[str, Any]:
+        """The fields, with the text of files; ValueError for a file that is missing."""
+        return vars(self) | {"json_schema": _text(self.json_schema, "{"), "grammar": _text(self.grammar, "=:\n")}
+
+
+def _text(given: str | None, marks: str) -> str | None:
+    """Of a file, unless it has a mark of the text itself."""
+    if given is None or any(mark in given for mark in marks):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{given} cannot be read: {reason(error)}. Give a file, or the text itself.") from error
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.snippets import Cursor
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, ChatRequest, CompletionRequest, GenerationRequest
@@ -70,11 +70,20 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
 
 
 def sampling_of(state: State, body: GenerationRequest) -> Sampling:
-    """The request's sampling; ApiError about the field that is out of range: the sentence begins with its name."""
+    """The request's sampling, which the session can follow; ApiError about the field that is wrong: the sentence begins
+    with its name."""
+    field = ""
     try:
-        return body.sampling(state.default_sampling)
+        sampling = body.sampling(state.default_sampling)
+        field = next(iter(body.constraints()), "")
+        state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
+        state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
-        raise ApiError(400, str(error), str(error).partition(" ")[0]) from error
+        first = str(error).partition(" ")[0]
+        raise ApiError(400, str(error), field if first in CONSTRAINTS and field else first) from error
+    if sampling.logprobs is not None and body.stream:
+        raise ApiError(400, "logprobs are not streamed here. Leave stream or logprobs out.", "logprobs")
+    return sampling
 
 
 def chat(state: State, body: ChatRequest) -> EncodedPrompt:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from longgraft.acceptance.shaping import TokenLogprob
 from longgraft.engine.decoder import Step
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.jobs import End, Job
@@ -34,6 +35,7 @@ class Answer:
     text: str
     ids: list[int]
     end: End
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class JobSteps(Protocol):
@@ -83,14 +85,15 @@ async def cancelled_on_disconnect(receive: Receive, running: JobSteps) -> AsyncI
 
 async def whole_answer(request: Request, running: JobSteps) -> Answer:
     """The complete answer.  ApiError where the session refuses the job."""
-    text, ids = [], list[int]()
+    text, ids, logprobs = [], list[int](), list[TokenLogprob]()
     async with cancelled_on_disconnect(request.receive, running):
         with client_errors():
             async for step in running:
                 text.append(step.text)
                 ids += step.tokens
+                logprobs += step.logprobs
     assert running.end is not None
-    return Answer("".join(text), ids, running.end)
+    return Answer("".join(text), ids, running.end, tuple(logprobs))
 
 
 class EventStream(Response):

@@ -9,13 +9,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.shaping import TokenLogprob
 from longgraft.engine.predicted_output import accepted
 from longgraft.serve.jobs import End
 from longgraft.serve.streaming import Answer
 
+Spelt = Callable[[Sequence[int]], str]
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop",
            "cancelled": "stop"}
 
@@ -25,6 +28,7 @@ class Kind:
     """The fields in which completions and chats differ.
 
     message, delta: a choice's text in the response and in a chunk
+    logprobs:       of a choice
     opening, last:  of the first chunk and of the one with the finish reason
     """
 
@@ -35,13 +39,32 @@ class Kind:
     delta: Callable[[str], dict[str, Any]]
     opening: dict[str, Any] | None
     last: dict[str, Any]
+    logprobs: Callable[[Sequence[TokenLogprob], Spelt], dict[str, Any]]
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], spelt: Spelt) -> dict[str, Any]:
+    """Of /v1/completions: columns; offsets in characters of the answer."""
+    texts = [spelt([one.token]) for one in tokens]
+    return {"tokens": texts, "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [{spelt([token]): value for token, value in one.top} for one in tokens],
+            "text_offset": [0, *accumulate(map(len, texts[:-1]))]}
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], spelt: Spelt) -> dict[str, Any]:
+    """Of /v1/chat/completions: a row per token."""
+    def row(token: int, value: float) -> dict[str, Any]:
+        text = spelt([token])
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+    return {"content": [row(one.token, one.logprob) | {"top_logprobs": [row(*pair) for pair in one.top]}
+                        for one in tokens], "refusal": None}
 
 
 COMPLETION = Kind("cmpl", "text_completion", "text_completion", lambda text: {"text": text},
-                  lambda text: {"text": text}, None, {"text": ""})
+                  lambda text: {"text": text}, None, {"text": ""}, completion_logprobs)
 CHAT = Kind("chatcmpl", "chat.completion", "chat.completion.chunk",
             lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-            lambda text: {"delta": {"content": text}}, {"delta": {"role": "assistant", "content": ""}}, {"delta": {}})
+            lambda text: {"delta": {"content": text}}, {"delta": {"role": "assistant", "content": ""}}, {"delta": {}},
+            chat_logprobs)
 
 
 @dataclass(frozen=True)
@@ -49,7 +72,7 @@ class OpenAIFormat:
     """The responses and chunks of one answer.
 
     predicted: token ids of the prediction; echo: text before the answer's; layout: of a prompt with a suffix; with_ids:
-    each choice has its token ids; with_usage: the stream ends with a chunk of its usage
+    each choice has its token ids; spelt: token ids to text; with_usage: the stream ends with a chunk of its usage
     """
 
     kind: Kind
@@ -60,12 +83,15 @@ class OpenAIFormat:
     layout: str = ""
     with_ids: bool = False
     with_usage: bool = False
+    spelt: Spelt = lambda ids: ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def response(self, answer: Answer) -> dict[str, Any]:
         """Whole."""
         choice = self._choice(self.kind.message(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
+        if answer.logprobs:
+            choice["logprobs"] = self.kind.logprobs(answer.logprobs, self.spelt)
         return self._object(self.kind.name, [choice]) | {
             "usage": usage(answer.end, answer.ids, self.predicted), "longgraft": self._cost(answer.end)}
 

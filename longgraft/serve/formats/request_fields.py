@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN
 from longgraft.engine.encoder import stop_strings
+from longgraft.serve.formats.logit_fields import LogitFields
 
 STOPS = 64          # strings at most: each is searched for in every piece of text
 MESSAGES = 4096     # of a chat, and parts of a message: far more than are sent
@@ -23,11 +24,9 @@ DEFAULT_TOKENS = 16 # of a completion without max_tokens: OpenAI's
 # Values of unsupported fields that change nothing, beside null; the others mostly need the logits.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "n_probs": (0,), "prompt_logprobs": (0,),
-    "logit_bias": ({}, []), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
-    "repeat_penalty": (1,), "dry_multiplier": (0,), "xtc_probability": (0,), "typical_p": (1,), "mirostat": (0,),
-    "dynatemp_range": (0,), "min_tokens": (0,), "use_beam_search": (False,), "length_penalty": (1,), "grammar": ("",),
-    "json_schema": ({},), "response_format": ({"type": "text"},), "structured_outputs": ({},), "guided_json": (),
-    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "truncate_prompt_tokens": (), "tools": ([],),
+    "dry_multiplier": (0,), "xtc_probability": (0,), "typical_p": (1,), "mirostat": (0,),
+    "dynatemp_range": (0,), "min_tokens": (0,), "use_beam_search": (False,), "length_penalty": (1,),
+    "truncate_prompt_tokens": (), "tools": ([],),
     "functions": ([],), "audio": (), "modalities": (["text"],), "continue_final_message": (False,),
     "add_generation_prompt": (True,)}
 # Without fail_fast a list has an error for each of its items, and a MiB of them takes seconds and a GB.
@@ -104,7 +103,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = False
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(LogitFields):
     """Sampling, stopping and streaming.  Null, as a missing field, is the server's default."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
@@ -138,12 +137,13 @@ class GenerationRequest(BaseModel):
     def sampling(self, default: Sampling) -> Sampling:
         """Greedy at temperature 0, whatever the other fields are; ValueError where a number is out of range."""
         temperature = default.temperature if self.temperature is None else self.temperature
+        options = self.logit_options()
         if temperature == 0:
-            return Sampling()
+            return Sampling(**options)
         seed = secrets.randbits(63) if self.seed is None or self.seed == -1 else self.seed
         return Sampling(temperature, default.top_p if self.top_p is None else self.top_p,
                         default.top_k if self.top_k is None else 0 if self.top_k == -1 else self.top_k,
-                        default.min_p if self.min_p is None else self.min_p, seed)
+                        default.min_p if self.min_p is None else self.min_p, seed, **options)
 
     def stops(self) -> tuple[str, ...]:
         """ValueError for an empty one."""
@@ -194,6 +194,10 @@ class CompletionRequest(GenerationRequest):
         description="Text or token ids; a list of one of them is taken, too")
     suffix: str | None = Field(None, description="What follows the completion")
     echo: bool | None = False
+    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, and of so many most probable ones")
+
+    def logit_options(self) -> dict[str, Any]:
+        return super().logit_options() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
 
 
 class ChatRequest(GenerationRequest):
@@ -201,6 +205,13 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
+    logprobs: bool | None = Field(None, description="Log-probabilities of the tokens")
+    top_logprobs: int | None = Field(None, description="And of so many most probable ones; with logprobs")
+
+    def logit_options(self) -> dict[str, Any]:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs was given without logprobs. Set logprobs to true.")
+        return super().logit_options() | ({"logprobs": self.top_logprobs or 0} if self.logprobs else {})
 
 
 def text_of(content: str | list[Part] | None) -> str:

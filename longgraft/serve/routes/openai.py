@@ -76,7 +76,7 @@ async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,
     check_request(state, body)
     prompt, job, expected = await request.run(prepare)
     form = OpenAIFormat(kind, state.name, job.sampling, expected, prompt.echo, prompt.layout,
-                        bool(body.return_token_ids), body.with_usage_chunk)
+                        bool(body.return_token_ids), body.with_usage_chunk, state.text)
     running = state.worker.submit(job)
     if body.stream:
         return EventStream(running, form, state.options.beat)

@@ -1,0 +1,100 @@
+"""The fields of requests that change logits: penalties, biases, and what an answer must follow, in the words of OpenAI,
+vLLM and llama.cpp.
+
+Knows no HTTP and no model.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST = 4096         # choices and biases: far more than are sent
+ANY_OBJECT = {"type": "object"}
+
+
+class NamedSchema(BaseModel):
+    """OpenAI's; the name and whether it is strict change nothing: an answer always follows it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """What the answer must be."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's; one of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=MOST, fail_fast=True)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class LogitFields(BaseModel):
+    """Null, as a missing field, changes nothing."""
+
+    presence_penalty: float | None = Field(None, description="-2 to 2, of tokens that the answer has")
+    frequency_penalty: float | None = Field(None, description="-2 to 2, for each time that the answer has a token")
+    repetition_penalty: float | None = Field(None, description="Above 1: tokens of prompt and answer are less likely")
+    repeat_penalty: float | None = Field(None, description="llama.cpp's name of repetition_penalty")
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float] | None = Field(
+        None, max_length=MOST, description="Token ids, and what is added to their logits")
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's")
+    guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older names")
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=MOST, fail_fast=True)] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, description="llama.cpp's")
+    grammar: str | None = Field(None, description="llama.cpp's: GBNF, or Lark")
+
+    def logit_options(self) -> dict[str, Any]:
+        """Fields of `LogitOptions`; ValueError where several constraints are given."""
+        found = {name: value for name in ("presence_penalty", "frequency_penalty")
+                 if (value := getattr(self, name)) is not None}
+        penalty = self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
+        if penalty is not None:
+            found["repetition_penalty"] = penalty
+        if self.logit_bias:
+            found["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        constraints = self.constraints()
+        if len(constraints) > 1:
+            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. Leave the others "
+                             "out.")
+        return found | dict(constraints.values())
+
+    def constraints(self) -> dict[str, tuple[str, Any]]:
+        """Field of the request -> (field of `LogitOptions`, its value); ValueError where a schema is missing."""
+        vllm, form = self.structured_outputs or StructuredOutputs(json=None), self.response_format
+        found: dict[str, tuple[str, Any]] = {}
+        if form is not None and form.type != "text":
+            if form.type == "json_schema" and form.json_schema is None:
+                raise ValueError("response_format is of type json_schema and has none. Give json_schema.schema.")
+            named = form.json_schema if form.type == "json_schema" else None
+            found["response_format"] = "json_schema", ANY_OBJECT if named is None else named.json_schema
+        choice = self.guided_choice or vllm.choice
+        for name, kind, value in (
+                ("json_schema", "json_schema", self.json_schema), ("grammar", "grammar", self.grammar),
+                ("guided_json", "json_schema", self.guided_json), ("guided_regex", "regex", self.guided_regex),
+                ("guided_grammar", "grammar", self.guided_grammar),
+                ("guided_choice" if self.guided_choice else "structured_outputs", "grammar",
+                 choice and f"start: {' | '.join(map(json.dumps, choice))}"),
+                ("structured_outputs", "json_schema", vllm.json_schema or (ANY_OBJECT if vllm.json_object else None)),
+                ("structured_outputs", "regex", vllm.regex), ("structured_outputs", "grammar", vllm.grammar)):
+            if value:
+                found[name] = kind, value
+        return found
