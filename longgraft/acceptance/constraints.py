@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 # As Python's json.dumps: with one way to write a document, its keys and marks are forced.  A schema's own "x-guidance"
 # wins, such as {"whitespace_flexible": true}.
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not installed. Install it: pip install "
                  "longgraft[grammar].")
 
@@ -114,10 +114,10 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
         from llguidance import LLMatcher, grammar_from
     except ImportError as error:
         raise ValueError(NOT_INSTALLED.format(name)) from error
-    vocabulary = _vocabulary(tokenizer, vocab_size)
+    vocabulary, form = _vocabulary(tokenizer, vocab_size), cast(Any, name)
     try:
         source = (LLMatcher.grammar_from_json_schema(text, defaults=SPACING) if name == "json_schema" else
-                  grammar_from(name, text))
+                  grammar_from(form, text))
         wrong, messages = LLMatcher.validate_grammar_with_warnings(source, vocabulary)
     except ValueError as error:
         wrong, messages = True, [str(error)]
