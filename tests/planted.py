@@ -48,6 +48,8 @@ MUTATIONS = (
     Mutation("two answers move one constraint on", "constraints:constraint", "matcher = _compiled(name, text, tokenizer, vocab_size).deep_copy()", "matcher = _compiled(name, text, tokenizer, vocab_size)", "test_constraints.py::test_several_requests_have_constraints_of_their_own"),
     Mutation("log-probabilities are those of the shaped logits", "_InOrder.__getitem__", "advance(token, logits)", "advance(token, self.of.shaping.shaped(logits))", "test_constraints.py::test_log_probabilities_are_the_raw_logits"),
     Mutation("a wrong schema is found in the decoding thread", "prompts:sampling_of", "        state.session.constraint(sampling, state.session.eos)\n", "", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+    Mutation("several answers are one", "several", "drawn.seed + n", "drawn.seed", "test_serve_openai.py::test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once"),
+    Mutation("several answers read the prompt each", "whole_answers", "await begun.wait()", "begun.set()", "test_serve_openai.py::test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once"),
     # several requests at once
     Mutation("rows of another request are read", "_PackedLayer.update", "states.split(self.rows, dim=2)", "states.split(self.rows[::-1], dim=2)", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
     Mutation("a packed pass takes the first one's layout", "attention_interface:attention", "list(map(attended, rows, key, value, run.layouts))", "list(map(attended, rows, key, value, [run.layouts[0]] * len(rows)))", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),

@@ -54,9 +54,9 @@ def test_the_openai_client_chats_and_streams(client):
 
 def test_the_openai_client_is_told_what_is_wrong(client, server):
     assert [model.id for model in client.models.list()] == ["toy"]
-    with pytest.raises(openai.BadRequestError, match="n is not supported") as refused:
-        client.completions.create(model="toy", prompt=PROMPT, n=3)
-    assert refused.value.param == "n" and refused.value.code == "unsupported_parameter"
+    with pytest.raises(openai.BadRequestError, match="best_of is not supported") as refused:
+        client.completions.create(model="toy", prompt=PROMPT, best_of=3)
+    assert refused.value.param == "best_of" and refused.value.code == "unsupported_parameter"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
     with pytest.raises(openai.AuthenticationError, match="API key is wrong"):

@@ -7,10 +7,12 @@ import threading
 
 import numpy as np
 import pytest
-from toys.served import FIM, asking, characters, client, text_session
+from toys.served import FIM, TEMPLATE, asking, characters, client, text_session
+from toys.sessions import repeatable, toy_parts
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.corpora import Corpus, corpus_path
+from longgraft.engine.session import Session
 from longgraft.engine.session import answer as answered
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.fingerprint import vocabulary
@@ -81,6 +83,27 @@ def test_a_stream_tells_every_token_also_those_whose_text_was_held_back():
     parts = [chunk["choices"][0] for chunk in streamed(COMPLETIONS, **asked)]
     assert "".join(part["text"] for part in parts) == text and len(parts[0]["text"]) > 8
     assert [i for part in parts for i in part["token_ids"]] == text_session().generate(PROMPT, 20).token_ids
+
+
+def test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once():
+    parts, read = toy_parts(), list[int]()
+
+    def lane() -> Session:
+        return Session(repeatable("graft", parts, Prefixes(2 ** 30, 16)).engine, characters(TEMPLATE), made_again=lane)
+    session, forward = lane(), parts.target.forward
+
+    def counted(segments, wants):
+        read.extend(len(segment.tree) for segment in segments if segment.logits != "all")
+        return forward(segments, wants)
+    parts.target.forward = counted
+    answer = post(COMPLETIONS, session, prompt=PROMPT, max_tokens=12, temperature=0.9, seed=4, n=3)
+    wanted = [text_session().generate(PROMPT, 12, temperature=0.9, seed=4 + n) for n in range(3)]
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+        (n, one.text) for n, one in enumerate(wanted)] and len({one.text for one in wanted}) == 3
+    assert answer["usage"]["completion_tokens"] == 36 and answer["usage"]["total_tokens"] == 36 + len(PROMPT)
+    assert len(PROMPT) < sum(read) < len(PROMPT) + 2 * 18
+    greedy = post(CHAT, messages=[{"role": "user", "content": "hello"}], max_tokens=9, n=2)
+    assert len({choice["message"]["content"] for choice in greedy["choices"]}) == 1 and len(greedy["choices"]) == 2
 
 
 def test_a_chat_is_told_by_the_models_template():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,17 +83,33 @@ async def cancelled_on_disconnect(receive: Receive, running: JobSteps) -> AsyncI
         running.cancel()
 
 
-async def whole_answer(request: Request, running: JobSteps) -> Answer:
-    """The complete answer.  ApiError where the session refuses the job."""
+async def whole_answer(request: Request, running: JobSteps, begun: Callable[[], object] = lambda: None) -> Answer:
+    """The complete answer.  ApiError where the session refuses the job.  begun: called when its prompt was read."""
     text, ids, logprobs = [], list[int](), list[TokenLogprob]()
     async with cancelled_on_disconnect(request.receive, running):
         with client_errors():
             async for step in running:
+                if step.tokens:
+                    begun()
                 text.append(step.text)
                 ids += step.tokens
                 logprobs += step.logprobs
     assert running.end is not None
     return Answer("".join(text), ids, running.end, tuple(logprobs))
+
+
+async def whole_answers(request: Request, submit: Callable[[Job], JobSteps], jobs: Sequence[Job]) -> list[Answer]:
+    """Answers of jobs with one prompt, found side by side once the first has read it: the others find it kept."""
+    begun = asyncio.Event()
+    answers = [asyncio.ensure_future(whole_answer(request, submit(jobs[0]), begun.set))]
+    answers[0].add_done_callback(lambda _: begun.set())
+    try:
+        await begun.wait()
+        answers += [asyncio.ensure_future(whole_answer(request, submit(job))) for job in jobs[1:]]
+        return list(await asyncio.gather(*answers))
+    finally:
+        for one in answers:
+            one.cancel()
 
 
 class EventStream(Response):

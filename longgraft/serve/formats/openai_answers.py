@@ -87,13 +87,21 @@ class OpenAIFormat:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def response(self, answer: Answer) -> dict[str, Any]:
-        """Whole."""
-        choice = self._choice(self.kind.message(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
-        if answer.logprobs:
-            choice["logprobs"] = self.kind.logprobs(answer.logprobs, self.spelt)
-        return self._object(self.kind.name, [choice]) | {
-            "usage": usage(answer.end, answer.ids, self.predicted), "longgraft": self._cost(answer.end)}
+    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Whole; tokens are those of all answers, the rest of the cost is the first one's."""
+        choices = []
+        for index, answer in enumerate(answers):
+            choice = self._choice(self.kind.message(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
+            given = self.kind.logprobs(answer.logprobs, self.spelt) if answer.logprobs else None
+            choices.append(choice | {"index": index, "logprobs": given})
+        tokens = usage(answers[0].end, answers[0].ids, self.predicted)
+        for answer in answers[1:]:
+            more = usage(answer.end, answer.ids, self.predicted)
+            tokens["total_tokens"] += more["completion_tokens"]
+            tokens["completion_tokens"] += more["completion_tokens"]
+            for name, count in more["completion_tokens_details"].items():
+                tokens["completion_tokens_details"][name] += count
+        return self._object(self.kind.name, choices) | {"usage": tokens, "longgraft": self._cost(answers[0].end)}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
         """The role; the echoed prompt."""

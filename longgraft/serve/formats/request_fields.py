@@ -18,12 +18,13 @@ from longgraft.config.method_roles import PLAIN
 from longgraft.engine.encoder import stop_strings
 from longgraft.serve.formats.logit_fields import LogitFields
 
+CHOICES = 16        # answers of a request at most
 STOPS = 64          # strings at most: each is searched for in every piece of text
 MESSAGES = 4096     # of a chat, and parts of a message: far more than are sent
 DEFAULT_TOKENS = 16 # of a completion without max_tokens: OpenAI's
 # Values of unsupported fields that change nothing, beside null; the others mostly need the logits.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "n_probs": (0,), "prompt_logprobs": (0,),
+    "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "n_probs": (0,), "prompt_logprobs": (0,),
     "dry_multiplier": (0,), "xtc_probability": (0,), "typical_p": (1,), "mirostat": (0,),
     "dynatemp_range": (0,), "min_tokens": (0,), "use_beam_search": (False,), "length_penalty": (1,),
     "truncate_prompt_tokens": (), "tools": ([],),
@@ -117,6 +118,8 @@ class GenerationRequest(LogitFields):
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
         None, description=f"Up to {STOPS} strings; the text ends before them")
     stop_token_ids: TokenIds | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES)] | None = Field(
+        1, description="Answers, drawn with the seed and those that follow it; not streamed")
     ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -133,6 +136,8 @@ class GenerationRequest(LogitFields):
             if value is not None and name in NEUTRAL and not any(_same(value, one) for one in NEUTRAL[name]):
                 may = " or ".join(map(json.dumps, NEUTRAL[name]))
                 raise Unsupported(name, f"{name} is not supported here. Leave it out{f' (or {may})' if may else ''}.")
+        if self.stream and (self.n or 1) > 1:
+            raise Unsupported("n", "Several answers are not streamed. Leave out stream, or n.")
 
     def sampling(self, default: Sampling) -> Sampling:
         """Greedy at temperature 0, whatever the other fields are; ValueError where a number is out of range."""

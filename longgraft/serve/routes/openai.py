@@ -22,7 +22,7 @@ from longgraft.serve.jobs import Job
 from longgraft.serve.prompts import EncodedPrompt, chat, completion, prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
-from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
+from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answers
 
 
 def router(state: State) -> APIRouter:
@@ -64,6 +64,14 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
                seconds=state.options.max_seconds)
 
 
+def several(job: Job, count: int) -> list[Job]:
+    """The job, and such with the seeds that follow its own; greedy answers are all alike."""
+    drawn = job.sampling
+    if drawn.temperature == 0:
+        return [job] * count
+    return [replace(job, sampling=replace(drawn, seed=(drawn.seed + n) % 2 ** 63)) for n in range(count)]
+
+
 async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,
                     encode: Callable[[State, Any], EncodedPrompt], limit: int | None) -> Response:
     """encode: from the request fields to the prompt."""
@@ -77,7 +85,6 @@ async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,
     prompt, job, expected = await request.run(prepare)
     form = OpenAIFormat(kind, state.name, job.sampling, expected, prompt.echo, prompt.layout,
                         bool(body.return_token_ids), body.with_usage_chunk, state.text)
-    running = state.worker.submit(job)
     if body.stream:
-        return EventStream(running, form, state.options.beat)
-    return JSONResponse(form.response(await whole_answer(request, running)))
+        return EventStream(state.worker.submit(job), form, state.options.beat)
+    return JSONResponse(form.response(await whole_answers(request, state.worker.submit, several(job, body.n or 1))))
