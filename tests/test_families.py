@@ -30,7 +30,8 @@ def variants(family: str) -> list[PretrainedConfig]:
     """The family's usual layers; and such with and without a window in turn, the last two without keys of their own."""
     usual = tiny(CONFIG_MAPPING[family])
     fields = set(type(usual).__dataclass_fields__)
-    if why_not(usual) or not fields >= {"layer_types", "sliding_window"}:
+    kinds = set(getattr(usual, "layer_types", None) or ())
+    if why_not(usual) or not fields >= {"layer_types", "sliding_window"} or any("hybrid" in kind for kind in kinds):
         return [usual]
     more = {"num_kv_shared_layers": 2} if "num_kv_shared_layers" in fields else {}
     return [usual, tiny(type(usual), layer_types=["sliding_attention", "full_attention"] * 3, **more)]

@@ -112,7 +112,8 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
         far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
         weight = torch.sigmoid(far_lse.float() - own_lse.float())[..., None]
         own = far.float() * weight + own.float() * (1 - weight)
-        own_lse = torch.logaddexp(far_lse.float(), own_lse.float())
+        if sinks is not None:
+            own_lse = torch.logaddexp(far_lse.float(), own_lse.float())
     if sinks is not None:
         per_row = sinks.float().view(heads, -1).repeat_interleave(layout.rows, 1)      # [Hkv, G * n]
         own = own.float() * torch.sigmoid(own_lse.float() - per_row)[..., None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from torch import nn
 from transformers import PretrainedConfig
 
 from longgraft.target_model.stateful_modules import keeps_state
@@ -84,7 +85,7 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
     kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
     code = sys.modules[cls.__module__]
     if (getattr(cls, "_is_stateful", False) or kinds & _STATEFUL) and not any(
-            keeps_state(one) for one in vars(code).values() if isinstance(one, type)):
+            keeps_state(one) for one in vars(code).values() if isinstance(one, type) and issubclass(one, nn.Module)):
         return _STATE
     # Some classes use the interface without declaring it (StableLM), some declare it and leave its use to others
     # (Gemma 3).
