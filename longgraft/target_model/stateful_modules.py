@@ -8,7 +8,7 @@ Knows modules, trees and states; knows no attention and no family.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,7 +124,9 @@ class _Call:
     def __call__(self, nodes: Tensor, state: State, singly: bool = False) -> Any:
         """On rows [B, L] int64 of the pass, after a state, which moves on; singly: token after token."""
         if singly:
-            return _joined([self(one, state) for one in nodes.split(1, dim=1)])
+            found = _joined([self(one, state) for one in nodes.split(1, dim=1)])
+            state.seen.clear()      # of the last token alone
+            return found
 
         def of_nodes(value: Any) -> Any:
             if isinstance(value, Cache):
@@ -148,18 +150,19 @@ class Share:
     first: Sequence[tuple[int, int]]
     found: dict[int, tuple[_Call | None, State]] = field(default_factory=dict)
 
-    def keep(self, path: Tensor, run: Any) -> None:
-        """Commit the states after a path [a] of nodes."""
+    def keep(self, path: Tensor, run: Callable[[_Call, Tensor, State], Any]) -> None:
+        """Commit the states after a path [a] of nodes.  run: as `StatefulModules.run`."""
         states = self.segment.cache.states
         row, place = self.first[int(path[-1])]
         for number, (call, state) in self.found.items():
             if len(self.paths) == 1 and place + 1 == len(self.first):
                 state.seen.clear()
-            elif not state.recurrent:
+            elif state.seen and not state.recurrent:
                 state = state.after(row, place + 1)
             else:
                 held = states.get(number)
                 state = State() if held is None else held.of_sequences(1)
+                assert call is not None, "of a prompt's chunk all rows are kept"
                 run(call, sent(path, self.paths.device)[None] + self.start, state)
             states[number] = state
 
