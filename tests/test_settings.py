@@ -10,7 +10,8 @@ import pytest
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.file_errors import reason
-from longgraft.config.options import check, describe, like, made, option, options, read_table, size
+from longgraft.config.option_files import describe, read_table
+from longgraft.config.options import check, like, made, option, options, size
 from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings, Shape
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 
@@ -35,8 +36,9 @@ class Toy:
 @pytest.mark.parametrize("values, said", [
     ({"count": 0}, r"count is 0; it must be a whole number from 1 to 9 \(things\)"), ({"count": 10}, "count is 10"),
     ({"count": True}, "count is True"), ({"count": "3"}, "count is '3'"), ({"count": 3.0}, "count is 3.0"),
-    ({"count": None}, "count is None"), ({"share": float("nan")}, "share is nan"), ({"share": True}, "share is True"),
-    ({"share": float("inf")}, "share is inf"), ({"lengths": (1, 99)}, "lengths is"), ({"lengths": [1]}, "lengths is"),
+    ({"count": None}, "count is missing"), ({"share": float("nan")}, "share is nan"),
+    ({"share": True}, "share is True"), ({"share": float("inf")}, "share is inf"),
+    ({"lengths": (1, 99)}, "lengths is"), ({"lengths": [1]}, "lengths is"),
     ({"lengths": 1}, "lengths is 1"), ({"pair": (1.0,)}, "pair is"), ({"pair": (1.0, 2.5)}, "pair is"),
     ({"names": ("c",)}, "names: 'c' is unknown. Known: a, b"), ({"names": "a"}, "names is 'a'"),
     ({"places": {"x": 1}}, "places is"), ({"quick": 1}, "quick is 1"), ({"head": {}}, "head is")])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longgraft.yarn_drafters.kinds import Count, checked
+from longgraft.config.options import Count, checked
 from longgraft.yarn_drafters.network import HeadConfig
 
 UNEVEN = "Correct config.json, or download the head again."

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.config.options import Count, Positive, checked
 from longgraft.yarn_drafters.checkpoint import finite, strictly
 from longgraft.yarn_drafters.contradictions import UNEVEN, attention_heads, refuse_other_sizes
 from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
-from longgraft.yarn_drafters.kinds import Count, Positive, checked
 from longgraft.yarn_drafters.layouts import Layers, TargetShape, Words
 from longgraft.yarn_drafters.scaling import rope_of
 

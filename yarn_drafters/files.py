@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longgraft.config.file_errors import reason
-from longgraft.config.json_input import parse_json
+from longgraft.config.json_input import read_object
 
 WEIGHTS = "pytorch_model.bin"
 FILES = ("config.json", "*.safetensors", WEIGHTS, "medusa_lm_head.pt")
@@ -42,16 +42,10 @@ def folder_of(path: str | Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """The object in config.json."""
     path = folder / "config.json"
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}). Download it again.") from error
-    except OSError as error:
-        raise ValueError(f"Drafter {folder} has no config.json that can be read ({error.strerror}). Give a folder with "
-                         "config.json and the weights.") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}; an object is needed. Download it again.")
-    return config
+    if not path.is_file():
+        raise ValueError(f"Drafter {folder} has no config.json. Give a folder with config.json and the "
+                         "weights.")
+    return read_object(path, {})
 
 
 def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:

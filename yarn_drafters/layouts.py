@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from longgraft.config.options import Count, Option, Positive, check, checked
 from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
-from longgraft.yarn_drafters.kinds import Count, Positive, Range, check_fields, checked
 from longgraft.yarn_drafters.network import HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.scaling import rope_of, scaling
 
 Shapes = Mapping[str, Sequence[int]]
-Layers = tuple[Annotated[int, Range(0)], ...]
+Layers = Annotated[tuple[int, ...], Option(low=0)]
 Words = tuple[str, ...]
 PREFIXES = ("module.", "draft_model.", "model.")
 
@@ -33,7 +33,7 @@ class TargetShape:
     vocab: Count
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check(self)
 
     @classmethod
     def of(cls, config: Any) -> TargetShape:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.config.options import Count, Positive, checked
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.checkpoint import finite, strictly
 from longgraft.yarn_drafters.contradictions import refuse_other_sizes
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
-from longgraft.yarn_drafters.kinds import Count, Positive, checked
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
 
 UNREAD = tuple(f"cross_attn.{part}_proj.{kind}" for part in "kv" for kind in ("weight", "bias"))

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longgraft.config.options import Count, check
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
-from longgraft.yarn_drafters.kinds import Count, check_fields
 
 FOLDER = "medusa"               # subfolder that trained heads are written to
 WEIGHTS = "medusa_lm_head.pt"
@@ -39,7 +39,7 @@ class MedusaConfig:
     tied: bool = True
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check(self)
 
 
 class Block(nn.Module):

@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from longgraft.yarn_drafters.kinds import Count, OneOf, Positive, Range, check_fields
+from longgraft.config.options import Count, Option, Positive, check
 
 
 @dataclass(frozen=True)
 class Rope:
     """How positions become angles.  original: length in training.  ValueError for values out of range."""
 
-    base: Annotated[float, Range(1, above=True)] = 10000.0  # EAGLE's training code always uses it
-    kind: Annotated[str, OneOf(("default", "linear", "llama3", "yarn"))] = "default"
-    factor: Annotated[float, Range(1, 2 ** 20)] = 1.0
+    base: Annotated[float, Option(low=1, above=True)] = 10000.0  # EAGLE's training code always uses it
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: Annotated[float, Option(low=1, high=2 ** 20)] = 1.0
     original: Count = 2048
     beta_fast: Positive = 32.0      # YaRN, paper 3.2
     beta_slow: Positive = 1.0
@@ -32,7 +32,7 @@ class Rope:
     attention_factor: Positive | None = None    # None: 0.1 ln(factor) + 1, YaRN Eq. 22
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check(self)
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor:g} and high_freq_factor "
                              f"{self.high_freq_factor:g}; the latter must be more.")

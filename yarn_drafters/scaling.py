@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from longgraft.yarn_drafters.kinds import Count, Positive, checked
+from longgraft.config.options import Count, Positive, checked
 from longgraft.yarn_drafters.rope import Rope
 
 NEEDED = {"default": (), "linear": ("factor",), "yarn": ("factor", "original_max_position_embeddings"),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longgraft.config.method_roles import COMPARED, PLAIN
-from longgraft.config.options import check, like, made, option, read_table
+from longgraft.config.option_files import read_table
+from longgraft.config.options import check, like, made, option
 from longgraft.config.settings import POSITIONS, Budget, Draw, Ends, Pair, Settings
 from longgraft.eval.runs.variants import COLD, Variant
 

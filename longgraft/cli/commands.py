@@ -13,7 +13,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from longgraft.config.options import Option, named, options, read_table
+from longgraft.config.option_files import read_table
+from longgraft.config.options import Option, named, options
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]

@@ -15,7 +15,8 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
 from longgraft.config.new_paths import new_file
-from longgraft.config.options import check, describe, option
+from longgraft.config.option_files import describe
+from longgraft.config.options import check, option
 from longgraft.config.recording_file import read_recording
 from longgraft.config.settings import Draw, Ends, Pair, Settings, Shape
 

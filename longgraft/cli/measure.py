@@ -14,7 +14,8 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.config.new_paths import new_file, new_folder
-from longgraft.config.options import check, describe, like, option
+from longgraft.config.option_files import describe
+from longgraft.config.options import check, like, option
 from longgraft.config.settings import POSITIONS, Pair, Settings
 from longgraft.eval.runs.config import SHORT, Diagnosis, SweepConfig
 

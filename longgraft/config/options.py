@@ -1,44 +1,40 @@
 """An option is one field of a frozen dataclass, the only place of its default, range, unit, help and source.
 
-Checks, flags, files and printed settings follow from the fields.  Knows no option by name.
+Checks, flags, files and printed settings follow from the fields.  Values of foreign files, such as a head's
+config.json, are checked by the same rules.  Knows no option by name.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import tomllib
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from longgraft.config.file_errors import reason
-from longgraft.config.json_input import parse_json
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Group = TypeVar("Group")
 KEY = "option"      # of a field's metadata
 SHOWN = 4096         # help shows ranges up to here; larger ones only exclude what no machine can do
 SIZES = {"": 1, "k": 1024, "m": 1_000_000, "b": 1_000_000_000}
-WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
 
 
 @dataclass(frozen=True)
 class Option:
     """The description of a field.  low and high, inclusive, hold for every number in it, choices for every text.
 
-    unit: of its numbers; none: the meaning of None; source: of the default; flag: on the command line, if not derived
-    from the name; many: the flag is repeated, instead of a comma-separated list
+    above: low itself is excluded; unit: of its numbers; none: the meaning of None; source: of the default; flag: on the
+    command line, if not derived from the name; many: the flag is repeated, instead of a comma-separated list
     """
 
     help: str = ""
     unit: str = ""
     low: float | None = None
     high: float | None = None
+    above: bool = False
     choices: tuple[str, ...] = ()
     none: str = ""
     source: str = ""
@@ -79,6 +75,8 @@ class Option:
         if self.low is None and self.high is None:
             return ""
         low, high = (None if end is None else f"{end:,}" for end in (self.low, self.high))
+        if self.above:
+            return f" above {low}" + ("" if high is None else f", at most {high}")
         return f", {low} or more" if high is None else f", at most {high}" if low is None else f" from {low} to {high}"
 
     def check(self, value: Any) -> None:
@@ -87,19 +85,18 @@ class Option:
             self._refuse(value)
         for part in _leaves(value):
             if self.choices and isinstance(part, str) and part not in self.choices:
-                raise ValueError(f"{self.name}: {_short(part)} is unknown. Known: {', '.join(self.choices)}.")
+                raise ValueError(f"{self.name}: {shortened(part)} is unknown. Known: {', '.join(self.choices)}.")
             if isinstance(part, (int, float)) and not isinstance(part, bool) and not (
-                    (self.low is None or part >= self.low) and (self.high is None or part <= self.high)):
+                    (self.low is None or part > self.low or (part == self.low and not self.above))
+                    and (self.high is None or part <= self.high)):
                 self._refuse(value)
 
     def read(self, value: Any) -> Any:
-        """A file's value in the field's type: lists become tuples, tables groups, "a,b" a list, "none" None."""
+        """A file's value in the field's type: lists become tuples, tables groups, 3.0 3, "a,b" a list, "none" None."""
         kind = _inner(self.kind)
         if isinstance(value, str) and (get_origin(kind) is tuple or (value == "none" and self.none)):
             return self.parse(value)
-        if isinstance(value, dict) and isinstance(kind, type) and is_dataclass(kind):
-            return made(kind, value, self.name)
-        return _tupled(value)
+        return _read(value, kind, self.name)
 
     def parse(self, text: str) -> Any:
         """A text's value in the field's type: "8k", "a,b", of numbers also "2/4", "name=value,...", "none"."""
@@ -119,7 +116,14 @@ class Option:
         return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
     def _refuse(self, value: Any) -> Any:
-        raise ValueError(f"{self.name} is {_short(value)}; it must be {self.wanted}.")
+        found = "missing" if value is None else shortened(value)
+        raise ValueError(f"{self.name} is {found}; it must be {self.wanted}.")
+
+
+# Types of fields that need no help: sizes, lengths and counts; parts of a whole; anything above 0.
+Count = Annotated[int, Option(low=1, high=2 ** 31)]
+Share = Annotated[float, Option(low=0, high=1)]
+Positive = Annotated[float, Option(low=0, above=True)]
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
@@ -139,9 +143,10 @@ def _field(made: Option) -> Any:
 
 
 def options(group: type) -> dict[str, Option]:
-    """A group's options by name; a field without description has at least its type."""
-    hints = get_type_hints(group)
-    return {f.name: replace(f.metadata.get(KEY, Option()), name=f.name, kind=hints[f.name]) for f in fields(group)}
+    """A group's options by name; a field without description has at least its type, with its limits."""
+    hints = get_type_hints(group, include_extras=True)
+    return {f.name: replace(f.metadata.get(KEY) or _limits(hints[f.name]), name=f.name, kind=_bare(hints[f.name]))
+            for f in fields(group)}
 
 
 def check(group: Any) -> None:
@@ -150,9 +155,21 @@ def check(group: Any) -> None:
         one.check(getattr(group, name))
 
 
+def checked(value: Any, kind: Any, name: str) -> Any:
+    """A foreign file's value as this type, such as `Count | None`; ValueError where it does not fit."""
+    one = replace(_limits(kind), name=name, kind=_bare(kind))
+    found = one.read(value)
+    one.check(found)
+    return found
+
+
 def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
     """A group from a file's values; ValueError as of `named`."""
-    return group(**named(options(group), values, where))
+    found = named(options(group), values, where)
+    needed: Any = group
+    if missing := [f.name for f in fields(needed) if f.default is f.default_factory is MISSING and f.name not in found]:
+        raise ValueError(f"{where} does not set {', '.join(missing)}.")
+    return group(**found)
 
 
 def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -163,45 +180,31 @@ def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) ->
         name = names.get(str(key).replace("-", "_"))
         if name is None:
             options = sorted(one.switch[2:].replace("-", "_") for one in known.values())
-            raise ValueError(f"{where} sets {_short(key)}, which is no option here. Known: {', '.join(options)}.")
+            raise ValueError(f"{where} sets {shortened(key)}, which is no option here. Known: {', '.join(options)}.")
         one = replace(known[name], name=f"{where}: {key}")
         found[name] = one.read(value)
         one.check(found[name])
     return found
 
 
-def read_table(path: Path) -> dict[str, Any]:
-    """The table of a TOML (by its suffix) or JSON file; ValueError where it is neither."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {reason(error)}. Give a TOML or "
-                         "JSON file.") from error
-    if not isinstance(table, dict):
-        raise ValueError(f"File {path} holds {_short(table)}; a table of options is needed.")
-    return table
-
-
-def describe(*groups: Any) -> list[str]:
-    """Settings as lines of TOML that `read_table` reads; None is a comment."""
-    lines = []
-    for group in groups:
-        for name, one in options(type(group)).items():
-            value = getattr(group, name)
-            if is_dataclass(value) and value == one.kind():
-                continue
-            unit = f"   # {one.unit}" if one.unit else ""
-            lines.append(f"# {name}: {one.none or 'not set'}" if value is None else f"{name} = {_toml(value)}{unit}")
-    return lines
-
-
 def size(text: str) -> int:
     """64k is 65,536; 100m is 100 million."""
     found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([kmb]?)\s*", text, re.IGNORECASE | re.ASCII)
     if found is None or (not found[2] and "." in found[1]):
-        raise ValueError(f"{_short(text)} is no number such as 65536, 64k or 100m.")
+        raise ValueError(f"{shortened(text)} is no number such as 65536, 64k or 100m.")
     return int(found[1]) if "." not in found[1] and not found[2] else round(float(found[1]) * SIZES[found[2].lower()])
+
+
+def _limits(kind: Any) -> Option:
+    """Those of an Annotated type, also of one that may be None."""
+    return next((part.__metadata__[0] for part in (kind, *get_args(kind)) if get_origin(part) is Annotated), Option())
+
+
+def _bare(kind: Any) -> Any:
+    """The type without its limits."""
+    if get_origin(kind) is Annotated:
+        return kind.__origin__
+    return reduce(or_, map(_bare, get_args(kind))) if get_origin(kind) in (Union, UnionType) else kind
 
 
 def _inner(kind: Any) -> Any:
@@ -220,7 +223,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is Literal:
         return value in inner
     if kind is float:
-        return isinstance(value, (int, float)) and math.isfinite(value)
+        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
     if origin is tuple and isinstance(value, tuple):
         inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         return len(inner) == len(value) and all(map(_fits, value, inner))
@@ -233,8 +236,13 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple) else [value]
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+def _read(value: Any, kind: Any, name: str) -> Any:
+    if isinstance(value, dict) and isinstance(kind, type) and is_dataclass(kind):
+        return made(kind, value, name)
+    if isinstance(value, list):
+        each = get_args(kind)[0] if get_origin(kind) is tuple else Any
+        return tuple(_read(part, each, f"{name}[{number}]") for number, part in enumerate(value))
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
 def _parsed(text: str, kind: Any) -> Any:
@@ -264,25 +272,15 @@ def _words(kind: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(map(_words, inner))
     if origin is Literal:
-        return ", ".join(inner)
+        return " or ".join(inner)
     if origin is tuple:
         return f"a list, each {_words(inner[0])}"
     if origin is dict:
         return "NAME=VALUE"
-    return WORDS.get(kind, getattr(kind, "__name__", "something else"))
+    return "a table" if is_dataclass(kind) else WORDS.get(kind, getattr(kind, "__name__", "something else"))
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
     value = list(value) if isinstance(value, tuple) else value
     shown = f"{value:,}" if type(value) is int and abs(value) < 1e18 else repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
-def _toml(value: Any) -> str:
-    if is_dataclass(value):
-        value = {f.name: item for f in fields(value) if (item := getattr(value, f.name)) is not None}
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (tuple, list)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

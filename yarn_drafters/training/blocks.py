@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longgraft.config.options import Count, Option, Positive, Share
 from longgraft.drafters.dflash import DFlashDrafter
 from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.yarn_drafters.dflash_files import dflash_config, load_blocks, save_blocks
-from longgraft.yarn_drafters.kinds import Count, Positive, Range, Share
 from longgraft.yarn_drafters.layouts import Layers, TargetShape
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.block_objective import block_states, compared
@@ -41,8 +41,8 @@ class BlockRecipe(Recipe):
     """Every setting of a block drafter's training.  None: the target's own shape, DFlash's feature layers, the rarest
     token of the corpus as mask."""
 
-    layers: Annotated[int, Range(1, 1000)] = 5          # DFlash's; so is the block
-    block: Annotated[int, Range(2, 1024)] = BLOCK
+    layers: Annotated[int, Option(low=1, high=1000)] = 5          # DFlash's; so is the block
+    block: Annotated[int, Option(low=2, high=1024)] = BLOCK
     feature_layers: Layers | None = None                # indices into transformers' hidden_states: layer inputs
     intermediate: Size | None = None
     mask_token: Whole | None = None

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longgraft.config.options import checked
 from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.kinds import checked
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig, RMSNorm
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from longgraft.config.options import Count, Option
 from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.kinds import Count, Range
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
@@ -44,7 +44,7 @@ class LongSpecRecipe(Recipe):
     heads: Size | None = None
     kv_heads: Size | None = None
     intermediate: Size | None = None
-    levels: Annotated[int, Range(1, 64)] = DEPTH
+    levels: Annotated[int, Option(low=1, high=64)] = DEPTH
 
     stages: tuple[Stage, ...] = (Stage(2048, skip=0.5),)
     total_tokens: Tokens = 100_000_000

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config.file_errors import reason
-from longgraft.yarn_drafters.kinds import check_fields, checked
+from longgraft.config.options import check, checked
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, grouped_documents, mixed_documents
 from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
@@ -51,7 +51,7 @@ class TrainingState:
     cursors: dict[str, int] = field(default_factory=lambda: {"mixed": 0, "grouped": 0})
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check(self)
         for name in ("mixed", "grouped"):
             checked(self.cursors.get(name), Whole, f"cursors.{name}")
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from longgraft.config.options import Count, Option
 from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.kinds import Count, Range
 from longgraft.yarn_drafters.medusa import FOLDER, MedusaConfig, MedusaHeads, load_medusa, save_medusa
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
 from longgraft.yarn_drafters.training.distributed import ALONE, World
@@ -34,7 +34,7 @@ BLOCK = 1024        # positions whose [block, V] logits exist at once
 class MedusaRecipe(Recipe):
     """Every setting of the heads' training.  tied: they share the target's output embedding."""
 
-    heads: Annotated[int, Range(1, 64)] = 4
+    heads: Annotated[int, Option(low=1, high=64)] = 4
     blocks: Count = 1
     tied: bool = True
 

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 
-from longgraft.config.json_input import parse_json
+from longgraft.config.json_input import parse_object
 from longgraft.config.new_paths import new_file
-from longgraft.yarn_drafters.kinds import checked
 
 KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)
@@ -105,7 +104,7 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
     known: set[int] = set()
     for path in evaluation:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            row = checked(parse_json(line, f"{path}, line {number}"), dict, f"{path}, line {number}")
+            row = parse_object(line, f"{path}, line {number}")
             known |= shingles(f"{row.get('context', '')} {row.get('input', '')}")
     seen: set[str] = set()
     for archive in sorted(archives):

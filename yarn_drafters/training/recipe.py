@@ -5,30 +5,29 @@ Knows values and ranges; knows no model and no corpus.
 
 from __future__ import annotations
 
-import tomllib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 
-from longgraft.config.json_input import parse_json
-from longgraft.yarn_drafters.kinds import Count, OneOf, Positive, Range, Share, check_fields
+from longgraft.config.option_files import read_table
+from longgraft.config.options import Count, Option, Positive, Share, check, named, options
 from longgraft.yarn_drafters.layouts import Layers
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.corpus import TokenStream
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
 
 SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that can be given by name
-Tokens = Annotated[int, Range(1, 10 ** 15)]
-Rate = Annotated[float, Range(0, 10, above=True)]   # of an optimizer
-NotNegative = Annotated[float, Range(0)]
-AtOnce = Annotated[int, Range(1, 2 ** 24)]          # tokens that are in memory together
-Size = Annotated[int, Range(1, 2 ** 20)]            # of a model
-Schedule = Annotated[str, OneOf(("wsd", "cosine"))]
-Whole = Annotated[int, Range(0, 10 ** 15)]
+Tokens = Annotated[int, Option(low=1, high=10 ** 15)]
+Rate = Annotated[float, Option(low=0, high=10, above=True)]   # of an optimizer
+NotNegative = Annotated[float, Option(low=0)]
+AtOnce = Annotated[int, Option(low=1, high=2 ** 24)]          # tokens that are in memory together
+Size = Annotated[int, Option(low=1, high=2 ** 20)]            # of a model
+Schedule = Literal["wsd", "cosine"]
+Whole = Annotated[int, Option(low=0, high=10 ** 15)]
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,13 @@ class Stage:
     """A stage of the curriculum.  share: relative part of the run; skip: share of rows with skipped positions; grouped:
     rows follow one another as in their repository."""
 
-    length: Annotated[int, Range(2, TokenStream.window)]
-    share: Annotated[float, Range(0, 1e6, above=True)] = 1.0
+    length: Annotated[int, Option(low=2, high=TokenStream.window)]
+    share: Annotated[float, Option(low=0, high=1e6, above=True)] = 1.0
     skip: Share = 0.0
     grouped: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -61,37 +60,33 @@ class Recipe:
     warmup: Share = 0.02
     decay: Share = 0.2
     muon_lr: Rate = 2.5e-3              # AdamW-like scale: match_rms_adamw, arXiv 2502.16982
-    muon_decay: Annotated[float, Range(0, 10)] = 0.1
+    muon_decay: Annotated[float, Option(low=0, high=10)] = 0.1
     grad_clip: Positive = 1.0
 
-    seed: Annotated[int, Range(0, 2 ** 63 - 2)] = 0     # the two streams are seeded with seed and seed + 1
-    threads: Annotated[int, Range(1, 1024)] | None = None
+    seed: Annotated[int, Option(low=0, high=2 ** 63 - 2)] = 0     # the two streams are seeded with seed and seed + 1
+    threads: Annotated[int, Option(low=1, high=1024)] | None = None
     device: str | None = None
     bf16: bool = True
     log_steps: Count = 10
     valid_steps: Count = 100            # steps between measurements on unseen text
-    valid_rows: Annotated[int, Range(0, 2 ** 16)] = 12  # unseen rows of code; half as many of prose and of other text
-    valid_length: Annotated[int, Range(2, TokenStream.window)] = 2048
+    # Unseen rows of code; half as many of prose and of other text.
+    valid_rows: Annotated[int, Option(low=0, high=2 ** 16)] = 12
+    valid_length: Annotated[int, Option(low=2, high=TokenStream.window)] = 2048
     checkpoint_minutes: NotNegative = 3.0
 
     @classmethod
     def load(cls, path: Path | None = None, base: Self | None = None, **changes: Any) -> Self:
         """base (None: the defaults), overridden by a JSON or TOML file, then by the `changes` that are not None."""
-        given = {} if path is None else _read(Path(path))
-        changes = {name: value for name, value in changes.items() if value is not None}
-        given |= changes
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(given) - known):
-            raise ValueError(f"{path} sets {', '.join(unknown)}, which a {cls.__name__} does not have.\n"
-                             f"Known: {', '.join(sorted(known))}.")
+        where = "The options" if path is None else f"The recipe {path}"
+        given = {} if path is None else read_table(_shipped(Path(path)))
+        given |= {name: value for name, value in changes.items() if value is not None}
         try:
-            return replace(base or cls(), **given)
+            return replace(base or cls(), **named(options(cls), given, where))
         except ValueError as error:
-            place = f"The recipe {path}{' and the options' if changes else ''}: " if path else ""
-            raise ValueError(f"{place}{error}") from error
+            raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check(self)
         if not self.stages or any(TokenStream.window % stage.length for stage in self.stages):
             raise ValueError(f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were given; "
                              f"each length must divide {TokenStream.window:,}: use powers of two.")
@@ -135,8 +130,8 @@ class DrafterRecipe(Recipe):
     head_dim: Size | None = None
     draft_vocab: Count = 32000
     rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
-    ttt_steps: Annotated[int, Range(1, 64)] = 7
-    loss: Annotated[str, OneOf(("kl", "lk"))] = "kl"
+    ttt_steps: Annotated[int, Option(low=1, high=64)] = 7
+    loss: Literal["kl", "lk"] = "kl"
     # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the same rows.
     features: str | None = None
 
@@ -147,7 +142,8 @@ class DrafterRecipe(Recipe):
     max_positions: Count = 2048
     schedule: Schedule = "cosine"
     warmup: Share = 0.015                           # SpecForge's
-    feature_pass: Annotated[float, Range(-10, 10)] = 0.06   # factor with which the fresh fc passes the last feature
+    # Factor with which the fresh fc passes the last feature.
+    feature_pass: Annotated[float, Option(low=-10, high=10)] = 0.06
     warm_start: bool = True                         # the first layer starts as the target's at the last feature
     muon_lr: Rate = 1e-3                            # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4
@@ -165,17 +161,10 @@ class DrafterRecipe(Recipe):
                              "training-time-test steps. Lower ttt_steps, or lengthen the stages and valid_length.")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The settings of a JSON or TOML file, or of the shipped recipe of this name."""
-    if not path.exists() and (SHIPPED / f"{path}.toml").exists():
-        path = SHIPPED / f"{path}.toml"
-    try:
-        text = path.read_text(encoding="utf-8")
-        given = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, str(path))
-    except (OSError, ValueError, RecursionError) as error:
-        shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.toml")))
-        raise ValueError(f"The recipe {path} cannot be read: {str(error).rstrip('.')}.\nGive a file, or one of "
-                         f"{shipped}.") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"The recipe {path} holds a {type(given).__name__}; an object of settings is needed.")
-    return given
+def _shipped(path: Path) -> Path:
+    """The shipped recipe of this name, where no file has it."""
+    ours = SHIPPED / f"{path}.toml"
+    if not path.exists() and not ours.exists():
+        raise ValueError(f"The recipe {path} does not exist. Give a TOML or JSON file, or one of "
+                         f"{', '.join(sorted(file.stem for file in SHIPPED.glob('*.toml')))}.")
+    return path if path.exists() else ours

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longgraft.config.options import Option
 from longgraft.models.places import place_of
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
-from longgraft.yarn_drafters.kinds import Range
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 class TargetRecipe(Recipe):
     """Every setting of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
 
-    vocab_size: Annotated[int, Range(257, 2 ** 24)] = 4096  # 256 bytes and the end token at least
-    layers: Annotated[int, Range(1, 1000)] = 8
+    vocab_size: Annotated[int, Option(low=257, high=2 ** 24)] = 4096  # 256 bytes and the end token at least
+    layers: Annotated[int, Option(low=1, high=1000)] = 8
     hidden: Size = 256
     heads: Size = 4
     kv_heads: Size = 2
     head_dim: Size = 64
     intermediate: Size = 768
     tied: bool = True                   # one matrix for input and output embedding
-    rope_theta: Annotated[float, Range(1, above=True)] = 1e6    # Qwen3's
+    rope_theta: Annotated[float, Option(low=1, above=True)] = 1e6    # Qwen3's
 
     stages: tuple[Stage, ...] = (Stage(512, 0.55), Stage(2048, 0.33, skip=0.5),
                                  Stage(8192, 0.12, skip=0.5, grouped=True))
