@@ -7,19 +7,18 @@ and no model.
 from __future__ import annotations
 
 import fcntl
-import json
-import os
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from longgraft.config.cache import cache_folder
-from longgraft.config.file_errors import reason
+from longgraft.config.identified_file import read_identified, save_identified
 
 VERSION = "1"
 SORTED = 32     # tokens by which places are sorted: a match and its continuation together are no longer
@@ -93,36 +92,14 @@ class Corpus:
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
         """One safetensors file, written whole or not at all; `identity` names the tokenizer of the ids."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
-
-        part = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"tokens": self.tokens, "order": self.order}, part,
-                      {"version": VERSION, "identity": json.dumps(dict(identity))})
-            part.replace(path)
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, and try again.") from error
-        finally:
-            with suppress(OSError):
-                part.unlink()
+        save_identified(path, {"tokens": torch.from_numpy(self.tokens), "order": torch.from_numpy(self.order)},
+                        {"version": VERSION}, identity)
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str]) -> Corpus:
         """Mapped; ValueError where the file is damaged, or holds another tokenizer's ids."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, framework="pt") as file:
-                meta = dict(file.metadata() or {})
-                found = {**json.loads(meta["identity"]), "version": meta["version"]}
-                tokens, order = (file.get_tensor(name).numpy() for name in ("tokens", "order"))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise _unfit(path, f"cannot be read: {reason(error)}") from error
-        for key, needed in {**identity, "version": VERSION}.items():
-            if found.get(key) != needed:
-                raise _unfit(path, f"belongs to {key} {found.get(key)!r}, and {needed!r} is loaded")
+        found = read_identified(path, identity, VERSION, _unfit)[1]
+        tokens, order = (found.get(name, torch.empty(0)).numpy() for name in ("tokens", "order"))
         if tokens.ndim != 1 or tokens.shape != order.shape or {tokens.dtype, order.dtype} != {np.dtype(np.int32)}:
             raise _unfit(path, f"holds tokens {tokens.dtype} {tokens.shape} and order {order.dtype} {order.shape}; "
                                "two of (N,) int32 are needed")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from longgraft.config.file_errors import reason
+from longgraft.config.identified_file import save_identified
 from longgraft.prefill.prefixes import FINAL, HIDDEN, RANKED, RANKS, Cell, report_names
 from longgraft.protocol.observation import Wants
 
@@ -52,24 +52,12 @@ class Needed:
 def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
     """Write one safetensors file, complete or not at all; returns its bytes.  rows: on the host; made: what the session
     that read them needs."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     tensors = {IDS: torch.tensor(ids)}
     for owner, found in (*rows.caches.items(), ("", rows.reports)):
         tensors |= {f"{owner}/{name}": one for name, one in found.items()}
     about = {KIND: VERSION, "longgraft": importlib.metadata.version("longgraft"), "model": made.model,
-             "method": made.method, "identity": json.dumps(dict(made.identity)), "cell": str(made.cell),
-             "digest": _digest(tensors)}
-    part = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        save_file(tensors, part, about)
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"Prefix {path} could not be written: {reason(error)}. Free some space, or give another "
-                         "file.") from error
-    finally:
-        part.unlink(missing_ok=True)
+             "method": made.method, "cell": str(made.cell), "digest": _digest(tensors)}
+    save_identified(path, tensors, about, made.identity)
     return path.stat().st_size
 
 

@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import longgraft
 from longgraft.loading import embedded
-from longgraft.memories.adjacency import AdjacencyMatrix, read_metadata
+from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.methods.calibration import Calibration, made_for
 
 IDENTITY = {"target": "toy", "vocab_size": "40", "tokenizer": "t", "weights": "w", "drafter": "d"}
@@ -94,5 +95,7 @@ def test_a_session_says_how_it_differs_from_what_its_thresholds_were_made_for():
 
 def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_say():
     shipped = embedded("calibration.safetensors")
-    found = Calibration.load(shipped, json.loads(read_metadata(shipped)["identity"]), CPU)
+    with safe_open(shipped, "pt") as file:
+        identity = json.loads(file.metadata()["identity"])
+    found = Calibration.load(shipped, identity, CPU)
     assert found.differs(made_for(60, 7, 4, 512)) == []

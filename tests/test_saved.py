@@ -292,7 +292,7 @@ def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(ValueError, match=r"could not be written: No space left"):
+    with pytest.raises(ValueError, match=r"cannot be written: No space left"):
         session().save_prefix(BEGINS, tmp_path / "p")
     assert list(tmp_path.iterdir()) == []
 

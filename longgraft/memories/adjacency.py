@@ -5,14 +5,11 @@ Token Recycling's memory (arXiv 2408.08696), seeded by the prompt.  Knows ids; k
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from longgraft.config.file_errors import reason
 from longgraft.runtime.devices import sent
 
 UNSEEN = -1
@@ -104,28 +101,6 @@ class AdjacencyMatrix:
         """How many tokens have a row."""
         return int(_seen(self.rows, self.unseen).sum())
 
-    def save(self, path: Path, identity: Mapping[str, str],
-             metadata: Mapping[str, str] | None = None) -> None:
-        """The seen rows; `identity` names what the ids belong to: target, tokenizer, vocabulary size."""
-        about = {**(metadata or {}), "version": VERSION, "identity": json.dumps(dict(identity))}
-        save_rows(path, self._rows, about, self.unseen)
-
-    def load(self, path: Path, identity: Mapping[str, str]) -> dict[str, str]:
-        """Replace the rows by a file's and return its metadata; ValueError where its identity is another."""
-        metadata = read_metadata(path)
-        try:
-            found = {**json.loads(metadata.get("identity", "{}")), "format version": metadata.get("version")}
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"Matrix file {path} does not say which target its ids belong to ({error}). Make it "
-                             "again.") from error
-        # Compared before the rows are read: another vocabulary is another identity, not a broken file.
-        for field, needed in {**identity, "format version": VERSION}.items():
-            if found.get(field) != needed:
-                raise ValueError(f"Matrix file {path} has {field} {found.get(field)!r}, and {needed!r} is "
-                                 "needed. Make it again for this target.")
-        self.restore(load_rows(path, self.vocab_size, self._rows.device, self.unseen)[0])
-        return metadata
-
     def bytes(self) -> int:
         """Size on the device."""
         return self._rows.numel() * 4 + self._latest.numel() * 8
@@ -134,43 +109,3 @@ class AdjacencyMatrix:
 def _seen(rows: Tensor, unseen: int) -> Tensor:
     """[V] bool: any id of a row counts, since with unseen = 0 a seen row may begin with token 0."""
     return (rows != unseen).any(1)
-
-
-def save_rows(path: Path, snapshot: Tensor, metadata: Mapping[str, str], unseen: int = UNSEEN) -> None:
-    """The seen rows of a snapshot in one safetensors file, with `metadata`."""
-    from safetensors.torch import save_file
-
-    rows = snapshot[:-1].cpu()
-    seen = _seen(rows, unseen).nonzero().flatten()
-    save_file({"tokens": seen.int(), "rows": rows[seen].contiguous()}, path, dict(metadata))
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file of `save_rows`; ValueError where it cannot be read."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"Matrix file {path} cannot be read: {reason(error)}. Make it again.") from error
-
-
-def load_rows(path: Path, vocab_size: int, device: torch.device,
-              unseen: int = UNSEEN) -> tuple[Tensor, dict[str, str]]:
-    """(a snapshot [V + 1, K], the metadata) of a file of `save_rows`."""
-    from safetensors.torch import load_file
-
-    metadata, found = read_metadata(path), load_file(path)
-    tokens, rows = found.get("tokens", torch.empty(0)), found.get("rows", torch.empty(0))
-    if rows.ndim != 2 or tokens.shape != rows.shape[:1] or tokens.is_floating_point() or rows.is_floating_point():
-        raise ValueError(f"{path} holds {', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in found.items())}; "
-                         "tokens int32 (n,) and rows int32 (n, K) are needed. Make it again.")
-    # These ids become indices on the device, where one out of range ends the process.
-    for ids in (tokens, rows):
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-            raise ValueError(f"{path} holds ids from {int(ids.min())} to {int(ids.max())}; "
-                             f"the vocabulary has {vocab_size}.")
-    snapshot = torch.full((vocab_size + 1, rows.shape[1]), unseen, dtype=torch.int32)
-    snapshot[tokens.long()] = rows.int()
-    return snapshot.to(device), metadata

@@ -6,7 +6,6 @@ Knows files and identities; `longgraft.eval.checks.calibrate` chooses the number
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,9 @@ from torch import Tensor
 
 from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
+from longgraft.config.identified_file import read_identified, save_identified
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
-from longgraft.memories.adjacency import WIDTH, load_rows, read_metadata, save_rows
+from longgraft.memories.adjacency import UNSEEN, WIDTH
 
 VERSION = "1"
 NODES = 60      # of the tree that `split` divides
@@ -49,37 +49,22 @@ class Calibration:
                 if self.about.get(key, value) != value]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """One safetensors file, written whole or not at all; `identity` names the target and tokenizer of the ids."""
+        """One file; `identity` names the target and tokenizer of the ids."""
         assert self.snapshot is not None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        save_rows(part, self.snapshot, {
-            "version": VERSION, "identity": json.dumps(dict(identity)), "split": str(self.split),
+        save_identified(path, _seen_rows(self.snapshot), {
+            "version": VERSION, "split": str(self.split),
             "thresholds": json.dumps({str(d): tau for d, tau in self.thresholds.items()}),
-            "about": json.dumps(dict(self.about))})
-        part.replace(path)
+            "about": json.dumps(dict(self.about))}, identity)
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str], device: torch.device) -> Calibration:
         """ValueError where the file is damaged, or belongs to another target or tokenizer."""
+        meta, found = read_identified(path, identity, VERSION, _unfit)
         try:
-            meta = read_metadata(path)
-            found = json.loads(meta["identity"]) | {"version": meta["version"]}
-        except Exception as error:      # a cut or foreign file raises half a dozen types
-            raise _unreadable(path, error) from error
-        # Compared before the rows are read: another vocabulary is another identity, not a broken file.
-        for key, needed in {**identity, "version": VERSION}.items():
-            if found.get(key) != needed:
-                raise ValueError(f"Calibration file {path} belongs to {key} {found.get(key)!r}, and {needed!r} is "
-                                 "loaded. Calibrate this one, or pass --calibration none.")
-        try:
-            vocab = int(identity["vocab_size"])
-            snapshot, _ = load_rows(path, vocab, device)
-            if snapshot.shape[1] != min(WIDTH, vocab):
-                raise ValueError(f"its rows hold {snapshot.shape[1]} tokens; {min(WIDTH, vocab)} are needed")
+            snapshot = _snapshot(found, int(identity["vocab_size"])).to(device)
             return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta))
-        except Exception as error:      # likewise
-            raise _unreadable(path, error) from error
+        except Exception as error:      # a foreign file raises half a dozen types
+            raise _unfit(path, f"cannot be read: {reason(error)}") from error
 
 
 def made_for(budget: int, levels: int, top_k: int, window: int | None) -> dict[str, str]:
@@ -88,10 +73,32 @@ def made_for(budget: int, levels: int, top_k: int, window: int | None) -> dict[s
             "draft_window": "all" if window is None else str(window)}
 
 
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    found = reason(error.__cause__ or error)       # the cause's message does not name the file again
-    return ValueError(f"Calibration file {path} cannot be read: {found}. Delete it or make it again with `longgraft "
-                      "calibrate`, or pass --calibration none.")
+def _unfit(path: Path, why: str) -> ValueError:
+    return ValueError(f"Calibration file {path} {why}. Delete it or make it again with `longgraft calibrate`, or pass "
+                      "--calibration none.")
+
+
+def _seen_rows(snapshot: Tensor) -> dict[str, Tensor]:
+    """The rows of a matrix that hold anything, and their tokens: few of a large vocabulary."""
+    rows = snapshot[:-1].cpu()
+    seen = (rows != UNSEEN).any(1).nonzero().flatten()
+    return {"tokens": seen.int(), "rows": rows[seen].contiguous()}
+
+
+def _snapshot(found: Mapping[str, Tensor], vocab: int) -> Tensor:
+    """[V + 1, K] int32, from `_seen_rows`."""
+    tokens, rows = found.get("tokens", torch.empty(0)), found.get("rows", torch.empty(0))
+    width = min(WIDTH, vocab)
+    if rows.shape[1:] != (width,) or tokens.shape != rows.shape[:1] or {tokens.dtype, rows.dtype} != {torch.int32}:
+        raise ValueError(f"it holds {', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in found.items())}; tokens "
+                         f"int32 (n,) and rows int32 (n, {width}) are needed")
+    # These ids become indices on the device, where one out of range ends the process.
+    for ids in (tokens, rows):
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+            raise ValueError(f"it holds ids from {int(ids.min())} to {int(ids.max())}; the vocabulary has {vocab}")
+    snapshot = torch.full((vocab + 1, width), UNSEEN, dtype=torch.int32)
+    snapshot[tokens.long()] = rows
+    return snapshot
 
 
 def _thresholds(meta: Mapping[str, str]) -> dict[int, float]:

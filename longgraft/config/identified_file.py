@@ -1,0 +1,56 @@
+"""Safetensors files that say what they belong to: written whole or not at all, compared by name before they are read.
+
+Knows files; knows no meaning of a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from torch import Tensor
+
+from longgraft.config.file_errors import reason
+
+Unfit = Callable[[Path, str], ValueError]      # (file, a clause: why) -> the error, which says what to do
+
+
+def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str],
+                    identity: Mapping[str, str]) -> None:
+    """about: further texts, such as a version; identity: what the tensors belong to, by name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), part, {**about, "identity": json.dumps(dict(identity))})
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, or give another place.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def read_identified(path: Path, identity: Mapping[str, str], version: str,
+                    unfit: Unfit) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """(the texts, the tensors, memory-mapped) of a file of this version that belongs to this identity."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = dict(file.metadata() or {})
+            found = {**json.loads(about["identity"]), "version": about["version"]}
+            # Compared before the tensors are read: another vocabulary is another identity, not a broken file.
+            other = next((key for key, needed in {**identity, "version": version}.items() if found.get(key) != needed),
+                         None)
+            tensors = {} if other else {name: file.get_tensor(name) for name in file.keys()}    # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise unfit(path, f"cannot be read: {reason(error)}") from error
+    if other:
+        raise unfit(path, f"belongs to {other} {found.get(other)!r}, and {identity.get(other, version)!r} is loaded")
+    return about, tensors
