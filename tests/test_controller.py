@@ -111,10 +111,20 @@ def test_a_drafter_that_is_right_is_used_and_one_that_became_right_comes_back():
     assert not controller._drafting_pays(prices, first=0.99, waiting=1)
     estimates.learnt.drafts = [0.0, 30.0]          # nothing came of what 30 tokens were expected of
     assert not controller._drafting_pays(prices, first=0.0, waiting=1)
-    estimates.drafter_cache.accuracy = lambda: (60, 64)
+    estimates.drafter_cache.accuracy = lambda most: (60, 64)
     for _ in range(3):
         estimates.probe()
     assert controller._drafting_pays(prices, first=0.0, waiting=1)
+
+
+def test_an_answer_shows_better_than_its_prompt_what_a_drafter_can():
+    cache = SimpleNamespace(newest=lambda: None, accuracy=lambda most: (0, 64) if most == 64 else (most, most))
+    estimates = AcceptanceEstimates(LiveCosts(SECONDS, frozen=True), cache)
+    estimates.probe()
+    assert estimates.learnt.accuracy < 0.02
+    estimates.learnt.answered = 8
+    estimates.probe()
+    assert estimates.learnt.accuracy > 0.66
 
 
 def test_a_level_is_drafted_while_it_is_expected_to_bring_its_price():

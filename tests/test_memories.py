@@ -108,6 +108,7 @@ def test_a_drafter_is_judged_by_the_token_that_followed_its_guess():
         guessed = torch.nn.functional.one_hot(tokens + ahead, VOCAB)
         memory._fed = ((guessed[:3], tokens[:3]), (guessed[3:], tokens[3:]))
         assert memory.accuracy() == (right, 3)
+        assert memory.accuracy(2) == (max(0, right - 1), 2)
 
 
 def test_a_rewound_history_is_as_long_as_at_its_mark():

@@ -19,8 +19,10 @@ from longgraft.trees.tree import FORCED
 DECAY = 0.98            # of counts, per count
 RATE_DECAY = 0.95       # of earlier steps' tokens and seconds, per step
 RATE_PRIOR = 10.0       # plain steps that the rate begins with
-PATIENCE = 64           # tokens that wait for a drafter before it is probed again, at first
+FIRST_PROBE = 8         # tokens of an answer after which a drafter is probed: prompts are harder to guess than answers
+PATIENCE = 64           # tokens that wait for a drafter before it is probed again, after a draft
 TIMED_EVERY = 4         # passes: the last of them is compared with its expected time
+PRIOR_TOKENS = 4        # of a text, as which an accuracy that was known before counts
 PRIOR = 2.0             # tokens accepted as expected with which `trust` begins, and likewise `worth`
 
 
@@ -44,7 +46,8 @@ class Plan:
 class _Learnt:
     """Pairs of counts decay.
 
-    accuracy: share of tokens that the drafter's best guess has right
+    accuracy: share of tokens that the drafter's best guess has right: of the answer's, once there are some
+    answered, prior: tokens of the answer; accuracy on the prompt
     drafts:   [tokens accepted from drafts, tokens expected]
     worth:    [tokens that proposals of a source without levels promised beyond their nodes' price, proposals]
     idle:     tokens since the last such proposal; rate: [tokens, seconds] of recent steps; passes: verified
@@ -58,7 +61,9 @@ class _Learnt:
     idle: int = 0
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
     passes: int = 0
-    patience: float = PATIENCE
+    answered: int = 0
+    prior: float = 0.25
+    patience: float = FIRST_PROBE
     spent: float = 0.0
     probing: float = 0.0
 
@@ -89,8 +94,10 @@ class AcceptanceEstimates(Memory):
         prior."""
         if self.drafter_cache is not None:
             self.drafter_cache.newest()
-            right, tokens = self.drafter_cache.accuracy()
-            self.learnt.accuracy = (right + 1) / (tokens + 4)
+            learnt = self.learnt
+            right, tokens = self.drafter_cache.accuracy(learnt.answered or ACCURACY_TOKENS)
+            learnt.accuracy = (right + PRIOR_TOKENS * learnt.prior) / (tokens + PRIOR_TOKENS)
+            learnt.prior = learnt.prior if learnt.answered else learnt.accuracy
         self.learnt.worth = [sum(pair) / 2 for pair in zip(self.learnt.worth, (PRIOR, PRIOR), strict=True)]
         self.learnt.drafts = [sum(pair) / 2 for pair in zip(self.learnt.drafts, (PRIOR, PRIOR), strict=True)]
 
@@ -116,6 +123,7 @@ class AcceptanceEstimates(Memory):
         learnt.rate = [RATE_DECAY * learnt.rate[0] + tokens, RATE_DECAY * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds
         learnt.idle += tokens
+        learnt.answered += tokens
         if plan.drafted is not None:
             accepted = tokens - 1 - plan.remembered
             _fade(learnt.drafts, accepted, plan.drafted)

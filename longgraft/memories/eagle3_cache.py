@@ -147,10 +147,10 @@ class Eagle3Cache(DraftCache):
             self.cache.length = committed
 
     @torch.no_grad()
-    def accuracy(self) -> tuple[int, int]:
-        """(tokens that the network's best guess had right, tokens) of the newest fed ones, each guessed from the
-        target's own features: measured without a draft."""
-        states, tokens = (torch.cat(column) for column in zip(*self._fed, strict=True))
+    def accuracy(self, most: int = ACCURACY_TOKENS) -> tuple[int, int]:
+        """(tokens that the network's best guess had right, tokens) of the newest fed ones, `most` at most, each guessed
+        from the target's own features: measured without a draft."""
+        states, tokens = (torch.cat(column)[-most - 1:] for column in zip(*self._fed, strict=True))
         best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)
 
