@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from transformers import PreTrainedModel
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_measurement import costs_for
@@ -25,8 +22,6 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import DTYPES, CpuKernels, Integers, cpu_kernels, packed_bytes
-from longgraft.kernels.integers import linear_weights, rounded
 from longgraft.memories.compiled_continuations import compiled
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.calibration import Calibration, default_path, made_for
@@ -34,19 +29,14 @@ from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
 from longgraft.methods.own_settings import with_own_settings
 from longgraft.methods.parts import Parts, Shape
-from longgraft.models.gguf_blocks import READ, read_blocks
-from longgraft.models.places import EMBEDDED, embedded, place_of
+from longgraft.models.places import EMBEDDED, embedded
+from longgraft.models.targets import kernels_for, load_target, resolve
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
-from longgraft.runtime.device_memory import free_bytes
-from longgraft.runtime.devices import device_of, dtype_of
 from longgraft.runtime.fingerprint import digest, vocabulary
-from longgraft.runtime.hub import hub_answers, offline
-from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.static_pass import why_not_fixed
-from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.network import Eagle3Network
 
 # Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed and kept most of the acceptance
@@ -170,7 +160,7 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
     target, tokenizer = load_target(source, settings)
     method, given, notes = load_needs(method, Sources(target, None if drafter == "none" else drafter, settings.head,
                                                       settings.given, tokenizer))
-    if target.kernels is None and isinstance(why := _kernels(settings, target.model), NotBuilt):
+    if target.kernels is None and isinstance(why := kernels_for(settings, target.model), NotBuilt):
         notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly")
     regions, why_eager = _regions(settings, target)
     if why_eager:
@@ -180,97 +170,6 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
     return Loaded(target, tokenizer, method, parts, notes, settings.costs)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a target comes from.  name: as it was given; given: a loaded model and its tokenizer."""
-
-    name: str
-    given: tuple[PreTrainedModel, Any] | None = None
-
-
-def resolve(model: Any) -> Source:
-    """Reads nothing.  ValueError for what is no model."""
-    if model in (None, EMBEDDED):
-        return Source(EMBEDDED)
-    if isinstance(model, (str, Path)):
-        return Source(str(model))
-    if not isinstance(model, tuple):
-        raise ValueError(f"A {type(model).__name__} was given as the model. "
-                         "Pass (model, tokenizer), a name of `longgraft models`, a folder, a GGUF file or a hub id.")
-    if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
-        raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
-                         "(model, tokenizer): a transformers model, and its tokenizer or None.")
-    return Source(getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__, given=model)
-
-
-def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
-    """(target, its tokenizer or None); ValueError where they do not fit each other or the settings."""
-    if source.given is not None:
-        model, tokenizer = source.given
-        if settings.weights == "gguf":
-            raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or "
-                             "float, or the file.")
-        target = _target(model, source.name, settings)
-        asked = None if settings.dtype is None else dtype_of(settings.dtype)
-        if asked not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
-            raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
-                             f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
-        check_finite(model, source.name)
-    else:
-        name, device = source.name, device_of(settings.device)
-        wanted = _wanted(settings.dtype, device)
-        path = place_of(name, wanted, blocks=settings.weights == "gguf").path
-        with nullcontext() if Path(path).exists() or hub_answers() else offline():
-            config: Any = read_config(path, name)
-            tokenizer = read_tokenizer(path, name)
-            read: Any = read_model(path, name, config, wanted or config.dtype or torch.bfloat16)
-        target = _target(read.to(device), name, settings, Path(path))
-    # Without added tokens: some models ship a few that they never predict.
-    if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
-        raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
-                         f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    return target, tokenizer
-
-
-def _target(model: PreTrainedModel, name: str, settings: Settings, folder: Path | None = None) -> Target:
-    """folder: where its weights are, and a GGUF file's blocks."""
-    kernels = _kernels(settings, model)
-    small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
-    if not isinstance(kernels, CpuKernels) and (asked := [
-            name for name, is_asked in (("--weights", settings.weights != "float"), ("--kv-dtype", settings.kv_dtype))
-            if is_asked]):
-        why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
-        raise ValueError(f"{' and '.join(asked)}: for a CPU's compiled kernels, in float32 or bfloat16, and {why}. "
-                         f"Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
-    if settings.kv_dtype and settings.attention not in ("auto", "split"):
-        raise ValueError(f"--kv-dtype is for the compiled kernels' attention, and --attention {settings.attention} was "
-                         "given. Leave one of them out.")
-    return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                  small if isinstance(small, FusedModules) else None, _integers(settings, model, kernels, folder),
-                  dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
-
-
-def _integers(settings: Settings, model: PreTrainedModel, kernels: Any, folder: Path | None) -> Integers | None:
-    """The linear weights in integers, where the settings ask for them."""
-    if settings.weights == "float":
-        return None
-    linear = dict(linear_weights(model))
-    if settings.weights == "gguf" and folder:
-        blocks = {name: of for name, of in read_blocks(folder).items() if name in linear}
-        if not blocks:
-            raise ValueError("The GGUF file has no matrix in blocks that the kernels multiply with "
-                             f"({', '.join(READ)}). Give --weights int8, or leave --weights out.")
-        return Integers("gguf", {name: kernels.packed_integers(of) for name, of in blocks.items()})
-    return Integers("int8", {name: kernels.packed_integers(rounded(weight)) for name, weight in linear.items()})
-
-
-def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    """On a CPU float32, where decoding is exact; None: what the weights were saved in."""
-    if dtype is not None:
-        return dtype_of(dtype)
-    return torch.float32 if device.type == "cpu" else None
 
 
 def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
@@ -288,16 +187,6 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
             other, given, notes = load_needs(find(method.fallback), sources)
             return other, given, (f"{why}; decoding with method {other.name} instead of {method.name}", *notes)
     return method, given, ()
-
-
-def _kernels(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuilt | None:
-    """None where they are switched off, or do not apply to the device and dtype."""
-    if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
-        return None
-    if (packed := packed_bytes(model, settings.weights != "float")) > (free := free_bytes(model.device)):
-        needed, left = (size / 2 ** 30 for size in (packed, free))
-        return NotBuilt(f"their copy of the weights takes {needed:.1f} GiB, and {left:.1f} are free")
-    return cpu_kernels()
 
 
 def _regions(settings: Settings, target: Target) -> tuple[Regions, str]:

@@ -338,7 +338,7 @@ def test_kernels_can_be_left_out():
 
 
 def test_where_memory_does_not_hold_the_weights_twice_torch_multiplies_and_a_note_says_so(monkeypatch):
-    monkeypatch.setattr("longgraft.loading.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("longgraft.models.targets.free_bytes", lambda device: 1000)
     session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval")
     assert session.target.kernels is None
     assert any("their copy of the weights takes" in line and "torch decodes" in line for line in session.about)
