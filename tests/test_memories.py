@@ -103,7 +103,7 @@ def test_what_waits_is_part_of_a_mark_and_of_a_state():
 def test_a_drafter_is_judged_by_the_token_that_followed_its_guess():
     """Of a pair (a feature, the token after it) the state foretells the token behind that."""
     tokens, memory = torch.tensor([5, 6, 7, 9]), Eagle3Cache(toy_network())
-    memory.network = SimpleNamespace(logits=lambda states: states, target_ids=lambda ids: ids)
+    memory.network = SimpleNamespace(logits=lambda states, product: states, target_ids=lambda ids: ids)
     for ahead, right in ((1, 2), (0, 0), (-1, 0)):
         guessed = torch.nn.functional.one_hot(tokens + ahead, VOCAB)
         memory._fed = ((guessed[:3], tokens[:3]), (guessed[3:], tokens[3:]))

@@ -206,12 +206,12 @@ class Eagle3Network(nn.Module):
         embedding = self.embed_tokens if self.embed_tokens is not None else self.__dict__["_shared"]
         return embedding(tokens).to(self.fc.weight.dtype)
 
-    def fuse(self, features: Tensor) -> Tensor:
+    def fuse(self, features: Tensor, product: Product = linear) -> Tensor:
         """Target features [B, n, A * Ht] -> [B, n, H]; not for the network's own states."""
         if self.fc_norm:
             parts = features.chunk(len(self.fc_norm), dim=-1)
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        return self.fc(self.input_norm(features))
+        return through(self.fc, self.input_norm(features), product)
 
     def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Attend,
                 product: Product = linear) -> Tensor:

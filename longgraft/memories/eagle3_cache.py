@@ -84,7 +84,7 @@ class Eagle3Cache(DraftCache):
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             states = self._feed_rows(features, tokens)
         else:
-            hidden = self.network.fuse(features[None])
+            hidden = self.network.fuse(features[None], self.product)
             del features        # several times as wide
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
@@ -151,7 +151,7 @@ class Eagle3Cache(DraftCache):
         """(tokens that the network's best guess had right, tokens) of the newest fed ones, `most` at most, each guessed
         from the target's own features: measured without a draft."""
         states, tokens = (torch.cat(column)[-most - 1:] for column in zip(*self._fed, strict=True))
-        best = self.network.target_ids(self.network.logits(states[:-1]).argmax(-1))
+        best = self.network.target_ids(self.network.logits(states[:-1], self.product).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)
 
     def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
