@@ -60,6 +60,8 @@ def random_inputs(heads: int, kv_heads: int, steps: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monkeypatch):
+    """Which takes its queries in blocks."""
+    monkeypatch.setattr("longgraft.yarn_drafters.training.objective.QUERIES", 16)
     found = []
     for function in (_joint_flash, joint_attention):
         monkeypatch.setattr("longgraft.yarn_drafters.training.objective._joint_flash", function)
@@ -217,18 +219,6 @@ def test_features_are_hidden_states_and_a_jump_cuts_no_attention(family, corpus,
     assert not torch.equal(run._seen(rows, jumped).hidden[0, -1], run._seen(changed, jumped).hidden[0, -1])
 
 
-def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(corpus, tmp_path):
-    whole, losses = drafter_trainer(corpus, tmp_path), []
-    for step in range(12):                                  # through both stages
-        if step == 4:
-            whole.save()
-        losses.append(whole.step()["losses"])
-    resumed = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, grad_clip=0.5))
-    assert resumed.resume() and [resumed.step()["losses"] for _ in range(8)] == losses[4:]
-    slower = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, muon_lr=1e-4))
-    assert slower.resume() and slower.optimizers[0].param_groups[0]["peak"] == 1e-4
-
-
 def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_path):
     cycle = np.tile(np.arange(1, 17), 256).astype(np.int32)
     corpus = EncodedCorpus(cycle, np.array([0, len(cycle)]), ("code-python",), ("owner/repo@abc:file.py",))
@@ -241,41 +231,6 @@ def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_pa
     before, after = min(figures[0]["losses"]) - entropy, max(figures[-1]["losses"]) - entropy
     assert before > 4 and after < 0.1 * before
     assert max(figures[0]["agreements"]) < 0.2 and min(figures[-1]["agreements"]) > 0.7
-
-
-def test_measuring_changes_nothing(corpus, tmp_path):
-    run = drafter_trainer(corpus, tmp_path)
-    before = [p.clone() for p in run.network.parameters()]
-    run.unseen = {"code": np.arange(1, 67).reshape(2, 33)}
-    assert run.measure() == run.measure() and len(run.measure()["code_losses"]) == STEPS
-    assert all(torch.equal(a, b) for a, b in zip(before, run.network.parameters(), strict=True))
-
-
-def test_training_leaves_a_head_that_the_loader_takes(tmp_path):
-    target, text = files_of_a_toy_run(tmp_path)
-    recipe = dataclasses.replace(DRAFTER, total_tokens=256, valid_rows=1, draft_vocab=200)
-    head = load_head(train_drafter(recipe, target, [text], [], tmp_path / "out"), TargetShape(4, 32, 300))
-    assert head.config.rope == recipe.rope and head.config.feature_layers == recipe.feature_layers
-    assert head.t2d[0] and head.config.max_positions == 512
-    assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["event"] == "finished"
-
-
-def test_a_saved_recipe_is_read_back(tmp_path):
-    (tmp_path / "recipe.json").write_text(json.dumps(dataclasses.asdict(DRAFTER)))
-    assert DrafterRecipe.load(tmp_path / "recipe.json") == DRAFTER
-
-
-def test_attention_in_blocks_is_attention_at_once(monkeypatch):
-    found = []
-    for queries in (16, 64):
-        monkeypatch.setattr("longgraft.yarn_drafters.training.objective.QUERIES", queries)
-        inputs = random_inputs(4, 4, STEPS)
-        q, k, own_k, v, own_v = inputs[0], inputs[3], inputs[4], inputs[6], inputs[7]
-        out = joint_attention(q, k, v, own_k[None], own_v[None], 0.35)
-        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
-        found.append([out, *(tensor.grad for tensor in (q, k, own_k, v, own_v))])
-    for blocks, whole in zip(*found, strict=True):
-        torch.testing.assert_close(blocks, whole, atol=1e-5, rtol=1e-4)
 
 
 def test_only_what_is_to_be_learnt_counts_and_it_is_the_predicted_token():
@@ -302,59 +257,46 @@ CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %
         "{% if add_generation_prompt %}<assistant>{% endif %}")
 
 
+def encoded(tmp_path, template: str, rows: list[dict]) -> tuple[EncodedCorpus, list[tuple[str, str]]]:
+    """(the corpus of these rows, of each document its text and what of it is learnt)."""
+    texts = ["<user>\nWhat is two plus two?\n<assistant>\n<t></t>Four, I think.\n"]
+    (tokenizer := train_tokenizer(texts * 9, 280)).chat_template = template
+    (tmp_path / "c.json").write_text(json.dumps(rows))
+    corpus = encode_corpus([tmp_path / "c.json"], tokenizer, tmp_path / "c.npz")
+    coded = (split_coded(corpus.tokens[a:b]) for a, b in zip(corpus.starts, corpus.starts[1:], strict=False))
+    return corpus, [(tokenizer.decode(ids), tokenizer.decode(ids[learnt])) for ids, learnt in coded]
+
+
+def test_of_chats_the_answers_are_learnt_and_of_texts_all(tmp_path):
+    turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
+    chat = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    begun = {"conversations": [{"from": "gpt", "value": "Hello."}, {"from": "human", "value": "Two?"},
+                               {"from": "gpt", "value": "Four."}]}
+    silent = {"messages": [{"role": "user", "content": "Two?"}]}
+    corpus, said = encoded(tmp_path, CHAT, [chat, begun, silent, {"text": "Some text."}])
+    assert said[0] == ("".join(f"<{role}>{text}\n" for role, text in turns), "Four.\nYes, I think.\n")
+    assert said[1][1] == "Four.\n" and said[2][0].startswith(said[2][1]) and corpus.types[2:] == ("text",)
+    assert sorted(mixed_documents(corpus, np.random.default_rng(0), None)) == [0, 1, 2]
+    ids, learnt = split_coded(corpus.tokens[:corpus.starts[1]])
+    counts = np.bincount(ids[learnt], minlength=280)
+    d2t, _ = draft_vocabulary(EncodedCorpus(corpus.tokens[:len(ids)], np.array([0, len(ids)]), ("chat",), ("",)), 280,
+                              5, [])
+    assert counts[d2t + torch.arange(5)].min() >= np.sort(counts)[-5]
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        encoded(tmp_path, CHAT, [silent])
+
+
 def test_a_template_that_rewrites_the_past_loses_no_question(tmp_path):
     """Qwen3's shows the thoughts of the last answer only: an earlier answer looks another way once it is past."""
-    tokenizer = train_tokenizer(["<user>\nWhat is two plus two?\n<assistant>\n<t></t>Four, I think.\n"] * 9, 280)
-    tokenizer.chat_template = (
+    template = (
         "{% for m in messages %}<{{ m['role'] }}>\n{% if m['role'] == 'assistant' and loop.last %}<t></t>{% endif %}"
         "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}")
     turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
-    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": [{"role": r, "content": t} for r, t in turns]}) + "\n")
-    corpus = encode_corpus([tmp_path / "c.jsonl"], tokenizer, tmp_path / "c.npz")
-    said = []
-    for start, end in zip(corpus.starts, corpus.starts[1:], strict=False):
-        ids, learnt = split_coded(corpus.tokens[start:end])
-        said.append((tokenizer.decode(ids), tokenizer.decode(ids[learnt])))
+    _, said = encoded(tmp_path, template, [{"messages": [{"role": role, "content": text} for role, text in turns]}])
     assert said == [
         ("<user>\nWhat is two?\n<assistant>\n<t></t>Four.\n", "<t></t>Four.\n"),
         ("<user>\nWhat is two?\n<assistant>\nFour.\n<user>\nSure?\n<assistant>\n<t></t>Yes, I think.\n",
          "<t></t>Yes, I think.\n")]
-
-
-def test_chats_beside_text_are_all_learnt_from(tmp_path):
-    tokenizer = train_tokenizer(["<user>What is two plus two?\n<assistant>Four, I think.\n"] * 9, 280)
-    tokenizer.chat_template = CHAT
-    chat = {"messages": [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Four."}]}
-    begun = {"conversations": [{"from": "gpt", "value": "Hello."}, {"from": "human", "value": "Two?"},
-                               {"from": "gpt", "value": "Four."}]}
-    silent = {"messages": [{"role": "user", "content": "Two?"}]}
-    (tmp_path / "c.json").write_text(json.dumps([chat, begun, silent, {"text": "Some text."}]))
-    corpus = encode_corpus([tmp_path / "c.json"], tokenizer, tmp_path / "c.npz")
-    order = mixed_documents(corpus, np.random.default_rng(0), None)
-    assert sorted(order) == [0, 1, 2] and sorted(corpus.types) == ["chat", "chat", "text"]
-    (tmp_path / "silent.jsonl").write_text(json.dumps(silent) + "\n\n")
-    with pytest.raises(ValueError, match="nothing to learn from"):
-        encode_corpus([tmp_path / "silent.jsonl"], tokenizer, tmp_path / "s.npz")
-
-
-@pytest.mark.parametrize("form", ["messages", "conversations"])
-def test_of_a_chat_only_the_answers_are_learnt(form, tmp_path):
-    tokenizer = train_tokenizer(["<user>What is two plus two?\n<assistant>Four, I think.\n"] * 9, 280)
-    tokenizer.chat_template = CHAT
-    turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
-    if form == "messages":
-        row = {"messages": [{"role": role, "content": text} for role, text in turns]}
-    else:
-        names = {"user": "human", "assistant": "gpt"}
-        row = {"conversations": [{"from": names[role], "value": text} for role, text in turns]}
-    (tmp_path / "chats.jsonl").write_text(json.dumps(row) + "\n")
-    coded = encode_corpus([tmp_path / "chats.jsonl"], tokenizer, tmp_path / "c.npz").tokens
-    ids, learnt = split_coded(coded)
-    assert tokenizer.decode(ids) == "".join(f"<{role}>{text}\n" for role, text in turns)
-    assert tokenizer.decode(ids[learnt]) == "Four.\nYes, I think.\n"
-    counts = np.bincount(ids[learnt], minlength=280)
-    d2t, _ = draft_vocabulary(EncodedCorpus(coded, np.array([0, len(coded)]), ("chat",), ("",)), 280, 5, [])
-    assert counts[d2t + torch.arange(5)].min() >= np.sort(counts)[-5]
 
 
 def test_text_files_and_folders_are_read(tmp_path):
