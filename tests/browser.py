@@ -102,14 +102,6 @@ class Page:
              **({"text": text} if text and not modifiers else {}))
         self("Input.dispatchKeyEvent", type="keyUp", **common)
 
-    def drop(self, selector: str, *files: Path) -> None:
-        """Files onto the middle of an element."""
-        x, y = self.js(f"(r => [r.x + r.width / 2, r.y + r.height / 2])"
-                       f"(document.querySelector('{selector}').getBoundingClientRect())")
-        data = {"items": [], "files": list(map(str, files)), "dragOperationsMask": 1}
-        for kind in ("dragEnter", "dragOver", "drop"):
-            self("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
-
     def screen(self, width: int, height: int) -> None:
         """How large the window is."""
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

@@ -17,7 +17,6 @@ from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.methods.combinators import PlainDecoding
-from longgraft.prefill.prefixes import CELL, Prefixes
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
@@ -65,8 +64,8 @@ class Foretelling:
         return ProposalTree.build(tokens, parents, [-0.1 * n for n in range(60)], origins)
 
 
-def session(prefixes: Prefixes | None = None) -> Session:
-    return Session(Engine(toy_target(), Foretelling(), Clock(), chunk=17, prefixes=prefixes), characters())
+def session() -> Session:
+    return Session(Engine(toy_target(), Foretelling(), Clock(), chunk=17), characters())
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +195,9 @@ def test_escape_ends_what_is_decoded_and_what_is_compared(page):
             until(lambda worker=worker: not worker.jobs and not worker.waiting)
 
 
-def test_plain_decoding_is_told_beside(opened):
+def test_plain_decoding_is_told_beside_and_a_stop_text_is_never_shown(opened):
+    whole = "".join(step.text for step in told(40))
+    opened.js(f"document.querySelector('#stop').value = {whole[34:38]!r}")
     run(opened, 40)
     while focused(opened) != "compare":
         opened.press("Tab")
@@ -207,34 +208,7 @@ def test_plain_decoding_is_told_beside(opened):
     assert text(opened, "same") == "identical ids \u2713" and text(opened, "speedup").endswith("\u00d7")
     assert float(text(opened, "plain-rate").replace(",", "")) > 0
     assert all(opened.js(f"document.querySelector('#chart .{whose}').getAttribute('d')") for whose in ("ours", "plain"))
-    assert "".join(piece for _, piece in spans(opened)) == "".join(step.text for step in told(40))
-
-
-def test_what_an_earlier_prompt_brought_is_told_before_the_rest_is_read(page):
-    gate, warm = Gate(), session(Prefixes(2 ** 20))
-    warm.generate(PROMPT, 1)
-    with listening(warm, gate) as (address, _):
-        page.open(f"{address}/")
-        run(page, 5)
-        share = f"{CELL - 1} ({100 * (CELL - 1) // len(PROMPT)} %)"
-        page.until(f"document.querySelector('#reused').textContent === '{share}'")
-        assert text(page, "progress") == f"{CELL - 1} of {len(PROMPT)} tokens" and not spans(page)
-        known, read = page.js("[...document.querySelectorAll('#bar i')].map(i => parseFloat(i.style.width))")
-        assert known > 90 and read == 0
-        gate.allow()
-        finished(page)
-        assert text(page, "reused") == share
-        assert "".join(piece for _, piece in spans(page)) == "".join(step.text for step in told(5))
-
-
-def test_a_stop_text_is_never_shown(opened):
-    whole = "".join(step.text for step in told())
-    stop = whole[50:54]
-    opened.js(f"document.querySelector('#stop').value = {stop!r}")
-    run(opened)
-    finished(opened)
-    assert text(opened, "finish") == "stop text"
-    assert text(opened, "answer") == whole[:whole.index(stop)]
+    assert text(opened, "finish") == "stop text" and text(opened, "answer") == whole[:whole.index(whole[34:38])]
 
 
 def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
@@ -252,21 +226,6 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
     assert not dark()
     opened.open(opened.js("location.href"))
     assert not dark() and text(opened, "theme") == "Theme: light"
-
-
-def test_dropped_files_are_the_prompt_and_what_is_no_text_is_refused(opened, tmp_path):
-    for name, content in (("a.py", b"naif = 1\n"), ("b.py", "été = 2\n".encode()), ("c.bin", b"ELF\xff"),
-                          ("d.bin", b"ELF\0")):
-        (tmp_path / name).write_bytes(content)
-    opened.drop("#answer", tmp_path / "a.py", tmp_path / "b.py")
-    opened.until("document.querySelector('#prompt').value")
-    assert opened.js("document.querySelector('#prompt').value") == "naif = 1\n\nété = 2\n"
-    assert text(opened, "size") == "18 characters" and focused(opened) == "prompt"
-    for name in ("c.bin", "d.bin"):
-        opened.drop("#prompt", tmp_path / name)
-        sentence = f"{name} is no text in UTF-8. Drop a text file."
-        opened.until(f"document.querySelector('#trouble').textContent === '{sentence}'")
-    assert opened.js("document.querySelector('#prompt').value").startswith("naif")
 
 
 def test_what_is_wrong_is_said_in_the_servers_sentence(opened):
@@ -325,76 +284,6 @@ def test_every_control_is_reached_by_tab_in_the_order_of_the_page_and_seen(opene
         order.append(focused(opened) or opened.js("document.activeElement.localName"))
     assert order == ["theme", "open", "clear", "prompt", "max_tokens", "temperature", "seed", "stop", "compare", "chat",
                      "run", "drafted", "retrieved", "both", "target", "copy", "answer", "step", "canvas", "summary"]
-
-
-def test_marks_can_be_taken_away_and_do_not_rest_on_colour_alone(opened):
-    run(opened, 40)
-    finished(opened)
-
-    def line(origin: str) -> str:
-        return opened.js(f"(s => s.textDecorationLine + ' ' + s.textDecorationStyle)"
-                         f"(getComputedStyle(document.querySelector('#answer .{origin}:not(.blank)')))")
-
-    assert [line(word) for word in ("drafted", "retrieved", "both")] == [
-        "underline solid", "underline dashed", "underline double"]
-    assert line("target").startswith("none")
-    opened.js("document.querySelector('#legend [data-origin=drafted]').focus()")
-    opened.press(" ")
-    assert line("drafted").startswith("none") and line("both") == "underline double"
-    assert opened.js("document.activeElement.getAttribute('aria-pressed')") == "false"
-
-
-def test_a_narrow_screen_needs_no_scrolling_sideways_and_stillness_is_kept(opened):
-    opened.screen(340, 700)
-    opened.prefers(reduced_motion="reduce")
-    run(opened, 40)
-    finished(opened)
-    opened.js("document.querySelector('#step').focus()")
-    opened.press("Home")
-    assert opened.js("document.querySelector('#tree').width.baseVal.value") > 340
-    assert opened.js("document.documentElement.scrollWidth") <= 340
-    opened.js("document.body.classList.add('running')")
-    assert opened.js("getComputedStyle(document.querySelector('#answer > div'), '::after').animationName") == "none"
-
-
-def test_a_token_is_drawn_once(page):
-    gate = Gate(len(PROMPT) // 17 + 8)
-    with listening(session(), gate) as (address, _):
-        page.open(f"{address}/")
-        run(page)
-        page.until("document.querySelectorAll('#answer span').length > 5")
-        page.js("void (window.first = [...document.querySelectorAll('#answer span')])")
-        gate.allow()
-        page.until(IDLE)
-        assert page.js("(now => window.first.every((span, i) => span === now[i]))"
-                       "(document.querySelectorAll('#answer span'))")
-        assert len(spans(page)) > page.js("window.first.length") > 5
-
-
-def test_a_long_answer_is_laid_out_in_blocks_of_whole_lines(opened):
-    steps = [[f"{n} one", " two\n\n", "  three\nfour "] for n in range(200)]
-    blocks = opened.js("""(steps => {
-        begin();
-        steps.forEach((texts, n) => queue.push(['step', {
-            steps: n + 1, new_tokens: 3 * n, seconds: n, mat: 2, tree: null,
-            tokens: texts.map((text, i) => ({at: 3 * n + i, origin: ['drafted', 'both', 'target'][i], text}))}]));
-        flush();
-        end();
-        return [...document.querySelectorAll('#answer > div')].map(block => block.textContent);
-    })""" + f"({json.dumps(steps)})")
-    assert "".join(blocks) == "".join(map("".join, steps)) and len(blocks) > 5
-    assert all(block.endswith("\n") for block in blocks[:-1])
-
-
-def test_a_message_goes_through_the_models_template(opened):
-    opened.until("!document.querySelector('#chatting').hidden")
-    opened.type("hello")
-    opened.js("(document.querySelector('#max_tokens').value = 5, document.querySelector('#chat').focus())")
-    opened.press(" ")
-    opened.press("Enter", CONTROL)
-    opened.until("/token/.test(document.querySelector('#prompt-tokens').textContent)")
-    assert text(opened, "prompt-tokens") == f"{len(session().encode([{'role': 'user', 'content': 'hello'}]))} tokens"
-    finished(opened)
 
 
 def test_what_is_told_along_the_way_is_what_the_figures_say_in_the_end():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import random
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -12,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from toys.models import FAMILIES, toy_target
-from toys.served import Gate, tokens_of, until_true
+from toys.served import Gate, tokens_of, until_true, working
 from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
@@ -26,7 +24,6 @@ from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.serve.jobs import Busy, Failed, Job
-from longgraft.serve.worker import Worker
 from longgraft.target_model.model import Segment
 from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -74,30 +71,6 @@ def test_methods_share_passes_whatever_they_need_of_them(method):
     wanted = alone(session)
     counted(session.target, calls)
     assert side_by_side(session) == wanted and max(calls) > 1
-
-
-def test_requests_that_come_go_and_share_a_beginning_leave_the_others_as_they_are():
-    prefixes = Prefixes(2 ** 28, 16)
-    session, order = repeatable("graft-x", prefixes=prefixes, kernels=KERNELS), random.Random(0)
-    asked = [(toy_prompt(40) + toy_prompt(10 + 7 * n, n), Sampling()) for n in range(12)]
-    wanted = alone(session, asked)
-    sessions, running, found = Sessions(session, 4), {}, {}
-    waiting, cancelled = list(range(12)), set()
-    while waiting or running:
-        if waiting and order.random() < 0.5 and (free := sessions.free(running.values(), 200, 16)):
-            running[waiting[0]] = free.open(asked[waiting[0]][0], 16)
-            found[waiting.pop(0)] = []
-        if running and order.random() < 0.1:
-            gone = order.choice(list(running))
-            running.pop(gone).close()
-            cancelled.add(gone)
-        for index, step in zip(list(running), advance(list(running.values())), strict=True) if running else ():
-            found[index] += step.tokens
-            if running[index].finish_reason is not None:
-                del running[index]
-    assert 0 < len(cancelled) < 8 and any(0 < len(found[index]) < 16 for index in cancelled)
-    for index, ids in found.items():
-        assert ids == wanted[index][:len(ids)] and (index in cancelled or ids == wanted[index])
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
@@ -335,21 +308,6 @@ def test_an_interrupt_anywhere_in_a_clock_leaves_it_usable():
         assert clock.lap().keys() == {"next"}, when
 
 
-def serving(play, running: int, gate: Gate | None = None, session: Session | None = None):
-    """What a coroutine returns that is given a worker for several jobs at once."""
-    async def played():
-        worker = Worker(session or repeatable("graft"), 2, [gate] if gate else [], running)
-        try:
-            return await asyncio.wait_for(play(worker), 30)
-        finally:
-            worker.close()
-            if gate:
-                gate.allow()
-            await asyncio.to_thread(worker.join, 10)
-            assert not worker.jobs
-    return asyncio.run(played())
-
-
 def test_an_error_in_one_of_many_answers_releases_all(monkeypatch):
     session = repeatable("graft")
     monkeypatch.setattr("longgraft.engine.side_by_side.advance", lambda requests: [MemoryError()] * len(requests))
@@ -369,28 +327,8 @@ def test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came()
         at_once = worker.jobs
         gate.allow()
         return [await tokens_of(running) for running in taken], [taken.index(running) for running in at_once]
-    tokens, at_once = serving(play, 3, gate)
+    tokens, at_once = working(play, gate, running=3)
     assert tokens == alone(repeatable("graft")) and at_once == [0, 1, 2]
-
-
-def test_one_jobs_failure_and_one_that_leaves_do_not_end_the_others():
-    class Picky:
-        def stepped(self, running, step, seconds) -> None:
-            if running.job.max_new_tokens == 9:
-                raise ArithmeticError
-
-        def ended(self, running, end) -> None:
-            pass
-
-    async def play(worker):
-        worker.watchers.append(Picky())
-        bad, left, good = (worker.submit(Job(ASKED[0][0], new)) for new in (9, 100, 16))
-        with pytest.raises(Failed):
-            await tokens_of(bad)
-        left.cancel()
-        return await tokens_of(good), [len(await tokens_of(left)) < 100, left.end.reason]
-    found, left = serving(play, 3)
-    assert found == alone(repeatable("graft"))[0] and left == [True, "cancelled"]
 
 
 def test_where_the_decoding_thread_ends_everyone_is_told():
@@ -407,7 +345,7 @@ def test_where_the_decoding_thread_ends_everyone_is_told():
         with pytest.raises(Failed):
             worker.check()
         return worker.alive, worker.waiting
-    assert serving(play, 1, gate) == (False, 0)
+    assert working(play, gate) == (False, 0)
 
 
 def test_those_who_wait_for_memory_fill_the_queue_and_all_who_lack_it_are_told_alike(monkeypatch):
@@ -433,5 +371,5 @@ def test_those_who_wait_for_memory_fill_the_queue_and_all_who_lack_it_are_told_a
                 await tokens_of(running)
             told.append(str(failed.value))
         return told
-    told = serving(play, 3, gate, session)
+    told = working(play, gate, session, running=3)
     assert len(set(told)) == 1 and "was dropped. Try again" in told[0]

@@ -5,45 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from toys.served import Gate, text_session, tokens_of, until_true
+from toys.served import Gate, text_session, tokens_of, until_true, working
 from toys.sessions import toy_prompt, toy_session
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.serve.jobs import Busy, Closing, Failed, Job
+from longgraft.serve.jobs import Busy, Failed, Job
 from longgraft.serve.worker import Worker
 
 PROMPT = toy_prompt(60)
-
-
-def working(play, gate: Gate | None = None, waiting: int = 2, session=None):
-    """What a coroutine returns that is given a new worker."""
-    async def played():
-        worker = Worker(session or toy_session("graft"), waiting, [gate] if gate else [])
-        try:
-            return await asyncio.wait_for(play(worker), 30)
-        finally:
-            worker.close()
-            if gate:
-                gate.allow()
-            await asyncio.to_thread(worker.join, 10)
-            assert not worker.jobs
-    return asyncio.run(played())
-
-
-def test_jobs_are_decoded_as_the_session_decodes():
-    async def play(worker):
-        jobs = [Job(PROMPT, 12), Job(PROMPT, 12, Sampling(0.8, seed=3)), Job(PROMPT[:30], 5)]
-        taken = [worker.submit(job) for job in jobs]
-        return [(await tokens_of(running), running.end) for running in taken]
-
-    session = toy_session("graft")
-    wanted = [session.generate(PROMPT, 12).token_ids, session.generate(PROMPT, 12, temperature=0.8, seed=3).token_ids,
-              session.generate(PROMPT[:30], 5).token_ids]
-    found = working(play)
-    assert [tokens for tokens, _ in found] == wanted
-    assert [(end.reason, end.stats.new_tokens) for _, end in found] == [("length", 12), ("length", 12), ("length", 5)]
-    assert 0 <= found[0][1].queued < found[1][1].queued < found[2][1].queued
 
 
 def test_a_job_ends_with_its_own_stop_strings_and_end_tokens_alone():
@@ -84,20 +53,6 @@ def test_retry_after_is_what_requests_took_lately():
         worker._recent.extend([2.0, 6.5])
         return worker._retry_after()
     assert working(play) == 5
-
-
-def test_a_cancelled_job_ends_before_its_next_step_in_the_prompt_and_after():
-    for chunks in (1, 6):       # a prompt of 60 is 4 chunks of 17
-        gate = Gate(chunks - 1)
-
-        async def play(worker, gate=gate, chunks=chunks):
-            running = worker.submit(Job(PROMPT, 100))
-            await until_true(lambda: gate.steps == chunks)
-            running.cancel()
-            gate.allow()
-            await tokens_of(running)
-            return running.end.reason
-        assert working(play, gate) == "cancelled" and gate.steps == chunks
 
 
 def test_a_job_that_is_cancelled_while_it_waits_is_never_begun():
@@ -163,23 +118,6 @@ def test_where_memory_runs_out_what_was_kept_of_prompts_makes_room_and_the_next_
     assert working(play) == [3, 0, 0, 3]
 
 
-def test_closing_ends_what_is_decoded_with_its_step_and_what_waits_at_once():
-    gate = Gate()
-
-    async def play(worker):
-        first, second = worker.submit(Job(PROMPT, 100)), worker.submit(Job(PROMPT, 100))
-        await until_true(lambda: gate.steps == 1)
-        worker.close()
-        gate.allow()
-        for running in (first, second):
-            with pytest.raises(Closing):
-                await tokens_of(running)
-        with pytest.raises(Closing):
-            worker.submit(Job(PROMPT, 1))
-        return not worker.trouble, gate.steps
-    assert working(play, gate) == (False, 1)
-
-
 def test_an_answer_whose_seconds_are_up_ends_as_it_is():
     async def play(worker):
         running = worker.submit(Job(PROMPT, 200, seconds=1e-9))
@@ -187,21 +125,6 @@ def test_an_answer_whose_seconds_are_up_ends_as_it_is():
     tokens, end = working(play)
     assert end.reason == "time" and tokens == toy_session("graft").generate(PROMPT, 200).token_ids[:len(tokens)]
     assert 1 <= len(tokens) == end.stats.new_tokens < 200
-
-
-def test_silence_is_told_while_a_job_waits():
-    gate = Gate()
-
-    async def play(worker):
-        first, second = worker.submit(Job(PROMPT, 2)), worker.submit(Job(PROMPT, 2))
-        silences = 0
-        async for step in second.steps(beat=0.01):
-            silences += step is None
-            if silences == 3:
-                gate.allow()
-        return silences, first.end, second.end.reason
-    silences, _, reason = working(play, gate)
-    assert silences >= 3 and reason == "length"
 
 
 def test_a_client_whose_loop_is_gone_is_not_decoded_for():

@@ -19,7 +19,7 @@ from longgraft.serve.http_server import Server, bind, url
 from longgraft.serve.jobs import End, Running
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
-from toys.sessions import toy_session
+from toys.sessions import repeatable, toy_session
 
 TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
             "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
@@ -88,6 +88,22 @@ class Gate:
 async def tokens_of(running: Running) -> list[int]:
     """All of a job's."""
     return [token async for step in running for token in step.tokens]
+
+
+def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, session: Session | None = None,
+            running: int = 1) -> Any:
+    """What a coroutine returns that is given a new worker for so many jobs at once; two more may wait."""
+    async def played() -> Any:
+        worker = Worker(session or repeatable("graft"), 2, [gate] if gate else [], running)
+        try:
+            return await asyncio.wait_for(play(worker), 30)
+        finally:
+            worker.close()
+            if gate:
+                gate.allow()
+            await asyncio.to_thread(worker.join, 10)
+            assert not worker.jobs
+    return asyncio.run(played())
 
 
 async def until_true(true: Callable[[], object]) -> None:
