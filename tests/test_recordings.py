@@ -27,6 +27,8 @@ def test_what_is_neither_is_refused_and_not_replayed_as_text(tmp_path, text):
 
 
 @pytest.mark.parametrize(("row", "said"), [
+    ({"_id": "b", "said": "x"}, "column continuation is missing. Columns found: _id, said"),
+    ({"continuation": "x"}, "no id"),
     ({"_id": "a", "continuation": [1, 2]}, "column continuation must be text; it is list"),
     ({"_id": "a", "continuation": "x", "runaway_at": "3"}, 'runaway_at must be a number of characters; it is "3"'),
     ({"_id": True, "continuation": "x"}, "_id must be text or a whole number; it is true"),

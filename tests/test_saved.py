@@ -14,13 +14,10 @@ from toys.models import VOCAB, toy_model
 from toys.served import characters
 from toys.sessions import EVERY, answered, toy_prompt, toy_session
 
-from longgraft.engine import request
 from longgraft.engine.session import Session
-from longgraft.prefill import prefix_file, prefixes
-from longgraft.prefill.chunked import read_prompt
+from longgraft.prefill import prefix_file
 from longgraft.prefill.prefixes import RANKED, RANKS, Cell, Prefixes
 from longgraft.protocol.observation import Wants
-from longgraft.runtime.kv_cache import KVCache
 
 CELL = 16
 BEGINS = toy_prompt(90)
@@ -56,19 +53,6 @@ def test_what_a_file_holds_is_as_if_it_were_read(method, family, chunk, tmp_path
     assert mine.stats.accepted_per_step == theirs.stats.accepted_per_step
     tail = max((memory.tail for memory in knows.engine.proposer.memories), default=1)
     assert mine.stats.reused_tokens == (89 if tail <= 21 else (111 - tail) // CELL * CELL - 1)
-
-
-def test_a_file_is_written_of_the_caches_themselves(tmp_path, monkeypatch):
-    """Beside them a device holds nothing of the prompt: each is copied once, at the end, to the host."""
-    made, whole = [], KVCache.copied
-
-    def copied(cache, start, end, device=None):
-        made.append((len(cache.layers), start, end, device))
-        return whole(cache, start, end, device)
-
-    monkeypatch.setattr(KVCache, "copied", copied)
-    session(most=2 ** 30).save_prefix(BEGINS, tmp_path / "p")
-    assert made == [(4, 0, 90, torch.device("cpu")), (1, 0, 90, torch.device("cpu"))]
 
 
 @pytest.mark.parametrize(("prompt", "reused"), [(FOLLOWS, 89), (BEGINS, 89), (LEAVES, 63), (BEGINS[:85], 84),
@@ -143,33 +127,6 @@ def test_one_that_needs_more_is_refused_by_name_of_what_is_missing(had, method, 
     session(had).save_prefix(BEGINS, tmp_path / "p")
     with pytest.raises(ValueError, match=f"holds {lacking}.*method {had}.*--method {method}"):
         session(method).pin_prefix(tmp_path / "p")
-
-
-def test_a_file_that_is_given_twice_is_held_once(file):
-    knows = session()
-    knows.pin_prefix(file)
-    once = [len(ends) for ends in knows.engine.prefixes._ends.values()]
-    knows.pin_prefix(file)
-    assert [len(ends) for ends in knows.engine.prefixes._ends.values()] == once == [1]
-
-
-def test_where_only_files_are_known_nothing_is_made_of_prompts(file, monkeypatch):
-    """Also not what would be thrown away, and no more of their tokens are ranked than without any."""
-    knows, bare, asked = session(), toy_session("graft"), []
-    knows.pin_prefix(file)
-    monkeypatch.setattr(prefixes, "rows_of", None)
-    monkeypatch.setattr(request, "read_prompt", lambda *args, **more: (
-        asked.append(more["cell"]) or read_prompt(*args, **more)))
-    for one in (knows, bare):
-        answered(one, LEAVES, 4)
-    assert asked == [None] * 2
-
-
-def test_no_option_takes_a_window_of_none(tmp_path):
-    session().save_prefix(BEGINS, tmp_path / "p")
-    with pytest.raises(ValueError, match="window none") as error:
-        session(window=32).pin_prefix(tmp_path / "p")
-    assert "draft_window" not in str(error.value)
 
 
 def changed(file, path, tensors=None, **about):
@@ -261,21 +218,15 @@ def test_a_file_whose_rows_or_tokens_were_changed_is_refused(file, tmp_path):
         refused(changed(file, path, tensors), "was changed after it was made")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_rows_that_are_no_numbers_are_refused(value, tmp_path):
+@pytest.mark.parametrize("value, last, said", [
+    (float("nan"), 3, "NaN or infinite"), (float("inf"), 3, "NaN or infinite"),
+    (0.0, VOCAB, f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}")])
+def test_rows_and_ids_that_no_model_has_are_refused(value, last, said, tmp_path):
     rows = torch.zeros(1, 2, 3, 8)
     rows[0, 1, 2, 3] = value
     wanted = prefix_file.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
-    prefix_file.save(tmp_path / "p", [1, 2, 3], Cell({"target": {"0.keys": rows}}, {}), wanted)
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        prefix_file.load(tmp_path / "p", wanted, torch.device("cpu"))
-
-
-def test_ids_that_no_model_knows_are_refused(tmp_path):
-    rows = Cell({"target": {"0.keys": torch.zeros(1, 2, 3, 8)}}, {})
-    wanted = prefix_file.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
-    prefix_file.save(tmp_path / "p", [1, 2, VOCAB], rows, wanted)
-    with pytest.raises(ValueError, match=f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}"):
+    prefix_file.save(tmp_path / "p", [1, 2, last], Cell({"target": {"0.keys": rows}}, {}), wanted)
+    with pytest.raises(ValueError, match=said):
         prefix_file.load(tmp_path / "p", wanted, torch.device("cpu"))
 
 

@@ -161,15 +161,6 @@ def test_a_rows_own_continuation_is_replayable(tmp_path):
     assert load_suite(str(path), recorded=[more])[0].continuations == {"true": "y", "phi-4": "z"}
 
 
-def test_recordings_without_text_or_id_are_errors(tmp_path):
-    rows = str(write(tmp_path / "a.jsonl", {"prompt": "x"}))
-    with pytest.raises(ValueError, match=r"r.jsonl, line 2: column continuation is missing. Columns found: _id, said"):
-        load_suite(rows, recorded=[write(tmp_path / "r.jsonl", {"_id": "a", "continuation": "x"},
-                                         {"_id": "b", "said": "x"})])
-    with pytest.raises(ValueError, match="line 1: no id"):
-        load_suite(rows, recorded=[write(tmp_path / "r.jsonl", {"continuation": "x"})])
-
-
 # What is missing is named -------------------------------------------------------------------------------------------
 
 def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
@@ -273,12 +264,6 @@ def test_without_a_network_the_hub_is_tried_once_and_in_silence(monkeypatch, cap
     with pytest.raises(ValueError, match=r"qmsum, split test.: the hub does not answer, and this machine has no copy"):
         load_suite("qmsum")
     assert capfd.readouterr() == ("", "") and offline == constants.HF_HUB_OFFLINE
-
-
-def test_a_missing_column_of_the_hub_names_the_row(monkeypatch):
-    hub(monkeypatch, lambda *args, **kwargs: [{"tokens": 3}])
-    with pytest.raises(ValueError, match=r"emozilla/pg19, split test, row 1: column context or text is.*tokens"):
-        load_suite("pg19")
 
 
 def test_what_the_hub_has_not_or_withholds_is_no_prompt(monkeypatch):
