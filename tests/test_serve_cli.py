@@ -14,9 +14,6 @@ import threading
 import httpx
 import pytest
 from toys.commands import assert_before_loading, run
-from typer.main import get_command
-
-from longgraft.cli.root import app
 
 
 def started(monkeypatch, seen: list) -> None:
@@ -87,11 +84,6 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "longgraft.serve.app", None)
     code, _, err = run(capsys, monkeypatch, "serve")
     assert code == 2 and "pip install longgraft[serve]" in err
-
-
-def test_what_a_server_is_asked_for_is_in_its_help():
-    help = {name for option in get_command(app).commands["serve"].params for name in option.opts}
-    assert {"--host", "--port", "--api-key", "--cors", "--queue", "--prefixes", "--model-name"} <= help
 
 
 def test_ctrl_c_ends_it_in_the_middle_of_an_answer(pair):

@@ -8,7 +8,6 @@ import pytest
 from toys.served import asking, text_session
 
 from longgraft.serve.options import Serving
-from longgraft.serve.worker import Worker
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
@@ -248,20 +247,3 @@ def test_what_nobody_foresaw_is_a_sentence_too_and_says_nothing_of_the_inside(mo
     response = asking(ask)
     assert response.status_code == 500 and response.json()["error"] == {
         "message": "The server failed; its log says why.", "type": "server_error", "param": None, "code": None}
-
-
-def test_a_server_that_decodes_no_more_is_not_healthy():
-    async def ask(http):
-        worker: Worker = http._transport.app.state.longgraft.worker
-        worker.close()
-        return [await http.get("/health"), await http.post(COMPLETIONS, json={"prompt": "a"})]
-    for response in asking(ask):
-        assert response.status_code == 503 and response.json()["error"]["type"] == "server_error"
-
-
-@pytest.mark.parametrize("option, said", [
-    ({"port": 65536}, "port is 65,536"), ({"queue": -1}, "queue is -1"), ({"host": " "}, "host is empty"),
-    ({"api_key": ""}, "API key is empty"), ({"max_answer_tokens": 0}, "max_answer_tokens is 0")])
-def test_an_option_out_of_range_is_named(option, said):
-    with pytest.raises(ValueError, match=said):
-        Serving(**option)

@@ -87,20 +87,6 @@ def test_who_leaves_is_decoded_for_no_more_than_the_step_that_runs(stream, steps
         assert post(url, max_tokens=3).status_code == 200
 
 
-def test_who_leaves_the_queue_makes_room_at_once():
-    gate = Gate()
-    with listening(None, gate, queue=1) as (url, worker):
-        first = threading.Thread(target=post, args=(url,), kwargs={"max_tokens": 3})
-        first.start()
-        until(lambda: gate.steps == 1)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(url + COMPLETIONS, json={"prompt": PROMPT}, timeout=0.3)
-        until(lambda: worker.waiting == 0)
-        assert gate.steps == 1
-        gate.allow()
-        first.join()
-
-
 def test_a_full_queue_is_a_429_that_says_when_to_come_back():
     gate = Gate()
     with listening(None, gate, queue=0) as (url, _):

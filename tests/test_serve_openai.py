@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from longgraft.engine.session import answer as answered
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.fingerprint import vocabulary
 from longgraft.serve.formats.request_fields import default_sampling
-from longgraft.serve.state import State
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -268,13 +266,6 @@ def test_a_suffix_is_known_to_retrievers_where_a_model_cannot_be_shown_it():
     assert found[1]["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] == 0
 
 
-def test_a_prediction_is_proposed_from():
-    text = text_session().generate(PROMPT, 40).text
-    steps = [post(COMPLETIONS, text_session(method="pld"), prompt=PROMPT, max_tokens=40, prediction=prediction)[
-        "longgraft"]["steps"] for prediction in ("", text)]
-    assert steps[1] < steps[0] / 2
-
-
 def test_a_prompt_that_was_read_is_not_read_again_and_the_usage_says_so():
     session = text_session()
     session.engine.prefixes = Prefixes(2 ** 30, cell=16)
@@ -301,28 +292,12 @@ def test_tokens_go_there_and_back():
     assert post("/tokenize", content="") == {"tokens": []} and post("/detokenize", tokens=[]) == {"content": ""}
 
 
-def test_pieces_of_many_tokens_are_not_made_where_others_are_answered(monkeypatch):
-    made = []
-    monkeypatch.setattr(State, "text", lambda self, ids: made.append(threading.current_thread()) or "")
-    post("/tokenize", content="ab", with_pieces=True)
-    assert len(made) == 2 and threading.main_thread() not in made
-
-
 def test_a_model_without_a_tokenizer_answers_ids_with_ids():
     session = text_session()
     session = type(session)(session.engine, None)
     ids = text_session().encode(PROMPT)
     answer = post(COMPLETIONS, session, prompt=ids, max_tokens=6, return_token_ids=True)
     assert answer["choices"][0]["token_ids"] == text_session().generate(PROMPT, 6).token_ids
-
-
-def test_the_description_says_what_is_streamed():
-    async def ask(http):
-        return (await http.get("/openapi.json")).json()["paths"]
-    paths = asking(ask)
-    for path in (COMPLETIONS, CHAT, "/infill"):
-        assert set(paths[path]["post"]["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
-        assert "ErrorBody" in str(paths[path]["post"]["responses"]["4XX"])
 
 
 def test_models_and_health_are_told():
