@@ -197,12 +197,6 @@ def test_a_warm_snapshot_changes_speed_and_not_the_answer():
     assert said(ours) == plain("llama", 60, 24, GREEDY)     # and again: nothing of a request is left
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_thresholds_that_follow_change_speed_and_not_the_answer(family, sampling):
-    ours = toy_session("graft", family, online=2.0, thresholds=dict.fromkeys((0, 1, 5), 0.03))
-    assert said(ours, new=40, sampling=sampling) == plain(family, 60, 40, sampling)
-
-
 @pytest.mark.parametrize("method", LOSSY)
 def test_a_lossy_method_answers_and_is_marked(method):
     """It promises no more; `tests/test_report.py` keeps such rows out of lossless tables."""

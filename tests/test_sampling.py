@@ -50,14 +50,6 @@ def test_of_equal_logits_as_many_stay_as_in_transformers(sampling):
         assert torch.equal(ours.sort().values, theirs.sort().values)
 
 
-def test_of_equal_logits_at_top_p_s_border_the_later_stay():
-    kept = Sampled(top_p=0.5).warp(torch.tensor([[1.0, 1.0, 3.0, 1.0, 3.0, 3.0, 3.0]])).isfinite()
-    assert kept[0].nonzero().flatten().tolist() == [4, 5, 6]
-    wide = torch.tensor([0.0, -50.0]).repeat(8192)[None]
-    kept = Sampled(top_p=0.25).warp(wide).isfinite()[0].nonzero().flatten()
-    assert torch.equal(kept, torch.arange(12288, 16384, 2))
-
-
 @pytest.mark.parametrize("vocab", [1, 2, 3, 7, 48, 301, 4096, 9000])
 @pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 100.0])
 def test_what_top_p_leaves_is_what_a_sort_finds(vocab, temperature):
@@ -154,14 +146,6 @@ def test_a_walk_that_draws_where_it_goes_is_the_walk_along_all_draws(rule, monke
     assert (found[0].tolist(), found[1]) == (path.tolist(), after) and asked == [1] * len(path)
 
 
-def test_a_part_of_the_vocabulary_has_the_noise_it_has_in_the_whole():
-    at = torch.tensor(11)
-    keys = Sampled(seed=3).keys(at)
-    whole = gumbel(keys, torch.arange(1000))
-    assert torch.equal(whole, torch.cat([gumbel(keys, part) for part in torch.arange(1000).split(64)]))
-    assert len(whole.unique()) == 1000
-
-
 NEIGHBOURS = list(itertools.product((0, 1), (-1, 0, 1), (-1, 0, 1)))
 
 
@@ -204,34 +188,6 @@ def test_draws_follow_the_law_of_the_warped_logits(sampling):
     hotter = replace(sampling, temperature=1.5 * sampling.temperature, top_k=0, top_p=1.0, min_p=0.0)
     other = dict(enumerate(oracle.warped(logits, hotter)[0].softmax(-1).tolist()))
     assert chi_square(by_seed, other, n) > 60 and chi_square(by_position, other, n) > 60
-
-
-def test_walks_through_a_tree_have_the_law_of_plain_decoding():
-    """What is said is the accepted tokens and one more; its law, enumerated, is a product over the nodes walked."""
-    transitions = random_logits(3, 3, 1.0)      # the next token's logits depend on the last token
-    rows, n = transitions[BRANCHES.tokens], 3000
-    steps, law = transitions.softmax(-1).tolist(), {}
-
-    def follow(node: int, said: tuple[int, ...], p: float) -> None:
-        for token, share in enumerate(steps[int(BRANCHES.tokens[node])]):
-            child = BRANCHES.children.get((node, token))
-            if child is None:
-                law[*said, token] = p * share
-            else:
-                follow(child, (*said, token), p * share)
-
-    follow(0, (), 1.0)
-    assert sum(law.values()) == pytest.approx(1.0) and len(law) == 13
-    found = Counter()
-    for seed in range(n):
-        path, after = Sampled(seed=seed)(BRANCHES, rows, 100 + BRANCHES.depths)
-        found[*BRANCHES.tokens[path[1:]].tolist(), after] += 1
-    assert chi_square(found, law, n) < 32.9                 # 0.999 quantile, 12 degrees of freedom
-    shared = Counter()
-    for seed in range(n):       # the control: one number for all positions
-        path, after = Sampled(seed=seed)(BRANCHES, rows, torch.full((6,), 100))
-        shared[*BRANCHES.tokens[path[1:]].tolist(), after] += 1
-    assert chi_square(shared, law, n) > 120
 
 
 def test_a_walk_goes_as_far_as_the_draws_agree():

@@ -52,16 +52,6 @@ def test_fewer_logits_leave_a_tree_its_mask(logits, rows):
     assert torch.equal(part.topk, whole.topk) and part.final.shape == (20, 32)
 
 
-def test_a_wrong_mask_would_be_noticed():
-    target, prompt, tree = toy_target(), torch.tensor(toy_prompt(50)), random_tree(20, 1)
-    cache = target.cache(128)
-    read(target, Segment(ProposalTree.chain(prompt), cache, "none"), Wants())
-    cache.keep(torch.arange(len(prompt)))
-    right = read(target, Segment(tree, cache)).logits
-    tree.__dict__["mask"] = torch.ones(20, 20, dtype=torch.bool).tril()
-    assert (read(target, Segment(tree, cache)).logits - right).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keeping_a_path_equals_a_fresh_prefill(family):
     target, prompt, tree = toy_target(family), torch.tensor(toy_prompt(40)), random_tree(20, 2)
