@@ -12,7 +12,6 @@ from toys.models import VOCAB, toy_network, toy_target
 from toys.sessions import EVERY, toy_parts, toy_prompt
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.memories.draft_cache import MOST_WAITING
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
@@ -121,14 +120,6 @@ def test_a_rewound_history_is_as_long_as_at_its_mark():
     assert len(history) == 3 and history.up_to(1).tolist() == [4, 5, 6, 1]
 
 
-def test_what_waits_for_a_drafter_is_bounded():
-    memory = Eagle3Cache(toy_network())
-    memory.reset(2 * MOST_WAITING)
-    for _ in range(MOST_WAITING + 1):
-        memory.observe(observation(torch.tensor([5]), torch.zeros(1, 96), 6, prompt=False))
-    assert memory.cache.length == MOST_WAITING + 1
-
-
 def test_two_methods_of_one_kit_share_what_they_remember():
     parts = toy_parts()
     graft, dense = (build(name, parts) for name in ("graft", "eagle3"))
@@ -190,11 +181,3 @@ def test_a_cache_whose_layers_share_keys_grows_and_remembers_where_it_stood():
     for one in (cache, other):
         assert (one.length, one.position) == (4, 9) and one.state().rows[1] is None
         assert one.state().rows[2][0].unique().tolist() == [2.0]
-
-
-def test_a_released_cache_holds_nothing():
-    cache = KVCache(2, 100)
-    cache.update(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), 0)
-    assert cache.bytes() > 0
-    cache.release()
-    assert cache.bytes() == 0 and cache.capacity == 0

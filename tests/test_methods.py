@@ -197,14 +197,6 @@ def test_numbers_of_a_choice_stand_in_a_list_of_methods():
     assert one.parse("my/methods.py:X,ar") == ("my/methods.py:X", "ar")      # only numbers stand between strokes
 
 
-def test_a_file_may_be_what_a_method_is_over(file):
-    from longgraft.eval.runs.variants import Variant
-
-    name = f"graft-x+source={file}:TWO"
-    assert split(f"{name}+budget=8") == ("graft-x", {"source": f"{file}:TWO", "budget": "8"})
-    assert find(name).source == Variant.parse(name).method.partition("source=")[2] == f"{file}:TWO"
-
-
 @pytest.mark.parametrize("need", {need.name: need for method in METHODS.values() for need in method.needs}.values(),
                          ids=lambda need: need.name)
 def test_a_need_has_a_toy_and_says_how_it_is_given(need):

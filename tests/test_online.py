@@ -74,30 +74,12 @@ def test_thresholds_stay_probabilities_and_move_by_one_small_step_at_a_time():
             before = dict(ours.thresholds)
 
 
-def test_they_begin_with_the_calibrated_ones_and_wait_for_something_to_go_by():
-    ours = memory()
-    assert ours.thresholds == START
-    stream(ours, right=False, steps=FEWEST - 1)
-    assert ours.thresholds == START
-    stream(ours, right=False, steps=EVERY)
-    assert ours.thresholds != START
-
-
 def test_a_threshold_that_pays_as_well_as_another_stays():
     """All are as sure and as right as before: nothing is to be gained."""
     ours = memory(start={0: 0.2})
     for _ in range(100):
         ours.observe(step(ours.thresholds, 0.9, right=True))
     assert ours.thresholds == {0: 0.2}
-
-
-def test_equal_observations_give_equal_thresholds():
-    first, second = memory(), memory()
-    for n in range(100):
-        seen = step(first.thresholds, random.Random(n).random(), right=n % 3 > 0)
-        first.observe(seen)
-        second.observe(seen)
-    assert first.thresholds == second.thresholds != START
 
 
 def test_a_rewound_memory_has_its_thresholds_and_its_window_again():
@@ -152,12 +134,6 @@ def test_levels_that_were_not_drafted_are_expected_to_fall_as_the_others_do():
     fall = (sum(0.5 ** n for n in range(2, 10)) + FALL) / (sum(0.5 ** n for n in range(1, 9)) + 1)
     assert through == pytest.approx([0.5 ** n for n in range(1, 10)])
     assert cut == pytest.approx([0.8 * fall ** n for n in range(9)])
-
-
-def test_a_gate_beyond_the_last_level_stops_there():
-    shallow = AdaptiveThresholds(START, 3, COST)
-    shallow.reset(100)
-    assert shallow._costs.tolist() == pytest.approx([1.1, 1.2, 1.3, 1.3])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])

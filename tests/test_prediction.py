@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from toys.models import VOCAB, toy_target
-from toys.sessions import answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import toy_parts, toy_session
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.drafters.token_swift import FrequentNgrams
 from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
@@ -73,28 +72,12 @@ def test_no_match_begins_before_the_prompt_does(method):
     assert tree.tokens[1] == 20 and tree.match.tolist()[1] == 2
 
 
-def test_a_match_does_not_count_that_both_begin_a_text():
-    tree = proposed("suffix", [[1], [5, 6, 7, 8, 9]], [5], 6)
-    assert tree.match.tolist()[1] == 2
-
-
 def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
     history, row = TokenHistory(), LastTopK(2)
     history.observe_prediction(torch.tensor([3, 4]))
     observed(history, [8, 9], 5)
     retriever = LogitSpec(history, row, VOCAB)
     assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0, 0)]
-
-
-def test_counts_of_what_was_told_are_part_of_a_state_and_gone_with_the_request():
-    memory, other = FrequentNgrams(), FrequentNgrams()
-    memory.observe_prediction(torch.tensor([1, 2, 3, 4, 5]))
-    other.restore(memory.state())
-    for one in (memory, other):
-        assert one.after(1, 9) == [(2, 3, 4)] and one.after(2, 9) == [(3, 4, 5)]
-        one.reset(0)
-        one.restore(one.state())
-        assert one.after(1, 9) == []
 
 
 def test_a_lookup_needs_all_that_it_copies_within_one_text():
@@ -174,12 +157,3 @@ def test_what_an_answer_does_not_say_of_a_long_prediction_takes_no_room():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5e6
-
-
-def test_an_index_of_what_was_told_is_gone_with_the_request_that_was_told_it():
-    session = toy_session("rest")
-    indexed = []
-    for told in (toy_prompt(30, seed=8), None):
-        answered(session, toy_prompt(40), 4, prediction=told)
-        indexed.append(session.engine.proposer._predicted is not None)
-    assert indexed == [True, False]

@@ -187,22 +187,6 @@ def test_what_was_used_last_leaves_last():
     assert [reads(session, prompt) for prompt in (one, three, two)] == [9, 9, 40]
 
 
-def test_rows_are_written_one_part_behind_the_other_without_a_copy_between(monkeypatch):
-    session = toy_session("ar", prefixes=Prefixes(2 ** 30, CELL))
-    request = session.open(BEGINS, 2)
-    while not request.step().tokens:
-        pass
-    cache, other = session.engine.cache, session.target.cache(96)
-    parts = [cache.copied(start, min(start + CELL, 90)) for start in range(0, 90, CELL)]
-    monkeypatch.setattr(torch, "cat", None)
-    other.extend(parts[:2])
-    other.extend(parts[2:])
-    monkeypatch.undo()
-    assert other.length == 90
-    for mine, theirs in zip(other.copied(0, 90).values(), cache.copied(0, 90).values(), strict=True):
-        assert mine.equal(theirs)
-
-
 def test_a_cancelled_prompt_leaves_what_was_read():
     session = toy_session("graft", chunk=32, prefixes=Prefixes(2 ** 30, CELL))
     with session.open(BEGINS, 2) as request:
@@ -227,17 +211,3 @@ def test_a_request_that_fails_while_it_recalls_leaves_nothing_half(monkeypatch):
     assert request.finish_reason == "cancelled" and len(session.engine.prefixes) == cells
     monkeypatch.undo()
     assert alike(session, bare, PROMPTS[1:4]) == [63, 0, 31]
-
-
-def test_a_request_that_another_one_replaced_keeps_no_more():
-    session = toy_session("graft", chunk=16, prefixes=Prefixes(2 ** 30, CELL))
-    first = session.open(toy_prompt(90, seed=9), 2)
-    for _ in range(2):
-        first.step()
-    second = session.open(BEGINS, 2)
-    second.step()
-    with pytest.raises(RuntimeError, match="Another request"):
-        first.step()
-    list(second)
-    assert len(session.engine.prefixes) == 2 + 5
-    assert [reads(session, prompt) for prompt in (toy_prompt(90, seed=9), BEGINS)] == [90 - 31, 90 - 79]

@@ -40,15 +40,3 @@ def test_each_node_has_its_parent_s_score_and_its_own_and_siblings_differ():
         gain = float(logs[int(tree.depths[node]) - 1, rank])
         assert scores[node] == pytest.approx(scores[parents[node]] + gain, abs=1e-5)
     assert len(tree.children) == len(tree) - 1
-
-
-def test_of_one_choice_per_position_it_is_a_chain_and_ends_with_them():
-    tokens, logs = laws(3, 1, 0)
-    tree = products(ROOT, tokens, logs, 60)
-    assert tree.is_chain and tree.tokens.tolist() == [ROOT, *tokens[:, 0].tolist()]
-
-
-def test_a_smaller_tree_is_the_beginning_of_a_larger():
-    tokens, logs = laws(6, 10, 3)
-    small, large = products(ROOT, tokens, logs, 12), products(ROOT, tokens, logs, 50)
-    assert torch.equal(small.tokens, large.tokens[:12]) and torch.equal(small.parents, large.parents[:12])

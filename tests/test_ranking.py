@@ -14,7 +14,6 @@ from longgraft.budget.expert_weights import FADE, FIRST, ExpertWeights, Said
 from longgraft.budget.expert_weights import TEXT as TRUST
 from longgraft.budget.node_ranking import ROW, RankedProposer
 from longgraft.memories.partial_matching import PartialMatching
-from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
@@ -129,17 +128,6 @@ def test_weights_follow_who_gave_the_tokens_that_came():
         assert weights.state() == learnt
     assert weights.of(Said(0, True, {}))[0] == 0 and weights.of(Said(2, False, {}))[2] == 0
     assert sum(weights.of(Said(32, False, {}))) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("budget", [2, 3, 17, 256])
-def test_every_budget_is_kept_to(budget):
-    parts = toy_parts()
-    session = toy_session("graft-x", budget=budget)
-    found = answered(session, toy_prompt(60), 12)
-    assert max(found.stats.accepted_per_step) < budget
-    proposer = build("graft-x-text", parts)
-    proposer.text.extend(toy_prompt(60))
-    assert len(proposer.propose(Ask(proposer.text.text[-1], budget, 60))) <= budget
 
 
 def test_estimates_are_counted_beside_what_came_of_them():

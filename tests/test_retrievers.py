@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -17,8 +16,7 @@ from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.prompt_lookup import PromptLookup, lookup
 from longgraft.retrievers.token_recycling import MatrixRetriever
-from longgraft.runtime.clock import Clock
-from longgraft.trees.templates import chain, envelope, for_slots, token_recycling
+from longgraft.trees.templates import envelope, for_slots, token_recycling
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 VOCAB = 64
@@ -72,16 +70,6 @@ def test_full_rows_fill_the_slots_with_the_templates_own_nodes_first():
     proposal = retriever.propose(Ask(10, 21, 0))
     assert proposal.tokens.tolist() == tree.tokens.tolist()[:21]
     assert proposal.parents.tolist() == for_slots(20).parents
-
-
-def test_a_markov_target_gets_the_greedy_chain():
-    retriever = markov()
-    greedy = MatrixRetriever(retriever.memories[0], chain).propose(Ask(7, 6, 0))
-    assert greedy.tokens.tolist() == [7, 8, 9, 10, 11, 12]
-    tree, node, depth = retriever.propose(Ask(7, 53, 0)), 0, 0
-    while (child := tree.children.get((node, 8 + depth))) is not None:
-        node, depth = child, depth + 1
-    assert depth == 9
 
 
 def test_an_empty_matrix_or_no_slots_offers_the_root_alone(sparse):
@@ -161,14 +149,6 @@ def test_a_request_starts_from_the_warm_rows_unless_they_persist():
     assert warm.touched() == 0
 
 
-def test_time_is_booked_under_retrieve_and_update():
-    clock = Clock()
-    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), clock=clock)
-    memory.observe(prompt_chunk([1], torch.tensor([row(9)])))
-    MatrixRetriever(memory, clock=clock).candidates(1, 20)
-    assert set(clock.seconds) == {"update", "retrieve"}
-
-
 def official(history: list[int], max_ngram: int, length: int) -> list[int]:
     """The rule in plain words."""
     for n in range(max_ngram, 0, -1):
@@ -216,16 +196,6 @@ def test_prompt_lookup_remembers_the_kept_path_only():
     assert proposer.propose(Ask(2, 1, 0)).tokens.tolist() == [2]
     history.reset(20)
     assert proposer.propose(Ask(2, 11, 0)).tokens.tolist() == [2]
-
-
-def test_looking_up_a_long_history_is_fast():
-    history = np.random.default_rng(0).integers(0, 30000, 65536)
-    took = []
-    for _ in range(5):
-        begin = perf_counter()
-        lookup(history, 3, 10)
-        took.append(perf_counter() - begin)
-    assert min(took) < 0.01     # well under 1 ms per n on an idle core
 
 
 def test_of_the_matches_of_a_prompt_lookup_the_latest_can_be_taken():

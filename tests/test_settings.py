@@ -160,14 +160,3 @@ def test_one_method_takes_settings_of_its_own():
                        ("transformers+budget=2", "transformers does not read budget")):
         with pytest.raises(ValueError, match=said):
             Variant.parse(name)
-
-
-def test_json_of_a_configuration_is_read_back(tmp_path):
-    from dataclasses import asdict
-
-    from longgraft.eval.runs.config import SweepConfig
-
-    config = SweepConfig(lengths=(512, 256), heads={"a": "b"}, methods=("graft@a",), drafter=None)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(asdict(config)))
-    assert made(SweepConfig, read_table(path), str(path)) == config and config.lengths == (256, 512)

@@ -82,15 +82,6 @@ def test_levels_index_every_node_once_under_its_parent():
         assert template.levels(torch.device("cpu")) is levels
 
 
-def test_a_chain_is_the_most_preferred_successors():
-    assert chain(3).paths == ((0,), (0, 0), (0, 0, 0)) and chain(3).parents == [-1, 0, 1, 2]
-
-
-def test_token_recycling_has_eighty_nodes_in_six_levels():
-    assert counts(token_recycling()) == [8, 21, 25, 15, 8, 3]
-    assert_closed(token_recycling())
-
-
 def test_token_recyclings_template_is_the_official_one(golden):
     saved = json.loads((golden / "token_recycling/tree_template.json").read_text())
     ours = token_recycling()

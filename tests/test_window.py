@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from toys.models import VOCAB, toy_network
-from toys.sessions import toy_parts
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.eagle3_cache import Eagle3Cache
-from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import ROOT, ProposalTree
@@ -70,8 +68,3 @@ def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkey
     near = proposed(tokens, features, 13)
     monkeypatch.setattr(Eagle3Cache, "forward", shifted)
     assert same(near, proposed(tokens, features, 13))
-
-
-def test_settings_choose_the_window():
-    assert build("eagle3", toy_parts()).memory.window is None
-    assert build("eagle3", toy_parts(window=512)).memory.window == 512
