@@ -46,12 +46,6 @@ def test_ignore_files_hold_below_their_folder_and_the_last_word_counts(tmp_path)
                                "pkg/skipped.py"]
 
 
-def test_a_line_of_an_ignore_file_that_is_no_pattern_is_skipped(tmp_path):
-    plant(tmp_path, **dict.fromkeys(("a.py", "b.py", "c.py"), ""),
-          **{".gitignore": "[z-a]\n\\\n!\na\\\n!\\\n![z-a]\na.py\nb.py\n!b.py\n"})
-    assert paths(tmp_path) == ["b.py", "c.py"]
-
-
 def test_a_folder_of_a_repository_heeds_the_ignore_files_above_it(tmp_path):
     plant(tmp_path, **{".git/info/exclude": "mine.py\n", ".gitignore": "/part/a.py\n", "part/a.py": "", "part/b.py": "",
                        "part/mine.py": "", "part/in/a.py": ""})
@@ -178,13 +172,6 @@ def test_no_secret_is_opened_or_reached_by_a_link(tmp_path, monkeypatch):
     assert left_out.secrets == (".env", "conf/credentials.py", "key.py") and left_out.counts == {"links": 4}
 
 
-def test_a_name_that_no_line_can_hold_is_not_shown(tmp_path):
-    for name in (b"a.py", b"b\n.py", b"c\xff.py"):
-        (tmp_path / os.fsdecode(name)).write_text("x = 1\n")
-    found, left_out = Repository(tmp_path.resolve()).sources("near.py")
-    assert list(found) == ["a.py"] and left_out.counts == {"names that cannot be printed": 2}
-
-
 def test_a_file_is_read_again_only_when_it_changed(tmp_path):
     plant(tmp_path, **{"a.py": "first = 1\n", "b.py": "x = 1\n"})
     found = repository(tmp_path)
@@ -208,19 +195,6 @@ def test_a_file_that_became_a_secret_since_shows_nothing(tmp_path):
     assert found.text("a.py") == "x = 1\n"
     plant(tmp_path, **{"a.py": KEY.format("")})
     assert found.text("a.py") == found.text("gone.py") == ""
-
-
-def test_a_file_that_goes_while_its_folder_is_read_is_no_file(tmp_path, monkeypatch):
-    plant(tmp_path, **{"a.py": "x = 1\n", "b.py": "x = 1\n"})
-    found = Repository(tmp_path.resolve())
-    listed = found._entries
-
-    def then_saved(folder):
-        entries = listed(folder)
-        (tmp_path / "a.py").unlink(missing_ok=True)
-        return entries
-    monkeypatch.setattr(found, "_entries", then_saved)
-    assert list(found.sources("near.py")[0]) == ["b.py"]
 
 
 def test_a_repository_must_be_a_folder(tmp_path):

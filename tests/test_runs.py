@@ -17,7 +17,7 @@ from longgraft.eval.runs.jobs import jobs_of
 from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.resume import resume_config, same_run
-from longgraft.eval.runs.rows import RowLog, read_rows, sole_sweep
+from longgraft.eval.runs.rows import RowLog, read_rows
 from longgraft.eval.runs.sweep import sweep
 
 
@@ -144,12 +144,6 @@ def test_what_differs_between_two_runs_is_named_and_what_was_added_is_not():
     assert same_run(saved, saved | {"device": "cuda"}) == ["device was None and is cuda"]
     assert same_run(saved | {"lengths": []}, saved) == ["lengths was none and is 1024"]
     assert same_run(saved, saved | {"heads": {"a": "z"}}) == ["heads had a=x, and now a=z"]
-
-
-def test_a_second_sweep_into_the_same_folder_is_refused_before_it_loads_anything(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(Bench, "open", never)
-    with sole_sweep(tmp_path / "run"), pytest.raises(ValueError, match="Another sweep is writing into"):
-        sweep(config(rows), tmp_path / "run")
 
 
 def test_ctrl_c_keeps_the_rows_and_says_how_to_go_on(rows, tmp_path, monkeypatch, capsys):

@@ -67,11 +67,6 @@ def test_a_cut_file_begins_at_the_same_line_for_many_lines():
     assert len(set(starts)) <= 4
 
 
-def test_of_a_small_budget_the_file_has_its_half():
-    laid = layout().lay_out(cursor(900), PIECES, 1024)
-    assert 400 < laid.before <= 512 and laid.prediction[-1] and len(laid.ids) > 800
-
-
 def test_worth_that_changes_moves_no_piece():
     made = layout()
     first = made.lay_out(cursor(200), PIECES, 8192)
@@ -117,15 +112,3 @@ def test_a_piece_whose_lines_are_shown_is_not_shown_again():
         ("a.py", 0, 6), ("a.py", 2, 8), ("a.py", 5, 10), ("b.py", 2, 8)))
     found = arrange([within, beside, other, wide], lambda piece: 1, 100, [wide], USUAL)
     assert found == [wide, other, beside]
-
-
-def test_pieces_keep_the_order_that_is_given_as_the_last():
-    laid = layout().lay_out(cursor(3), pieces("cab"), 4096, before=pieces("bca"))
-    assert "".join(piece.path for piece in laid.used) == "bca"
-
-
-def test_the_suffix_takes_a_small_part():
-    laid = layout(family="qwen-coder").lay_out(cursor(500), PIECES, 8192)
-    assert laid.after == 512 and layout(family="qwen-coder").lay_out(cursor(500), PIECES, 1600).after == 100
-    text = of_family("qwen-coder").decode(laid.prediction[-1])
-    assert "".join(LINES[500:])[512:].startswith(text) and len(text) == 4096

@@ -174,26 +174,8 @@ def test_a_wrong_data_folder_leaves_no_folder_behind(rows, tmp_path):
     assert len(sweep(config(rows, drafter="none", methods=("pld",), prompts=1, lengths=(256,)), tmp_path / "out")) == 4
 
 
-def test_a_file_may_use_the_flags_names(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text('buckets = "4k,8k"\nmode = "replay,sampled"\nmethods = ["pld"]\nprompts = 2\n')
-    made = SweepConfig.load(path, prompts=3)
-    assert made.lengths == (4096, 8192) and made.modes == ("replay", "sampled") and made.prompts == 3
-    path.write_text('prompts = "five"\n')
-    with pytest.raises(ValueError, match="prompts is 'five'"):
-        SweepConfig.load(path)
-
-
 def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypatch):
     code, said, _ = run(capsys, monkeypatch, "sweep", "--suites", rows, "--buckets", "256,64k", "--methods", "pld",
                         "--prompts", 2, "--out", tmp_path / "never", "--dry-run")
     assert code == 0 and "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said
     assert not (tmp_path / "never").exists()
-
-
-@pytest.mark.parametrize("more, said", [({"modes": ("reply",)}, "'reply' is unknown"), ({"prompts": 0}, "prompts is 0"),
-                                        ({"methods": ("eagle3@x",)}, "names the head 'x'"),
-                                        ({"methods": ("eagle4",)}, "'eagle4' is unknown")])
-def test_a_wrong_configuration_is_named(more, said):
-    with pytest.raises(ValueError, match=said):
-        SweepConfig(**more)

@@ -188,13 +188,6 @@ def test_an_empty_validation_file_is_refused_before_the_first_step(tmp_path):
         assert not (tmp_path / "out" / "log.jsonl").exists()
 
 
-@pytest.mark.parametrize("device", ["", "gpu", "meta", "cuda:99", "tpu"])
-def test_a_device_that_is_not_here_is_refused(device, tmp_path):
-    with pytest.raises(ValueError, match=f"Device '{device}' is not"):
-        train_drafter(dataclasses.replace(DRAFTER, device=device), tmp_path, [tmp_path], [], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()

@@ -83,23 +83,6 @@ def test_a_drafter_lets_go_of_a_prompt_s_features_before_its_forward(monkeypatch
     assert memory.newest().untyped_storage().nbytes() == 4 * toy_network().config.hidden_size
 
 
-def test_the_layers_of_a_cache_on_a_cpu_lie_in_one_block_however_they_grow():
-    cache, row = KVCache(3, 300), torch.ones(1, 2, 5, 8)
-
-    def blocks():
-        return {rows.untyped_storage().data_ptr() for layer in cache.layers for rows in (layer.keys, layer.values)}
-
-    for layer in range(3):
-        cache.update(row * layer, row * -layer, layer)
-    cache.length = 5
-    assert len(blocks()) == 1 and cache.bytes() == 6 * 2 * 512 * 8 * 4
-    cache.reserve(600)
-    assert len(blocks()) == 1 and cache.bytes() == 6 * 2 * 768 * 8 * 4
-    assert all(bool((layer.keys[:, :, :5] == n).all()) for n, layer in enumerate(cache.layers))
-    cache.release()
-    assert cache.bytes() == 0 and not cache._blocks
-
-
 def test_layers_of_another_shape_have_room_of_their_own():
     cache = KVCache(2, 256, ("sliding", "full"))
     for layer, heads in enumerate((2, 9)):
