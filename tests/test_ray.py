@@ -8,10 +8,10 @@ import signal
 import socket
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from toys.sources import own_rows
 
 from longgraft.eval.reports.compare import lines
 from longgraft.eval.runs import jobs
@@ -23,18 +23,11 @@ from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.workers import ATTEMPTS, spread
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> SweepConfig:
-    """This repository's own sources as prompts, their next lines as recordings."""
     torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("rows") / "own.jsonl"
-    names = ("engine/session", "trees/tree", "methods/combinators", "methods/find")
-    texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in names}
-    path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
-                            for name, text in texts.items()))
+    path = own_rows(tmp_path_factory.mktemp("rows") / "own.jsonl")
     return SweepConfig(suites=(str(path),), lengths=(256,), methods=("pld", "graft"), prompts=4, repeats=2,
                        max_new_tokens=12, check_tokens=6, budget=16)
 

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from toys.commands import run
+from toys.sources import own_rows
 
 from longgraft.eval.reports.compare import lines
 from longgraft.eval.reports.report import write
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import ROWS, Failure, Row, read_rows
 from longgraft.eval.runs.sweep import sweep
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +29,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> Path:
-    """This repository's own sources as prompts, their next lines as recordings."""
-    path = tmp_path_factory.mktemp("rows") / "own.jsonl"
-    names = ("engine/session", "trees/tree", "methods/combinators", "methods/find")
-    texts = [(ROOT / f"longgraft/{name}.py").read_text() for name in names]
-    path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
-                            for name, text in zip(names, texts, strict=True)))
-    return path
+    return own_rows(tmp_path_factory.mktemp("rows") / "own.jsonl")
 
 
 def config(rows: Path, **more) -> SweepConfig:

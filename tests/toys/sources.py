@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,15 @@ MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.pref
 # Of docs/adding-a-method.md: (language, text) of each block of code, and the Python ones by what they are.
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.DOTALL)
 METHOD_FILE, IN_PYTHON, TEST_FILE, CHOICES_FILE = (text for language, text in BLOCKS if language == "python")
+
+
+def own_rows(path: Path) -> Path:
+    """This repository's own sources as prompts, their next lines as recordings."""
+    names = ("engine/session", "trees/tree", "methods/combinators", "methods/find")
+    texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in names}
+    path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
+                            for name, text in texts.items()))
+    return path
 
 
 def modules() -> Iterator[tuple[str, Path]]:
