@@ -122,16 +122,6 @@ def test_rows_behind_the_committed_ones_are_not_read():
     assert torch.equal(before.tokens, after.tokens) and torch.equal(before.scores, after.scores)
 
 
-def test_it_takes_the_same_memory_at_any_length_and_the_target_s_rows_are_not_copied():
-    sizes = set()
-    for length in (100, 400):
-        run = Run(length)
-        run.steps(30)
-        sizes.add(run.memory.cache.bytes())
-        assert run.memory._theirs is run.verifier.cache
-    assert len(sizes) == 1
-
-
 @pytest.mark.parametrize("chunk", [1, 5, 12, 13, 60])
 def test_what_it_drafts_does_not_depend_on_the_chunks_of_the_prompt(chunk):
     expected, found = Run(60, None).propose(), Run(60, chunk).propose()

@@ -85,38 +85,6 @@ def test_window_and_n_grams_are_those_of_the_official_loop(size):
     assert accepted > (0 if size[0] > 2 else -1) and sum(map(len, theirs.pool.values())) > 5
 
 
-def official_mask(ngram: int, width: int, guesses: int) -> torch.Tensor:
-    """Of columns root, row 0 (width - 1), rows 1 to ngram - 2 (width each), guesses of ngram - 1 tokens."""
-    place = {(0, column): column for column in range(width)}
-    for row in range(1, ngram - 1):
-        place |= {(row, column): row * width + column for column in range(width)}
-    n = len(place) + guesses * (ngram - 1)
-    mask = torch.eye(n, dtype=torch.bool)
-    mask[:, 0] = True
-    for (row, column), at in place.items():
-        for seen in [*((0, c) for c in range(column + 1)), *((r, column) for r in range(1, row + 1))]:
-            mask[at, place[seen]] = True
-    for guess in range(guesses):
-        begin = len(place) + guess * (ngram - 1)
-        mask[begin:begin + ngram - 1, begin:begin + ngram - 1] |= torch.ones(
-            ngram - 1, ngram - 1, dtype=torch.bool).tril()
-    return mask
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_the_tree_s_mask_is_the_official_one(size):
-    """Where no two siblings carry one token."""
-    ngram, width, most = size
-    memory, fresh = Trajectories(*size), iter(range(100, 1000))
-    row = tuple(next(fresh) for _ in range(width - 1))
-    rows = (row, *(tuple(next(fresh) for _ in range(width)) for _ in range(ngram - 2)))
-    pool = {7: tuple(tuple(next(fresh) for _ in range(ngram - 1)) for _ in range(most))}
-    memory.restore(([], 0, rows, pool))
-    tree = Lookahead(memory).propose(Ask(7, (ngram - 1) * (width + most), 0))
-    assert len(tree) == (ngram - 1) * (width + most)
-    assert torch.equal(tree.mask, official_mask(*size))
-
-
 def test_without_a_window_it_has_the_n_grams_of_the_text_alone():
     memory = Trajectories(3, 0, 2, from_prompt=True)
     memory.observe(prompt_chunk([1, 2, 3, 1, 4, 5, 1, 2, 3, 9, 1, 6]))      # and 0
@@ -154,16 +122,3 @@ def test_a_column_that_was_not_verified_stays_and_gives_no_n_gram():
 def test_it_accepts_what_its_window_foretold():
     found = answered(toy_session("lookahead"), toy_prompt(60), 48)
     assert sum(found.stats.accepted_per_step) > 0
-
-
-def test_a_rewound_window_knows_what_it_knew():
-    loop = Loop(Trajectories(4, 5, 3, from_prompt=True), toy_prompt(40))
-    for _ in range(6):
-        loop.step()
-    mark, text, (known, prompt, rows, pool) = loop.memory.mark(), loop.text, loop.memory.state()
-    first = [loop.step().tokens.tolist() for _ in range(5)]
-    loop.memory.rewind(mark)
-    after = loop.memory.state()
-    assert after[:3] == (known, prompt, rows) and {key: grams for key, grams in after[3].items() if grams} == pool
-    loop.text = text
-    assert [loop.step().tokens.tolist() for _ in range(5)] == first

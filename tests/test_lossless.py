@@ -206,16 +206,6 @@ def test_a_lossy_method_answers_and_is_marked(method):
         assert len(found.token_ids) == 24 and all(0 <= token < VOCAB for token in found.token_ids)
 
 
-@pytest.mark.parametrize("method", EVERY)
-def test_two_runs_take_the_same_steps(method):
-    ours, seen = toy_session(method), []
-    for _ in range(2):
-        stats = answered(ours, toy_prompt(40), 10, SAMPLED).stats
-        seen.append((stats.accepted_per_step, stats.accepted_by_origin, stats.stages))
-    # What a lasting memory learnt in the first, the second knows: Token Recycling's authors' code does so.
-    assert seen[0] == seen[1] or any(memory.lasting for memory in ours.engine.proposer.memories)
-
-
 def test_what_falls_back_is_not_checked_in_the_place_of_what_was_named():
     with pytest.raises(ValueError, match=r"graft cannot be checked: .*instead of graft"):
         assert_lossless("graft", (toy_model("llama"), None), None)

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 from toys.served import Gate, asking, listening, text_session, until
 
@@ -82,16 +81,6 @@ def test_requests_that_end_badly_are_counted_too():
     found, (failed,) = counted({"prompt": PROMPT, "max_tokens": 4}, session=session)
     assert "error" in failed and found["request_failures_total"] == 1
     assert "request_success_total{finished_reason=length}" not in found
-
-
-def test_openmetrics_is_spoken_where_it_is_asked_for():
-    async def ask(http):
-        kinds = "application/openmetrics-text; version=1.0.0"
-        return await http.get("/metrics", headers={"Accept": kinds})
-    response = asking(ask)
-    assert response.headers["content-type"].startswith("application/openmetrics-text")
-    names = {family.name for family in open_families(response.text)}
-    assert {"longgraft:num_requests_running", "longgraft:time_to_first_token_seconds"} <= names
 
 
 def test_a_gateway_reads_the_names_and_gauges_that_it_knows():

@@ -15,12 +15,11 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
-from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import LastTopK, LogitSpec, continuation
+from longgraft.retrievers.logitspec import continuation
 from longgraft.retrievers.prompt_lookup import lookup
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
@@ -72,25 +71,12 @@ def test_no_match_begins_before_the_prompt_does(method):
     assert tree.tokens[1] == 20 and tree.match.tolist()[1] == 2
 
 
-def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
-    history, row = TokenHistory(), LastTopK(2)
-    history.observe_prediction(torch.tensor([3, 4]))
-    observed(history, [8, 9], 5)
-    retriever = LogitSpec(history, row, VOCAB)
-    assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0, 0)]
-
-
 def test_a_lookup_needs_all_that_it_copies_within_one_text():
     text = np.array([1, 2, 3, 4, -1, 7, 8, 9, 1, 2])
     assert lookup(text, 3, 2).tolist() == [3, 4] and lookup(text, 3, 3).tolist() == []
     assert lookup(np.array([1, -1, 1, -1, 1]), 3, 1).tolist() == []
     assert continuation(text, 3, lambda ends, n: np.minimum(5, 9 - ends)) == ([3, 4], 2)
     assert continuation(np.array([1, 5, -1, 1, 6, -1, 1]), 3, lambda ends, n: np.minimum(2, 6 - ends)) == ([6], 1)
-
-
-def observed(memory, tokens: list[int], following: int) -> None:
-    memory.observe(Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), following,
-                               prompt=True))
 
 
 def test_rows_of_what_was_told_are_its_commonest_successors_until_the_target_says_better():

@@ -10,7 +10,6 @@ from toys.recorder import recorder
 from toys.sessions import CHOOSING, EVERY, answered, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.memories.partial_matching import PartialMatching
 from longgraft.prefill.chunked import last_occurrences
 from longgraft.prefill.prefixes import Cell, Prefixes, caches
 from longgraft.runtime.cuda_graphs import Regions
@@ -57,24 +56,6 @@ def test_what_is_recalled_is_as_if_it_were_read(method, family, chunk):
 def test_a_method_that_chooses_what_to_spend_chooses_the_same(method):
     kept = toy_session(method, adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
     assert any(alike(kept, toy_session(method, adaptive=True), (*PROMPTS[:4], LONG, LONG)))
-
-
-@pytest.mark.parametrize("chunk", [16, 32])
-def test_what_a_prompt_foretells_of_its_answer_is_learnt_of_all_that_is_recalled(chunk):
-    kept, bare = (toy_session("graft-x", adaptive=True, chunk=chunk, prefixes=prefixes)
-                  for prefixes in (Prefixes(2 ** 30, CELL), None))
-    prompt = toy_prompt(400, seed=2)
-    answered(kept, prompt, 2)
-    ranked = []
-    for session in (kept, bare):
-        request = session.open(prompt, 2)
-        while not request.step().tokens:
-            pass
-        text, = (one for one in session.engine.proposer.memories if isinstance(one, PartialMatching))
-        ranked.append(text.known().rank([0.0] * 40))
-        assert request.stats.reused_tokens == (335 if session is kept else 0)
-        request.close()
-    assert ranked[0] == ranked[1] and len(ranked[0][0]) == 40
 
 
 @pytest.mark.parametrize("method", ["graft", "token-recycling", "mtp", "graft-x"])

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 from toys.models import VOCAB
-from toys.sessions import answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import toy_parts
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.expert_weights import FADE, FIRST, ExpertWeights, Said
 from longgraft.budget.expert_weights import TEXT as TRUST
 from longgraft.budget.node_ranking import ROW, RankedProposer
@@ -82,14 +81,6 @@ def test_probabilities_of_drafter_and_text_are_mixed_beside_drafted_nodes():
     assert (match[3,], match[7,], match[3, 9], match[3, 9, 8]) == (2, 0, 3, 4)
 
 
-def test_the_text_alone_is_ranked_as_it_is_beside_a_drafter_that_says_nothing():
-    text, said = knowing(toy_prompt(200)), ProposalTree.root_only(toy_prompt(200)[-1])
-    alone, beside = RankedProposer(text), RankedProposer(text, Fixed(said))
-    ours, other = (one.propose(Ask(said.tokens[0].item(), 40, 0)) for one in (alone, beside))
-    assert paths(ours) == paths(other) and ours.match.tolist() == other.match.tolist()
-    assert ours.origin.tolist() == other.origin.tolist()
-
-
 def test_a_smaller_tree_is_the_most_probable_part_of_a_larger_one():
     ranked = RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2)))
     whole = paths(ranked.propose(Ask(2, 40, 0)))
@@ -128,14 +119,3 @@ def test_weights_follow_who_gave_the_tokens_that_came():
         assert weights.state() == learnt
     assert weights.of(Said(0, True, {}))[0] == 0 and weights.of(Said(2, False, {}))[2] == 0
     assert sum(weights.of(Said(32, False, {}))) == pytest.approx(1)
-
-
-def test_estimates_are_counted_beside_what_came_of_them():
-    replay = toy_prompt(120)[60:84]
-    stats = answered(toy_session("graft-x-text", budget=8), toy_prompt(60), 24, Sampling(replay=tuple(replay))).stats
-    for bins in (stats.by_probability, stats.by_match):
-        assert sum(accepted for _, _, accepted in bins.values()) == sum(stats.accepted_per_step) > 0
-        assert all(0 < estimates <= nodes and accepted <= nodes for nodes, estimates, accepted in bins.values())
-    assert all(nodes * float(edge) <= estimates <= nodes * (float(edge) + 0.1 + 1e-6)
-               for edge, (nodes, estimates, _) in stats.by_probability.items())
-    assert sum(stats.kinds.values()) == stats.steps and set(stats.kinds) <= {"plain", "memory"}

@@ -202,13 +202,6 @@ def test_the_bootstrap_is_of_samples_as_large_as_the_values_and_of_its_level():
     assert Mean.of([1.0, 2.0, 3.0, 4.0]) == Mean(2.5, count=4) and Mean.of([1.0, 2.0, 3.0, 4.0, 5.0]).interval
 
 
-@pytest.mark.parametrize(("low", "high", "count", "printed"), [
-    (0.52, 2.04, 5, "1.00 (0.5-2.0)"), (0.52, 2.04, 30, "1.00 (0.52-2.04)"), (0.96, 1.08, 5, "1.00 (0.96-1.08)"),
-    (0.9961, 1.0042, 5, "1.00 (1.00-1.00)"), (1.0, 1.0, 5, "1.00 (1.00-1.00)"), (20.4, 39.7, 5, "1.00 (20-40)")])
-def test_an_interval_has_no_more_decimals_than_its_prompts_support(low, high, count, printed):
-    assert f"{Mean(1.0, (low, high), count):.2f}" == printed
-
-
 def test_mat_is_given_over_prompts_and_over_steps(folder):
     rows = [row("graft", 1, (8,)), row("graft", 1, (1,) * 9, prompt="b"), row("graft", 1, (8,), repeat=1)]
     found = cell(rows, "graft", 4096)
@@ -442,14 +435,6 @@ def test_a_projection_takes_every_budget_that_its_costs_reach_and_names_the_othe
     assert f"| pld | {4 * 10 / (10 + 2 * 10 / 59 + 3):.2f} " in text
     text = table(settings, replace(COSTS, levels={}, feeds={}), {"budget": 16})
     assert "without a drafter: graft+budget=30 (no levels), " in text and "| token-recycling | " in text
-
-
-def test_a_projection_beyond_the_measured_prefixes_says_so():
-    costs = replace(COSTS, passes=PASSES | {2048: {1: 0.009, 60: 0.010}})
-    text = table([row(), row("pld", 1, (3, 3), bucket=8192), row("pld", 1, (3, 3), bucket=0)], costs, {})
-    assert "Costs are of prefixes of 2,048, 4,096 tokens; for 8,192 they are extrapolated." in text
-    assert "| whole | 4,096 tokens | 8,192 tokens |" in text
-    assert f"| {4 * 12 / (12 + 4 * 10 / 59 + 3):.2f}" in text
 
 
 def test_the_costs_of_a_sweep_are_those_of_its_steps():

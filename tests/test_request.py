@@ -165,14 +165,6 @@ def test_two_sessions_of_what_was_loaded_once_stand_side_by_side():
     assert first + [t for step in request for t in step.tokens] == plain("llama", 60, 24, Sampling())
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_shows_how_far_a_prompt_of_any_length_is_read(monkeypatch, capsys, terminal):
-    monkeypatch.setattr("longgraft.engine.session.BAR_AFTER", 0.0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    toy_session("retrieval").generate(toy_prompt(20), 2)
-    assert ("prefill" in capsys.readouterr().err) == terminal
-
-
 def test_an_answer_says_why_it_ended():
     expected = plain("llama", 60, 24, Sampling(temperature=1.0, seed=5))
     draw = Sampling(temperature=1.0, seed=5)

@@ -72,15 +72,6 @@ def test_of_many_answers_the_last_are_kept():
     assert memory.answers == 2 and next_after(memory) == [31] and next_after(memory, 10) == []
 
 
-def test_a_restored_state_of_an_answer_that_is_over_joins_with_the_next_prompt():
-    first, second = RollOuts(), RollOuts()
-    told(first, PROMPT, [5, 6, 7, 8])
-    second.reset(100)
-    second.restore(first.state())
-    second.observe(Observation(ProposalTree.chain(torch.tensor(PROMPT)), torch.arange(4), 5, prompt=True))
-    assert second.answers == 1 and second.text == [*PROMPT, 5] and next_after(second) == [6]
-
-
 def test_a_release_keeps_the_answers_alone():
     memory = RollOuts()
     told(memory, PROMPT, [5, 6, 7, 8])

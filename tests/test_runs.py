@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from longgraft.comparison.levels import Check
-from longgraft.eval.runs import progress
 from longgraft.eval.runs.bench import Bench, run_prompt
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import jobs_of
@@ -167,20 +166,3 @@ def test_ctrl_c_keeps_the_rows_and_says_how_to_go_on(rows, tmp_path, monkeypatch
     with pytest.raises(SystemExit):
         sweep(config(rows), tmp_path / "fresh")
     assert "go on" not in capsys.readouterr().err and not (tmp_path / "fresh").exists()      # there is nothing yet
-
-
-def test_without_a_terminal_a_line_now_and_then_says_how_far_a_run_is(capsys, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = progress.Progress(200)
-    for _ in range(200):
-        now[0] += 1.0
-        shown.add()
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "longgraft: 10 of 200 rows, 5%, 0.2 minutes" and len(told) == 20      # a twentieth each
-    shown = progress.Progress(10_000)
-    for _ in range(90):
-        now[0] += 1.0
-        shown.add()
-    assert [line.split(" rows")[0] for line in capsys.readouterr().err.splitlines()] == [
-        f"longgraft: {count} of 10,000" for count in (30, 60, 90)]      # every half minute

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from toys.models import VOCAB, toy_target
-from toys.sessions import answered, toy_prompt, toy_session
+from toys.sessions import toy_prompt
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
-from longgraft.prefill.chunked import last_occurrences, read_prompt
+from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Segment
@@ -87,18 +87,3 @@ def test_what_is_ranked_of_a_pass_changes_its_top_k_alone(logits):
     assert torch.equal(part.topk, whole.topk[few])
     assert torch.equal(part.final, whole.final) and torch.equal(part.hidden[1], whole.hidden[1])
     assert torch.equal(part.logits, whole.logits)
-
-
-@pytest.mark.parametrize("method", ["graft", "retrieval", "token-recycling", "graft-x"])
-def test_answers_and_acceptance_are_those_of_ranking_every_position(method, monkeypatch):
-    ours = answered(toy_session(method, budget=16), PROMPT, 24)
-    monkeypatch.setattr("longgraft.prefill.chunked.last_occurrences", lambda prompt, *_: torch.ones(len(prompt)).bool())
-    theirs = answered(toy_session(method, budget=16), PROMPT, 24)
-    assert ours.token_ids == theirs.token_ids
-    assert ours.stats.accepted_per_step == theirs.stats.accepted_per_step
-
-
-def test_a_token_s_last_occurrence_is_behind_all_others():
-    for prompt in (PROMPT, LONE, [], [4]):
-        expected = [token not in prompt[place + 1:] for place, token in enumerate(prompt)]
-        assert last_occurrences(torch.tensor(prompt, dtype=torch.int64)).tolist() == expected

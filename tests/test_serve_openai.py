@@ -9,13 +9,11 @@ import pytest
 from toys.served import FIM, TEMPLATE, asking, characters, client, text_session
 from toys.sessions import repeatable, toy_parts
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.corpora import Corpus, corpus_path
 from longgraft.engine.session import Session
 from longgraft.engine.session import answer as answered
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.fingerprint import vocabulary
-from longgraft.serve.formats.request_fields import default_sampling
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -178,12 +176,6 @@ def test_greedy_is_greedy_whatever_else_an_editor_sends():
 
 
 def test_what_is_not_said_is_as_the_models_generation_config_has_it():
-    class Configured:
-        class generation_config:
-            do_sample, temperature, top_p, top_k, min_p = True, 0.6, 0.9, None, None
-    assert default_sampling(Configured()) == Sampling(0.6, 0.9)
-    Configured.generation_config.do_sample = False
-    assert default_sampling(Configured()) == Sampling() == default_sampling(object())
     session = text_session()
     model = session.target.model
     before = model.generation_config

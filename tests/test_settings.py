@@ -11,7 +11,7 @@ import pytest
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.file_errors import reason
 from longgraft.config.option_files import describe, read_table
-from longgraft.config.options import check, like, made, option, options, size
+from longgraft.config.options import check, made, option, options, size
 from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings, Shape
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 
@@ -125,14 +125,6 @@ def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
             assert one.help or one.kind is HeadOverrides, name      # of which each field says it
             assert one.none or "None" not in str(one.kind), f"{name} does not say what None stands for"
             assert one.default is None or group().__dict__[name] == one.default
-
-
-def test_an_option_of_another_group_is_the_same_but_for_what_is_changed():
-    @dataclass(frozen=True)
-    class Other:
-        count: int = like(Toy, "count", default=7, help="Else")
-
-    assert options(Other)["count"].high == 9 and Other().count == 7 and options(Toy)["count"].default == 3
 
 
 def test_settings_agree_with_what_they_set():

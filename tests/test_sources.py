@@ -119,13 +119,6 @@ def test_over_any_method_each_memory_is_there_once(source, adaptive):
     assert len({id(memory) for memory in memories}) == len(memories)
 
 
-def test_over_eagle3_the_ranking_has_its_nodes():
-    parts = toy_parts()
-    ours = build("graft-x+source=eagle3", parts)
-    assert isinstance(ours, RankedProposer) and type(ours.drafter.proposer) is type(build("eagle3", parts))
-    assert ours.drafter.memories[0] is build("eagle3", parts).memories[0] and ours.pool == 1
-
-
 def test_a_source_is_asked_for_no_more_than_its_own_size():
     asked = []
 

@@ -9,7 +9,7 @@ import pytest
 from toys.tokenizers import byte_tokenizer, of_family
 
 from longgraft.completion.prompt.layout import Layout
-from longgraft.completion.prompt.stable_order import ANEW, STEADY, USUAL, Habit, arrange
+from longgraft.completion.prompt.stable_order import ANEW, USUAL, Habit, arrange
 from longgraft.completion.snippets import Cursor, Snippet
 
 LINES = [f"line {n} = {n * n}\n" for n in range(1000)]
@@ -97,18 +97,3 @@ def test_what_is_new_is_put_behind_what_stays():
     assert arranged("abc", 100, "bxa") == "bca"
     assert arranged("abc", 100, "cba", a=200) == "cb" == arranged("abc", 100, a=200)
     assert arranged("", 100, "abc") == arranged("abc", 0, "abc") == ""
-
-
-def test_nothing_changes_while_little_is_missed():
-    assert arranged("vwxyabcdefgh", 100, "hgfedcba", STEADY) == "hgfedcba"      # half of what is useful now
-    assert arranged("uvwxyabcdefgh", 100, "hgfedcba", STEADY) == "hgfedcbavu"   # more: the best that have a place
-    assert arranged("qrstuvwxyabcdefgh", 100, "hgfedcba", STEADY) == "xwvutsrq"       # too much for that
-    assert arranged("abc", 100, "", STEADY) == "cba"
-
-
-def test_a_piece_whose_lines_are_shown_is_not_shown_again():
-    lines = [f"line {n}\n" for n in range(10)]
-    wide, within, beside, other = (Snippet(path, "".join(lines[start:end]), start + 1) for path, start, end in (
-        ("a.py", 0, 6), ("a.py", 2, 8), ("a.py", 5, 10), ("b.py", 2, 8)))
-    found = arrange([within, beside, other, wide], lambda piece: 1, 100, [wide], USUAL)
-    assert found == [wide, other, beside]

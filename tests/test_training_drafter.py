@@ -130,17 +130,6 @@ def test_training_sees_what_a_decoder_will_see(slot):
         torch.testing.assert_close(taught[:, slot], decoded[:, 0], atol=1e-5, rtol=1e-4)
 
 
-def test_a_step_does_not_see_tokens_that_are_not_drafted_yet():
-    tokens, features, positions = toy_text()
-    slot, before = 4, taught_states(tokens, features, positions)
-    for k in range(STEPS):
-        changed = tokens.clone()
-        changed[:, slot + 2 + k:] = (changed[:, slot + 2 + k:] + 1) % VOCAB
-        after = taught_states(changed, features, positions)
-        assert torch.equal(after[k][:, :slot + 1], before[k][:, :slot + 1])
-        assert not torch.equal(after[k][:, slot + 1], before[k][:, slot + 1])
-
-
 def test_the_loss_is_the_cross_entropy_of_the_predicted_tokens_in_the_vocabulary():
     tokens, features, positions = toy_text()
     network, head = toy_network(), torch.nn.Linear(32, VOCAB, bias=False)

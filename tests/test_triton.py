@@ -155,18 +155,6 @@ def test_the_backend_takes_trees_and_leaves_chunks_to_split():
     assert torch.equal(out, split(q, k, v, chunk, 0.25, None))
 
 
-def test_tiles_follow_the_rows():
-    kv, half = torch.Size((1, 8, 32768, 128)), torch.bfloat16
-    hopper = Chip(132, True)
-    assert [Plan.of(4 * n, kv, half, hopper).rows for n in (1, 8, 16, 32, 64)] == [16, 32, 64, 128, 128]
-    assert Plan.of(7 * 64, kv, half, hopper).rows == 64         # seven tiles of 64 are not four of 128
-    for n in (1, 8, 16, 32, 64):        # programs fill the chip once, and no more than fit
-        plan = Plan.of(4 * n, kv, half, hopper)
-        programs = plan.splits * 8 * -(-4 * n // plan.rows)
-        assert 100 < programs <= 264
-    assert Plan.of(4, torch.Size((1, 8, 100, 128)), half, hopper).splits == 4       # tiles of columns there are
-
-
 def test_what_is_missing_is_named(monkeypatch):
     if not torch.cuda.is_available():
         assert available()["triton"] == "no CUDA device"

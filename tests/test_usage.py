@@ -5,17 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from toys.models import toy_network, toy_target
-from toys.sessions import toy_parts, toy_prompt, toy_session
+from toys.models import toy_target
+from toys.sessions import toy_prompt, toy_session
 
-from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.pruning import Dense
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import LARGEST, ON_CPU, chunk_bytes, chunk_size, largest_chunk
-from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory, resident
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.trees.tree import ProposalTree
 
 CPU = torch.device("cpu")
 MIB = 2 ** 20
@@ -67,22 +64,6 @@ def test_a_chunk_is_as_large_as_pays_and_fits(monkeypatch):
         target.config, torch.bfloat16, 2048, wants) + 1
 
 
-def test_a_drafter_lets_go_of_a_prompt_s_features_before_its_forward(monkeypatch):
-    memory, waiting, forward = toy_parts().drafter_cache(), [], Eagle3Cache.forward
-    Eagle3Drafter(memory, Dense())
-    memory.reset(64)
-
-    def seen(self, *arguments):
-        waiting.append(self._waiting)
-        return forward(self, *arguments)
-
-    monkeypatch.setattr(Eagle3Cache, "forward", seen)
-    memory.observe(Observation(ProposalTree.chain(torch.arange(40)), torch.arange(40), 1,
-                               hidden={layer: torch.randn(40, 32) for layer in (1, 2, 3)}, prompt=True))
-    assert waiting == [()]
-    assert memory.newest().untyped_storage().nbytes() == 4 * toy_network().config.hidden_size
-
-
 def test_layers_of_another_shape_have_room_of_their_own():
     cache = KVCache(2, 256, ("sliding", "full"))
     for layer, heads in enumerate((2, 9)):
@@ -92,14 +73,6 @@ def test_layers_of_another_shape_have_room_of_their_own():
         values.fill_(-layer)
     assert bool((cache.layers[0].keys == 0).all()) and bool((cache.layers[1].keys == 1).all())
     assert cache.bytes() == 2 * (2 + 9) * 256 * 8 * 4
-
-
-def test_keys_and_values_of_different_sizes_take_no_more_than_they_need():
-    cache = KVCache(2, 256)
-    for layer in range(2):
-        keys, values = cache.update(torch.ones(1, 3, 5, 24), torch.ones(1, 3, 5, 16), layer)
-        assert keys.shape == (1, 3, 5, 24) and values.shape == (1, 3, 5, 16)       # latents: the model expands them
-    assert cache.bytes() == 2 * 3 * 256 * (24 + 16) * 4
 
 
 def test_on_a_cpu_the_peak_is_since_the_reset_and_not_since_the_start():
