@@ -8,6 +8,8 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import openai
@@ -30,26 +32,20 @@ def client(server):
         yield made
 
 
-def test_the_openai_client_completes_and_streams(client):
+def test_the_openai_client_completes_chats_and_streams(client):
     text = text_session().generate(PROMPT, 20).text
-    answer = client.completions.create(model="toy", prompt=PROMPT, max_tokens=20)
+    asked = {"model": "toy", "prompt": PROMPT, "max_tokens": 20}
+    answer = client.completions.create(**asked)
     assert answer.choices[0].text == text and answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 20 and answer.model_extra["longgraft"]["steps"] > 0
-    chunks = list(client.completions.create(model="toy", prompt=PROMPT, max_tokens=20, stream=True,
-                                            stream_options={"include_usage": True}))
-    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == text
-    assert chunks[-1].usage.completion_tokens == 20
-
-
-def test_the_openai_client_chats_and_streams(client):
-    messages = [{"role": "user", "content": "hello"}]
+    *chunks, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert "".join(chunk.choices[0].text for chunk in chunks) == text and last.usage.completion_tokens == 20
+    asked = {"model": "toy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20}
     text = text_session().generate("u:hello\na:", 20).text
-    answer = client.chat.completions.create(model="toy", messages=messages, max_tokens=20, extra_body={"top_k": 0})
+    answer = client.chat.completions.create(**asked, extra_body={"top_k": 0})
     assert answer.choices[0].message.content == text and answer.usage.prompt_tokens == len("u:hello\na:")
-    with client.chat.completions.stream(model="toy", messages=messages, max_tokens=20,
-                                        prediction={"type": "content", "content": text}) as events:
-        said = "".join(event.delta for event in events if event.type == "content.delta")
-    assert said == text
+    with client.chat.completions.stream(**asked, prediction={"type": "content", "content": text}) as events:
+        assert "".join(event.delta for event in events if event.type == "content.delta") == text
 
 
 def test_the_openai_client_is_told_what_is_wrong(client, server):
@@ -65,6 +61,19 @@ def test_the_openai_client_is_told_what_is_wrong(client, server):
 
 def post(url, stream=False, **body) -> httpx.Response:
     return httpx.post(url + COMPLETIONS, json={"prompt": PROMPT, "stream": stream} | body, timeout=30)
+
+
+@contextmanager
+def posting(url, *streams, **body) -> Iterator[list[httpx.Response]]:
+    """A request for each of these, streamed or not, sent meanwhile; afterwards their answers are there."""
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda stream=stream: answers.append(post(url, stream, **body)))
+               for stream in streams]
+    for one in threads:
+        one.start()
+    yield answers
+    for one in threads:
+        one.join(20)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -90,16 +99,14 @@ def test_who_leaves_is_decoded_for_no_more_than_the_step_that_runs(stream, steps
 def test_a_full_queue_is_a_429_that_says_when_to_come_back():
     gate = Gate()
     with listening(None, gate, queue=0) as (url, _):
-        first = threading.Thread(target=post, args=(url,), kwargs={"max_tokens": 3})
-        first.start()
-        until(lambda: gate.steps == 1)
-        for stream in (False, True):
-            refused = post(url, stream)
-            assert refused.status_code == 429 and int(refused.headers["Retry-After"]) >= 1
-            assert refused.json()["error"]["code"] == "queue_full"
-        assert httpx.get(f"{url}/health").status_code == 200
-        gate.allow()
-        first.join()
+        with posting(url, False, max_tokens=3):
+            until(lambda: gate.steps == 1)
+            for stream in (False, True):
+                refused = post(url, stream)
+                assert refused.status_code == 429 and int(refused.headers["Retry-After"]) >= 1
+                assert refused.json()["error"]["code"] == "queue_full"
+            assert httpx.get(f"{url}/health").status_code == 200
+            gate.allow()
         assert post(url, max_tokens=3).status_code == 200
 
 
@@ -194,11 +201,9 @@ def states(url) -> list[int]:
 
 @pytest.mark.parametrize("seconds", [20.0, 0.0])       # enough, and too few
 def test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more(seconds):
-    gate, answers = Gate(5), []
-    with started(None, gate, max_running=1, drain_timeout=seconds) as (url, server):
-        asking = [threading.Thread(target=lambda: answers.append(post(url, max_tokens=9))) for _ in range(2)]
-        for one in asking:
-            one.start()
+    gate = Gate(5)
+    with (started(None, gate, max_running=1, drain_timeout=seconds) as (url, server),
+          posting(url, False, False, max_tokens=9) as answers):
         until(lambda: gate.steps == 6 and server._worker.waiting == 1)
         server.handle_exit(signal.SIGTERM, None)
         if seconds:
@@ -206,8 +211,6 @@ def test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more(sec
         else:
             until(lambda: server.should_exit)
         gate.allow()
-        for one in asking:
-            one.join(10)
         until(lambda: server.should_exit)
     assert [answer.status_code for answer in answers] == [200 if seconds else 503] * 2
     assert not server._captured_signals       # uvicorn raises those again, and the process would not end as it should
@@ -226,15 +229,13 @@ def test_a_decoding_thread_that_hangs_is_not_ready(monkeypatch):
     gate = Gate()
     with listening(None, gate) as (url, worker):
         time.sleep(0.3)
-        asking = threading.Thread(target=post, args=(url,), kwargs={"max_tokens": 3})       # idle before: no stall
-        asking.start()
-        until(lambda: gate.steps == 1)
-        assert httpx.get(f"{url}/health").status_code == 200
-        until(lambda: httpx.get(f"{url}/health").status_code == 503)
-        assert "has made no step" in worker.trouble and httpx.get(f"{url}/live").status_code == 200
-        gate.allow(1)
-        until(lambda: gate.steps == 2)
-        assert httpx.get(f"{url}/health").status_code == 200
-        gate.allow()
-        asking.join(10)
+        with posting(url, False, max_tokens=3):     # idle before: no stall
+            until(lambda: gate.steps == 1)
+            assert httpx.get(f"{url}/health").status_code == 200
+            until(lambda: httpx.get(f"{url}/health").status_code == 503)
+            assert "has made no step" in worker.trouble and httpx.get(f"{url}/live").status_code == 200
+            gate.allow(1)
+            until(lambda: gate.steps == 2)
+            assert httpx.get(f"{url}/health").status_code == 200
+            gate.allow()
         assert httpx.get(f"{url}/health").status_code == 200
