@@ -130,18 +130,25 @@ def test_training_sees_what_a_decoder_will_see(slot):
         torch.testing.assert_close(taught[:, slot], decoded[:, 0], atol=1e-5, rtol=1e-4)
 
 
-def test_the_loss_is_the_cross_entropy_of_the_predicted_tokens_in_the_vocabulary():
+@pytest.mark.parametrize("only", [None, 7])
+def test_the_loss_is_the_cross_entropy_of_the_predicted_tokens_that_are_in_the_vocabulary_and_to_be_learnt(only):
+    """learnt[t]: the token after slot t, number t + 1; step k of slot t predicts token t + 2 + k."""
     tokens, features, positions = toy_text()
     network, head = toy_network(), torch.nn.Linear(32, VOCAB, bias=False)
-    figures = compare(network, head, tokens, features, positions)
+    with torch.no_grad():       # where one token alone counts, the draft vocabulary has what comes first
+        head.weight[::2] *= 9.0 if only else 1.0
+    learnt = None if only is None else torch.arange(12)[None] == only
+    figures = compare(network, head, tokens, features, positions, learnt)
     logits = head(features[..., :32])
     for k, states in enumerate(taught_states(tokens, features, positions)):
         nats = []
         for slot in range(tokens.shape[1] - 1 - k):
             theirs = logits[0, slot + 1 + k]
-            if network.t2d[theirs.argmax()]:
+            if network.t2d[theirs.argmax()] and only in (None, slot + 1 + k):
                 nats.append(-(theirs[network.t2d].softmax(-1) * network.logits(states[0, slot]).log_softmax(-1)).sum())
         assert figures.losses[k] == pytest.approx(torch.stack(nats).mean().item(), rel=1e-4)
+    nothing = torch.zeros(1, 12, dtype=torch.bool)
+    assert compare(network, head, tokens, features, positions, nothing).losses == [0.0] * STEPS
 
 
 @pytest.mark.parametrize("loss", ["kl", "lk"])
@@ -220,26 +227,6 @@ def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_pa
     before, after = min(figures[0]["losses"]) - entropy, max(figures[-1]["losses"]) - entropy
     assert before > 4 and after < 0.1 * before
     assert max(figures[0]["agreements"]) < 0.2 and min(figures[-1]["agreements"]) > 0.7
-
-
-def test_only_what_is_to_be_learnt_counts_and_it_is_the_predicted_token():
-    tokens, features, positions = toy_text()
-    network, head = toy_network(), torch.nn.Linear(32, VOCAB, bias=False)
-    hidden = features[..., :32]
-
-    def losses(learnt):
-        return compare(network, head, tokens, features, positions, learnt).losses
-
-    after = 7       # learnt[t]: the token after slot t, number t + 1
-    with torch.no_grad():
-        head.weight[::2] *= 9.0     # what the draft vocabulary has comes first, mostly
-    states, says = taught_states(tokens, features, positions), head(hidden)[0, after]
-    assert network.t2d[says.argmax()]
-    for k, found in enumerate(losses(torch.arange(12)[None] == after)):
-        # Step k of slot t predicts token t + 2 + k, which is after + 1 where t = after - 1 - k.
-        ours = network.logits(states[k][0, after - 1 - k]).log_softmax(-1)
-        assert found == pytest.approx(-(says[network.t2d].softmax(-1) * ours).sum().item(), rel=1e-4)
-    assert losses(torch.zeros(1, 12, dtype=torch.bool)) == [0.0] * STEPS
 
 
 CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"

@@ -90,13 +90,6 @@ def test_every_token_is_an_input_once_and_a_target_once(shuffled, length, corpus
     assert sorted(rows[:, 1:].flatten()) == sorted(plain[1:])
 
 
-def test_rows_do_not_depend_on_what_was_read_before(corpus):
-    order = partial(mixed_documents, prose_share=0.2)
-    one, other = (TokenStream(corpus, 3, order, shuffled=True) for _ in range(2))
-    one.rows(0, 8, 16)
-    assert np.array_equal(one.rows(640, 4, 16), other.rows(640, 4, 16))
-
-
 def test_prose_stays_under_its_share_and_groups_stay_together(corpus):
     rng, lengths = np.random.default_rng(0), corpus.lengths()
     chosen = mixed_documents(corpus, rng, 0.1)
