@@ -176,17 +176,6 @@ def test_settings_of_a_variant_reach_its_trees():
     assert Variant.parse("graft+budget=20").budget(60) == 20
 
 
-def test_one_object_with_a_lasting_memory_cannot_serve_several_runs(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from longgraft.memories.adjacency import AdjacencyMatrix\n"
-        "from longgraft.memories.adjacency_memory import AdjacencyMemory\n"
-        "from longgraft.retrievers.token_recycling import MatrixRetriever\n"
-        f"ONE = MatrixRetriever(AdjacencyMemory(AdjacencyMatrix({VOCAB}), lasting=True))\n")
-    parts, variant = toy_parts(), Variant.parse(f"{tmp_path / 'mine.py'}:ONE")
-    with pytest.raises(ValueError, match="is one object whose memory lasts, and every run needs one of its own"):
-        Prefilled(Stock({"": parts}), [variant], PROMPT, NEW, Learned(["replay", "sampled"]))
-
-
 def test_a_calibration_or_a_head_that_was_not_given_is_named():
     with pytest.raises(ValueError, match="'five', which was not given"):
         prefilled(["graft+warm=five"])

@@ -101,26 +101,6 @@ def test_of_two_requests_on_a_session_only_the_newer_goes_on():
     assert [t for step in newer for t in step.tokens] == plain("llama", 60, 24, Sampling())
 
 
-def test_a_second_thread_is_told_so_and_disturbs_nothing():
-    session, said = toy_session("graft"), []
-    request = session.open(PROMPT, 24, eos=())
-    request.step()
-
-    def other() -> None:
-        for action in (lambda: session.generate(PROMPT, 4), None):
-            try:
-                action() if action else request.cancel()
-            except RuntimeError as error:
-                said.append(str(error))
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert len(said) == 1 and "in another thread, and serves one at a time" in said[0]
-    assert request.step() is None and request.finish_reason == "cancelled"      # which any thread may ask for
-    assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
-
-
 def test_who_steps_a_request_owns_it_and_one_that_was_dropped_has_no_owner():
     session, steps = toy_session("graft"), []
     request = session.open(PROMPT, 24, eos=())

@@ -68,9 +68,9 @@ def test_each_of_several_requests_says_what_it_says_alone(family, kernels):
                                     "triforce", "specpv", "medusa", "longspec", "dflash", "logitspec"])
 def test_methods_share_passes_whatever_they_need_of_them(method):
     session, calls = repeatable(method, kernels=KERNELS), []
-    wanted = alone(session)
+    wanted = alone(session, new=8)
     counted(session.target, calls)
-    assert side_by_side(session) == wanted and max(calls) > 1
+    assert side_by_side(session, new=8) == wanted and max(calls) > 1
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
