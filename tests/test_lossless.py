@@ -120,7 +120,7 @@ def test_nothing_that_was_told_is_known_to_the_next_request(method):
 def test_exactly_as_many_tokens_as_asked(method):
     """Of prompts of one token and of several."""
     ours = toy_session(method)
-    for length, new in ((1, 1), (1, 2), (1, 24), (60, 5), (60, 11)):
+    for length, new in ((1, 1), (1, 24), (60, 11)):
         found = answered(ours, toy_prompt(length), new)
         assert found.token_ids == plain("llama", length, 24, GREEDY)[:new] and found.finish_reason == "length"
         stats = found.stats

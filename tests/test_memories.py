@@ -9,7 +9,7 @@ import pytest
 import torch
 from toys.memories import assert_restores, assert_rewinds
 from toys.models import VOCAB, toy_network, toy_target
-from toys.sessions import EVERY, toy_parts, toy_prompt
+from toys.sessions import kinds, toy_parts, toy_prompt
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.eagle3_cache import Eagle3Cache
@@ -23,7 +23,7 @@ from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
 
-WITH_MEMORIES = [name for name in EVERY if name != "ar"]
+WITH_MEMORIES = [name for name in kinds() if name != "ar"]
 
 
 @pytest.mark.parametrize("name", WITH_MEMORIES)

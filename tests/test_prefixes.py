@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 import torch
 from toys.recorder import recorder
-from toys.sessions import CHOOSING, EVERY, answered, toy_prompt, toy_session
+from toys.sessions import CHOOSING, answered, kinds, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.prefill.chunked import last_occurrences
@@ -43,9 +43,9 @@ def alike(kept, bare, prompts, **more) -> list[int]:
     return reused
 
 
-# Each method with one family and one chunk: which one meets which matters little.
+# Each kind with one family and one chunk: which one meets which matters little.
 @pytest.mark.parametrize(("method", "family", "chunk"), zip(
-    EVERY, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
+    kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
 def test_what_is_recalled_is_as_if_it_were_read(method, family, chunk):
     """Answers, and what was proposed for them."""
     kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))

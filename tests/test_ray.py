@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from dataclasses import replace
 
@@ -83,14 +82,6 @@ def rows_despite(crew, config, accident) -> tuple[list[Result], int]:
 def same(found, alone) -> bool:
     return (len(found) == len(alone) and {row.key for row in found} == {row.key for row in alone}
             and "in 0 of them." in lines(alone, found)[1])
-
-
-@pytest.mark.slow
-def test_a_killed_actor_loses_and_doubles_nothing(cluster, config, alone):
-    with actors(cluster.address, config) as crew:
-        assert crew.workers == 2 and crew.share == Share(0, 1)
-        found, started = rows_despite(crew, config, lambda pid, node: os.kill(pid, signal.SIGKILL))
-    assert started == 3 and same(found, alone)
 
 
 @pytest.mark.slow

@@ -6,10 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from toys.sessions import answered, toy_prompt, toy_session
 
-from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.session import Generation
 from longgraft.memories.rollouts import RollOuts
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
@@ -80,17 +77,3 @@ def test_a_release_keeps_the_answers_alone():
     assert memory.text == [] and memory.known().after((), 0) == ([], 0)
     told(memory, PROMPT, [5])
     assert memory.answers == 2 and next_after(memory, 6) == [9, 7]     # also the one that was released with it
-
-
-def answers(session, seeds) -> list[Generation]:
-    return [answered(session, toy_prompt(60), 30, Sampling(temperature=0.3, seed=seed)) for seed in seeds]
-
-
-def test_more_is_found_the_more_roll_outs_are_finished():
-    alone = [answers(toy_session("mtp"), [seed])[0] for seed in range(12)]
-    shared = answers(toy_session("mtp"), range(12))
-    assert [said.token_ids for said in shared] == [said.token_ids for said in alone]
-    hits, usual = ([said.stats.accepted_by_origin.get("retrieved", 0) for said in each] for each in (shared, alone))
-    assert hits[0] == usual[0]
-    gains = [ours - theirs for ours, theirs in zip(hits, usual, strict=True)]
-    assert sum(gains[8:]) > sum(gains[1:5]) > 0

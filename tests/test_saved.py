@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from toys.models import VOCAB, toy_model
 from toys.served import characters
-from toys.sessions import answered, toy_prompt, toy_session
+from toys.sessions import answered, kinds, toy_prompt, toy_session
 
 from longgraft.engine.session import Session
 from longgraft.prefill import prefix_file
@@ -23,11 +23,6 @@ CELL = 16
 BEGINS = toy_prompt(90)
 FOLLOWS = BEGINS + toy_prompt(20, seed=6)
 LEAVES = BEGINS[:70] + toy_prompt(25, seed=3)       # 4 cells and 6 tokens are the same
-
-
-# Methods by what they remember of a prompt.
-KINDS = ("ar", "pld", "pld+", "retrieval", "graft", "graft-x", "eagle3", "sps", "dflash", "medusa", "longspec",
-         "logitspec", "samd", "suffix", "mtp", "rest", "lookahead", "magicdec", "triforce", "tokenswift")
 
 
 def session(method: str = "graft", family: str = "llama", most: int = 0, **more) -> Session:
@@ -46,7 +41,7 @@ def file(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("method", "family", "chunk"), zip(
-    KINDS, cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
+    kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
 def test_what_a_file_holds_is_as_if_it_were_read(method, family, chunk, tmp_path):
     """Answers and proposals, by a session that keeps nothing itself; the file's short last cell is known, too."""
     path = tmp_path / "begins.prefix"

@@ -66,6 +66,12 @@ def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None =
                  **more)
 
 
+@cache
+def kinds() -> list[str]:
+    """Of methods that remember the same kinds of things, one each."""
+    return list({tuple(map(type, build(name, toy_parts()).memories)): name for name in reversed(EVERY)}.values())
+
+
 def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
                 adaptive: bool = False, prefixes: Prefixes | None = None, **more) -> Session:
     """adaptive: the method chooses its budgets, where it can; prefixes: what is kept of prompts."""
