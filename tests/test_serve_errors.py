@@ -72,7 +72,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     ({"prompt": "a", "n": 3, "stream": True}, "n", "Several answers are not streamed"),
     ({"prompt": "a", "n": 17}, "n", "less than or equal to 16"), ({"prompt": "a", "n": True}, "n", "a valid integer"),
     *[({"prompt": "a", name: value}, name, f"{name} is not supported here") for name, value in [
-        ("best_of", 3), ("prompt_logprobs", 1),
+        ("best_of", 3), ("best_of", True), ("prompt_logprobs", 1),
         ("use_beam_search", True), ("min_tokens", 3), ("mirostat", 2)]],
 ])
 def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, said):
