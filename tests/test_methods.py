@@ -187,16 +187,6 @@ def test_what_is_printed_of_a_changed_choice_may_be_typed(name, settings, printe
     assert str(replace(METHODS[name], choices=method.choices)) == printed
 
 
-def test_numbers_of_a_choice_stand_in_a_list_of_methods():
-    from longgraft.eval.runs.config import SweepConfig
-
-    one = options(SweepConfig)["methods"]
-    found = one.parse("ar,echo+depths=2/4+taus=0.1/0.2,pld+latest=true")
-    assert found == ("ar", "echo+depths=2/4+taus=0.1/0.2", "pld+latest=true")
-    assert find(found[1]).choices == METHODS["echo"].choosing({"depths": "2,4", "taus": "0.1,0.2"}).choices
-    assert one.parse("my/methods.py:X,ar") == ("my/methods.py:X", "ar")      # only numbers stand between strokes
-
-
 @pytest.mark.parametrize("need", {need.name: need for method in METHODS.values() for need in method.needs}.values(),
                          ids=lambda need: need.name)
 def test_a_need_has_a_toy_and_says_how_it_is_given(need):

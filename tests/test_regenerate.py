@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from longgraft.yarn_drafters.training import regenerate as module
 from longgraft.yarn_drafters.training.batched_sampling import Sampled, Turn, sample
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
-from longgraft.yarn_drafters.training.document_tasks import CODE_TASKS, PROSE_TASKS
 from longgraft.yarn_drafters.training.regenerate import Regenerator, Sampling, requests_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,17 +147,6 @@ def test_an_answer_that_was_cut_off_is_learnt_without_an_end(folder, model, tmp_
     out.write_text(out.read_text().replace('"ended": false', '"ended": true'))
     ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "d.npz").tokens)
     assert ids[-1] == end and learnt[-1]
-
-
-def test_documents_get_tasks_of_their_kind(tmp_path):
-    texts = [module.Document(f"def f{i}():\n    return {i}\n" * 80, "code-python") for i in range(3)]
-    texts += [module.Document(f"It rained on day {i}.\n" * 90, "book") for i in range(3)]
-    made = [chat.requests[0] for chat in islice(requests_of([], texts, False, Sampling()), 60)]
-    for request in made:
-        tasks = CODE_TASKS if "def f" in request else PROSE_TASKS
-        assert any(task in request for task in tasks)
-    assert made == [chat.requests[0] for chat in islice(requests_of([], texts, False, Sampling()), 60)]
-    assert len({request[:30] for request in made}) > 15
 
 
 def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, monkeypatch):

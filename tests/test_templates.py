@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from longgraft.trees.templates import Template, bounded, chain, envelope, for_slots, graft_templates, token_recycling
 
@@ -70,16 +69,6 @@ def test_the_envelope_is_the_slots_own_nodes_then_the_rest_of_the_full_template(
     assert template.paths[:slots] == own
     assert template.paths[slots:] == tuple(path for path in full if path not in own)
     assert_closed(template)
-
-
-def test_levels_index_every_node_once_under_its_parent():
-    for template in (graft_templates()["full"], token_recycling(), chain(5), envelope(7), for_slots(0)):
-        levels = template.levels(torch.device("cpu"))
-        rows = [row for nodes, parents, ranks in levels for row in
-                zip(nodes.tolist(), parents.tolist(), ranks.tolist(), strict=True)]
-        assert sorted(rows) == list(zip(range(1, len(template) + 1), template.parents[1:], template.ranks[1:],
-                                        strict=True))
-        assert template.levels(torch.device("cpu")) is levels
 
 
 def test_token_recyclings_template_is_the_official_one(golden):

@@ -200,9 +200,9 @@ def test_what_is_no_pair_of_model_and_tokenizer_is_refused_without_printing_it(g
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "meta", "cpu:1", "cuda:-1", "cuda:99", "vulkan", "xpu"])
-def test_devices_that_are_not_here_are_one_sentence(name):
+def test_devices_that_are_not_here_are_one_sentence_before_anything_is_read(name, tmp_path):
     with pytest.raises(ValueError, match=f"^Device '{name}' (is not usable here|does not exist)"):
-        device_of(name)
+        load(tmp_path / "absent", device=name)
 
 
 def test_devices_and_dtypes_by_name():
@@ -212,11 +212,6 @@ def test_devices_and_dtypes_by_name():
     for wrong in ("half", torch.int8):
         with pytest.raises(ValueError, match=r"is unknown\. Known: float32, bfloat16, float16"):
             dtype_of(wrong)
-
-
-def test_a_device_that_is_not_here_is_said_before_anything_is_read(tmp_path):
-    with pytest.raises(ValueError, match="Device 'meta' is not usable here"):
-        load(tmp_path / "absent", device="meta")
 
 
 def test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read(monkeypatch):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from toys.served import Gate, text_session, tokens_of, until_true, working
 from toys.sessions import toy_prompt, toy_session
 
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.serve.jobs import Busy, Failed, Job
-from longgraft.serve.worker import Worker
 
 PROMPT = toy_prompt(60)
 
@@ -125,22 +122,3 @@ def test_an_answer_whose_seconds_are_up_ends_as_it_is():
     tokens, end = working(play)
     assert end.reason == "time" and tokens == toy_session("graft").generate(PROMPT, 200).token_ids[:len(tokens)]
     assert 1 <= len(tokens) == end.stats.new_tokens < 200
-
-
-def test_a_client_whose_loop_is_gone_is_not_decoded_for():
-    gate = Gate()
-    worker = Worker(toy_session("graft"), 2, [gate])
-
-    async def leave():
-        worker.submit(Job(PROMPT, 100))
-        await until_true(lambda: gate.steps == 1)
-    asyncio.run(leave())
-    gate.allow()
-    asyncio.run(until_idle(worker))
-    worker.close()
-    worker.join(10)
-    assert gate.steps <= 3 and gate.ends[0].reason == "cancelled"
-
-
-async def until_idle(worker) -> None:
-    await asyncio.wait_for(until_true(lambda: not worker.jobs), 20)
