@@ -197,13 +197,9 @@ def test_a_warm_snapshot_changes_speed_and_not_the_answer():
     assert said(ours) == plain("llama", 60, 24, GREEDY)     # and again: nothing of a request is left
 
 
-@pytest.mark.parametrize("method", LOSSY)
-def test_a_lossy_method_answers_and_is_marked(method):
-    """It promises no more; `tests/test_report.py` keeps such rows out of lossless tables."""
-    assert EVERY[method].promise == "lossy" and method not in COMPARED and method not in (DEFAULT, HEADLESS)
-    for sampling in SAMPLINGS.values():
-        found = answered(toy_session(method), toy_prompt(60), 24, sampling)
-        assert len(found.token_ids) == 24 and all(0 <= token < VOCAB for token in found.token_ids)
+def test_lossy_methods_are_neither_the_default_nor_compared():
+    """They answer where something is predicted; `tests/test_report.py` keeps such rows out of lossless tables."""
+    assert LOSSY and not {*COMPARED, DEFAULT, HEADLESS} & set(LOSSY)
 
 
 def test_what_falls_back_is_not_checked_in_the_place_of_what_was_named():

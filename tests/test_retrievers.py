@@ -108,20 +108,6 @@ def test_the_worst_node_is_learned_first_and_the_accepted_path_last():
     assert learned(in_order=True) == [0, 1, 2, 3, 4, 5]         # Token Recycling: rows as they stand
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 100])
-def test_prompt_chunks_of_any_size_give_the_same_matrix(chunk):
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, 20, (100,), generator=generator)
-    topk = torch.randint(0, VOCAB, (100, 8), generator=generator).int()
-    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB))
-    memory.reset(200)
-    for part, rows in zip(tokens.split(chunk), topk.split(chunk), strict=True):
-        memory.observe(prompt_chunk(part.tolist(), rows))
-    last = {token: position for position, token in enumerate(tokens.tolist())}
-    assert all(torch.equal(memory.matrix.rows[token], topk[position]) for token, position in last.items())
-    assert memory.matrix.touched() == len(last)
-
-
 def test_prompt_logits_are_left_alone_where_the_method_says_so():
     memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), seeded=False)
     memory.observe(prompt_chunk([1, 2], torch.tensor([row(1), row(2)])))
