@@ -93,20 +93,6 @@ def test_without_a_window_it_has_the_n_grams_of_the_text_alone():
     assert len(Lookahead(memory).propose(Ask(8, 20, 13))) == 1
 
 
-@pytest.mark.parametrize("budget, columns, guesses", [
-    (56, 7, 7), (55, 7, 6), (32, 7, 1), (31, 6, 1), (8, 1, 1), (7, 0, 1), (3, 0, 1), (1, 0, 0)])
-def test_where_slots_are_few_n_grams_give_way_first_and_then_far_columns(budget, columns, guesses):
-    memory, fresh = Trajectories(5, 7, 7), iter(range(100, 1000))
-    rows = (tuple(next(fresh) for _ in range(6)), *(tuple(next(fresh) for _ in range(7)) for _ in range(3)))
-    pool = {7: tuple(tuple(next(fresh) for _ in range(4)) for _ in range(7))}
-    memory.restore(([], 0, rows, pool))
-    tokens = Lookahead(memory).propose(Ask(7, budget, 0)).tokens.tolist()
-    assert len(tokens) <= budget
-    for row, cut in zip(rows, [max(0, columns - 1), columns, columns, columns], strict=True):
-        assert set(row) & set(tokens) == set(row[:cut])
-    assert sum(gram[0] in tokens for gram in pool[7][-guesses:] if guesses) == guesses     # the newest ones
-
-
 def test_a_column_that_was_not_verified_stays_and_gives_no_n_gram():
     loop = Loop(Trajectories(4, 5, 3), toy_prompt(40))
     for _ in range(6):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from threading import Thread
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
-from toys.served import Gate, asking, listening, text_session, until
+from toys.served import Gate, asking, completed, listening, meanwhile, text_session, until
 
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
@@ -94,16 +94,11 @@ def test_a_gateway_reads_the_names_and_gauges_that_it_knows():
 
     with listening(None, gate, metrics_prefix="vllm:", max_running=1) as (url, _):
         assert gauges(url)["vllm:kv_cache_usage_perc"] == 0
-        asking = [Thread(target=httpx.post, args=(f"{url}/v1/completions",), kwargs={"json": {"prompt": PROMPT}})
-                  for _ in range(3)]
-        for one in asking:
-            one.start()
-        until(lambda: gauges(url)["vllm:num_requests_waiting"] == 2)
-        found = gauges(url)
-        assert found["vllm:num_requests_running"] == 1 and 0 < found["vllm:kv_cache_usage_perc"] < 0.01
-        gate.allow()
-        for one in asking:
-            one.join(20)
+        with meanwhile(*[partial(completed, url, prompt=PROMPT)] * 3):
+            until(lambda: gauges(url)["vllm:num_requests_waiting"] == 2)
+            found = gauges(url)
+            assert found["vllm:num_requests_running"] == 1 and 0 < found["vllm:kv_cache_usage_perc"] < 0.01
+            gate.allow()
         found = gauges(url)
     assert found["vllm:num_requests_running"] == found["vllm:kv_cache_usage_perc"] == 0
     with pytest.raises(ValueError, match="prefix is 'v llm'"):

@@ -1,4 +1,4 @@
-"""One thread decodes for all: in order, up to a full queue, past failures, and never for who has left."""
+"""One thread decodes for all: up to a full queue, past failures, and never for who has left while waiting."""
 
 from __future__ import annotations
 

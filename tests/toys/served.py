@@ -137,6 +137,23 @@ def started(session: Session | None = None, *watchers: Any, **options: Any) -> I
         assert not thread.is_alive()
 
 
+def completed(url: str, **body: Any) -> httpx.Response:
+    """The answer to a completion's body, over the wire."""
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+
+
+@contextmanager
+def meanwhile(*asks: Callable[[], httpx.Response]) -> Iterator[list[httpx.Response]]:
+    """Each in a thread of its own; afterwards their answers are there."""
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda ask=ask: answers.append(ask())) for ask in asks]
+    for one in threads:
+        one.start()
+    yield answers
+    for one in threads:
+        one.join(20)
+
+
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     """Wait for it."""
     end = time.monotonic() + seconds
