@@ -143,7 +143,7 @@ def test_merged_trees_are_the_host_trees_merged():
     for dice, tree in trees(250):
         rows = rows_for(dice, tree)
         other = grown(dice, dice.randint(1, 81), dice.randrange(3), dice.choice([1, 3, 99]), dice.choice([2, 4]))
-        budget, at = dice.choice([rows, dice.randint(len(tree), rows)]), dice.choice([0, dice.randrange(len(tree))])
+        budget, at = dice.choice([rows, dice.randint(1, rows)]), dice.choice([0, dice.randrange(len(tree))])
         wanted = tree.merge(other, at, budget)
         padded, more = PaddedTree.of(tree, rows, CPU), scattered(dice, other, dice.choice([81, 97]))
         for place in (at, torch.tensor([at])):

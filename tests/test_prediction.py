@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 import torch
 from toys.models import VOCAB, toy_target
+from toys.observations import prompt_chunk
 from toys.sessions import toy_parts, toy_session
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import continuation
+from longgraft.retrievers.logitspec import LastTopK, LogitSpec, continuation
 from longgraft.retrievers.prompt_lookup import lookup
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
@@ -69,6 +71,19 @@ def test_nothing_is_copied_across_the_end_of_what_was_told(method):
 def test_no_match_begins_before_the_prompt_does(method):
     tree = proposed(method, [[10, 11]], [12, 13, 20, 21, 10, 11, 12], 13)
     assert tree.tokens[1] == 20 and tree.match.tolist()[1] == 2
+
+
+def test_a_match_does_not_count_that_both_begin_a_text():
+    tree = proposed("suffix", [[1], [5, 6, 7, 8, 9]], [5], 6)
+    assert tree.match.tolist()[1] == 2
+
+
+def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
+    history, row = TokenHistory(), LastTopK(2)
+    history.observe_prediction(torch.tensor([3, 4]))
+    history.observe(prompt_chunk([8, 9]))
+    retriever = LogitSpec(history, row, VOCAB)
+    assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0, 0)]
 
 
 def test_a_lookup_needs_all_that_it_copies_within_one_text():

@@ -172,6 +172,13 @@ def test_no_secret_is_opened_or_reached_by_a_link(tmp_path, monkeypatch):
     assert left_out.secrets == (".env", "conf/credentials.py", "key.py") and left_out.counts == {"links": 4}
 
 
+def test_a_name_that_no_line_can_hold_is_not_shown(tmp_path):
+    for name in (b"a.py", b"b\n.py", b"c\xff.py"):
+        (tmp_path / os.fsdecode(name)).write_text("x = 1\n")
+    found, left_out = Repository(tmp_path.resolve()).sources("near.py")
+    assert list(found) == ["a.py"] and left_out.counts == {"names that cannot be printed": 2}
+
+
 def test_a_file_is_read_again_only_when_it_changed(tmp_path):
     plant(tmp_path, **{"a.py": "first = 1\n", "b.py": "x = 1\n"})
     found = repository(tmp_path)

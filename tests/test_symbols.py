@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import timeit
+
 import pytest
 
 import longgraft.completion.repository.outline as outlines
@@ -148,3 +150,11 @@ def test_an_import_finds_the_file_that_python_would(module, level, importer, fou
      [("src/main/java/c/d/E.java", ("E",)), ("x/c/d/F.java", ("F",))])])
 def test_imports_of_other_languages_find_their_files(path, text, paths, expected):
     assert [(file, names) for file, names, _ in linked(path, text, paths)] == expected
+
+
+def test_imports_that_do_not_end_are_read_once():
+    """Not once more from each of them."""
+    texts = ("use crate::a\n" * count for count in (2000, 8000))
+    short, long = (min(timeit.repeat(lambda text=text: list(linked("a.rs", text, ())), number=1, repeat=5))
+                   for text in texts)
+    assert long < 9 * short
