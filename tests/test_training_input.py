@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -27,42 +28,44 @@ from longgraft.yarn_drafters.training.target import train_target
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 INFINITE = float("inf")
-COMMON = [      # one of each limit; which values a limit admits is the options' own test
-    ({"layerz": 3}, "sets 'layerz', which"), ({"total_tokens": "9m"}, "'9m'; it must be a whole number from 1"),
-    ({"total_tokens": 10 ** 400}, "total_tokens is 1000"), ({"total_tokens": None}, "total_tokens is missing"),
-    ({"total_tokens": 1.5}, "total_tokens is 1.5"), ({"total_tokens": 2}, "needs two steps"),
-    ({"tokens_per_step": [8]}, r"tokens_per_step is \[8\]"), ({"micro_tokens": 0}, "micro_tokens is 0"),
-    ({"budget_minutes": 0}, "budget_minutes is 0"), ({"prose_share": 1.5}, "prose_share is 1.5"),
-    ({"stages": []}, "Stages of no tokens"), ({"stages": 5}, "stages is 5; it must be a list, each a table"),
-    ({"stages": [5]}, r"stages is \[5\]; it must be"), ({"stages": [{}]}, r"stages\[0\] does not set length"),
-    ({"stages": [{"lenght": 9}]}, r"stages\[0\] sets 'lenght'"), ({"stages": [{"length": 1}]}, "length is 1; it must"),
-    ({"stages": [{"length": 48}]}, "use powers of two"), ({"stages": [{"length": 64, "share": 0}]}, "share is 0"),
-    ({"stages": [{"length": 64, "skip": 2}]}, "skip is 2"), ({"max_positions": 32}, "max_positions is 32. Raise"),
-    ({"schedule": "linear"}, "schedule is 'linear'; it must be wsd or cosine"), ({"warmup": -0.1}, "warmup is -0.1"),
-    ({"muon_lr": 0}, "muon_lr is 0; it must be a number above 0"), ({"muon_lr": INFINITE}, "muon_lr is inf"),
-    ({"grad_clip": 10 ** 400}, "grad_clip is 1000"), ({"seed": 2 ** 64}, "seed is 18446744073709551616"),
-    ({"threads": 0}, "threads is 0"), ({"device": 0}, "device is 0; it must be text"),
-    ({"bf16": "no"}, "bf16 is 'no'; it must be true or false"), ({"valid_rows": -1}, "valid_rows is -1"),
-    ({"checkpoint_minutes": -1}, "checkpoint_minutes is -1")]
-OF_A_TARGET = [
-    ({"vocab_size": 256}, "vocab_size is 256"), ({"hidden": 10 ** 9}, "hidden is 1"), ({"kv_heads": 3}, "kv_heads 3"),
-    ({"head_dim": 15}, "head_dim 15"), ({"tied": "yes"}, "tied is 'yes'"), ({"rope_theta": 1}, "rope_theta is 1"),
-    ({"embedding_lr": 0}, "embedding_lr is 0"), ({"norm_lr": -1}, "norm_lr is -1")]
+OF_A_TARGET = [({"kv_heads": 3}, "kv_heads 3"), ({"head_dim": 15}, "head_dim 15"), ({"tied": "yes"}, "tied is 'yes'")]
 OF_A_DRAFTER = [
-    ({"draft_vocab": 0}, "draft_vocab is 0"), ({"ttt_steps": 99}, "ttt_steps is 99"), ({"adam_lr": 0}, "adam_lr is 0"),
+    ({"layerz": 3}, "sets 'layerz', which"), ({"total_tokens": "9m"}, "'9m'; it must be a whole number from 1"),
+    ({"total_tokens": 10 ** 400}, "total_tokens is 1000"), ({"total_tokens": 1.5}, "total_tokens is 1.5"),
+    ({"total_tokens": 2}, "needs two steps"), ({"total_tokens": None}, "total_tokens is missing"),
+    ({"muon_lr": 10 ** 400}, "muon_lr is 1000"),
+    ({"stages": []}, "Stages of no tokens"), ({"stages": 5}, "stages is 5; it must be a list"),
+    ({"stages": [5]}, r"stages is \[5\]; it must be"), ({"stages": [{}]}, r"stages\[0\] does not set length"),
+    ({"stages": [{"lenght": 9}]}, r"stages\[0\] sets 'lenght'"), ({"stages": [{"length": 48}]}, "use powers of two"),
+    ({"stages": [{"length": 64, "share": 0}]}, "share is 0"),
+    ({"stages": [{"length": 64, "grouped": 1}]}, "grouped is 1; it must be true or false"),
+    ({"max_positions": 32}, "max_positions is 32. Raise"),
+    ({"schedule": "linear"}, "schedule is 'linear'; it must be wsd or cosine"), ({"schedule": 1}, "schedule is 1"),
+    ({"device": 0}, "device is 0; it must be text"), ({"bf16": "no"}, "bf16 is 'no'; it must be true or false"),
     ({"ttt_steps": 16}, "Rows of 16 tokens leave nothing to predict after 16"),
+    ({"valid_length": 3}, "Rows of 3 tokens leave nothing"),
     ({"feature_layers": "a"}, "feature_layers is 'a'; it"), ({"feature_layers": [-1]}, r"feature_layers is \[-1\]"),
-    ({"feature_layers": []}, "feature_layers is empty"), ({"feature_layers": [1, True]}, r"layers is \[1, True\]"),
+    ({"feature_layers": []}, "feature_layers is empty"),
     ({"rope": 5}, "rope is 5; it must be a table"), ({"rope": {"base": 0}}, "rope: base is 0"),
-    ({"rope": {"kind": "x"}}, "rope: kind is 'x'"), ({"rope": {"theta": 1}}, "rope sets 'theta'"),
-    ({"feature_pass": INFINITE}, "feature_pass is inf"), ({"mat_prompts": -1}, "mat_prompts is -1"),
-    ({"valid_length": 3}, "Rows of 3 tokens leave nothing")]
+    ({"rope": {"kind": "x"}}, "rope: kind is 'x'"), ({"rope": {"theta": 1}}, "rope sets 'theta'")]
+
+
+@pytest.mark.parametrize("recipe", (TARGET, DRAFTER, MEDUSA, BLOCKS, LONGSPEC), ids=lambda one: type(one).__name__)
+def test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them(recipe):
+    kinds, found = get_type_hints(type(recipe), include_extras=True), 0
+    for name, plain in get_type_hints(type(recipe)).items():
+        if {int, float} & {plain, *get_args(plain)} and get_origin(plain) is not tuple:
+            bounds, = (bounds for kind in (kinds[name], *get_args(kinds[name]))
+                       for bounds in getattr(kind, "__metadata__", ()))
+            for wrong in (bounds.low if bounds.above else bounds.low - 1, (bounds.high or float("inf")) + 1, float("nan"), True):
+                with pytest.raises(ValueError, match=f"^{name} is "):
+                    dataclasses.replace(recipe, **{name: wrong})
+            found += 1
+    assert found > 15
 
 
 @pytest.mark.parametrize("recipe, given, said", [
-    *((TARGET, *case) for case in COMMON + OF_A_TARGET), *((DRAFTER, *case) for case in COMMON + OF_A_DRAFTER),
-    *((recipe, *case) for recipe in (MEDUSA, BLOCKS, LONGSPEC) for case in COMMON
-      if case[0].keys() & {"schedule", "warmup", "decay", "muon_lr"})])
+    *((TARGET, *case) for case in OF_A_TARGET), *((DRAFTER, *case) for case in OF_A_DRAFTER)])
 def test_a_recipe_s_wrong_value_is_named_with_what_is_needed(recipe, given, said, tmp_path):
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(given))
