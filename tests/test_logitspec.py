@@ -10,19 +10,13 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from toys.models import toy_target
 from toys.observations import prompt_chunk
-from toys.sessions import toy_prompt
 from toys.trees import shape_of
 
-from longgraft.acceptance.rules import Greedy
 from longgraft.memories.token_history import TokenHistory
-from longgraft.prefill.chunked import read_prompt
-from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.logitspec import WIDTH, LastTopK, LogitSpec, Rounds, longest
-from longgraft.runtime.clock import Clock
-from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
 
 VOCAB = 512
@@ -160,27 +154,3 @@ def test_the_row_is_that_of_the_last_kept_node():
     assert row.tokens == []
     row.reset(9)
     assert row.tokens == []
-
-
-def test_the_rows_are_those_of_the_roots_and_every_tree_is_the_official_one():
-    target, prompt = toy_target(), toy_prompt(60)
-    history, row, rounds = TokenHistory(), LastTopK(WIDTH), []
-    proposer = LogitSpec(history, row, target.vocab_size)
-    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
-    wants = Wants.union(memory.wants for memory in proposer.memories)
-    for seen in read_prompt(verifier, torch.tensor(prompt), wants, 32):
-        for memory in proposer.memories:
-            memory.observe(seen)
-    accepted = 0
-    for _ in range(20):
-        root = seen.next_token
-        assert row.tokens[0] == root and len(row.tokens) == WIDTH
-        text = history.up_to(root)[:-1].tolist()
-        tree = proposer.propose(Ask(root, 64, verifier.cache.position))
-        assert shape_of(tree) == paths(root, official(pooled(prompt, rounds), text, root, row.tokens))
-        seen = verifier.verify(tree, wants)
-        accepted += len(seen.path) - 1
-        rounds.append(seen.kept.tolist())
-        for memory in proposer.memories:
-            memory.observe(seen)
-    assert accepted > 0

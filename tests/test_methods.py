@@ -130,11 +130,8 @@ def test_settings_in_a_methods_name_replace_the_sessions():
     assert (session.engine.budget, session.method) == (8, "graft-x-text")
     assert with_own_settings(Settings(method="graft+levels=3+width=2+budget=paper")) == Settings(
         method="graft", draft_levels=3, retrieved_width=2, budget="paper")
-    for method, said in (("pld+levels=2", "pld does not read levels. It reads budget"),
-                         ("graft+warm=none", "warm names a calibration of a sweep"),
-                         ("graft+speed=2", "is no setting. Known: budget=NUMBER")):
-        with pytest.raises(ValueError, match=said):
-            longgraft.load(model, None, tell=False, method=method)
+    with pytest.raises(ValueError, match="warm names a calibration of a sweep"):
+        longgraft.load(model, None, tell=False, method="graft+warm=none")
 
 
 def test_something_given_that_nothing_needs_is_no_small_mistake():

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from longgraft.comparison.levels import Check
 from longgraft.eval.runs.bench import Bench, run_prompt
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import jobs_of
-from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.resume import resume_config, same_run
 from longgraft.eval.runs.rows import RowLog, read_rows
@@ -112,22 +110,6 @@ def test_a_run_is_resumed_from_its_folder_alone_and_can_get_more_prompts_and_met
     more = replace(resume_config(tmp_path), prompts=2, methods=("pld", "retrieval"))
     found = sweep(more, tmp_path, resume=True)
     assert found[:2] == before and len(found) == 2 * 3 and resume_config(tmp_path) == more
-
-
-def test_answers_are_checked_beside_plain_decodings_rows_which_is_decoded_no_second_time(rows, tmp_path, monkeypatch):
-    decoded, real = [], Prefilled.decode
-
-    def counted(self, variant, sampling, limit, *more):
-        decoded.append((variant.name, limit))
-        return real(self, variant, sampling, limit, *more)
-
-    monkeypatch.setattr(Prefilled, "decode", counted)
-    small = config(rows, modes=("sampled",), repeats=2)
-    sweep(small, tmp_path)
-    assert [decoded.count((name, 6)) for name in ("ar", "pld")] == [2, 2]
-    decoded.clear()
-    added = sweep(replace(small, methods=("pld", "retrieval")), tmp_path, resume=True)[4:]
-    assert decoded.count(("ar", 6)) == 0 and {row.lossless for row in added} == {Check(6)} and len(added) == 2
 
 
 def test_what_differs_between_two_runs_is_named_and_what_was_added_is_not():

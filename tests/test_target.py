@@ -39,19 +39,6 @@ def test_every_node_gets_the_logits_of_its_own_path(family, attention):
         torch.testing.assert_close(logits[node], expected, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("logits, rows", [("last", slice(19, 20)), ("none", slice(0, 0))])
-def test_fewer_logits_leave_a_tree_its_mask(logits, rows):
-    target, prompt, tree = toy_target(), torch.tensor(toy_prompt(50)), random_tree(20, 1)
-    cache, wants = target.cache(128), Wants(layers=(3,), final=True, topk=8)
-    read(target, Segment(ProposalTree.chain(prompt), cache, "none"))
-    cache.keep(torch.arange(len(prompt)))
-    whole, part = read(target, Segment(tree, cache), wants), read(target, Segment(tree, cache, logits), wants)
-    torch.testing.assert_close(part.logits, whole.logits[rows])
-    torch.testing.assert_close(part.hidden[3], whole.hidden[3])
-    torch.testing.assert_close(part.final, whole.final)
-    assert torch.equal(part.topk, whole.topk) and part.final.shape == (20, 32)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keeping_a_path_equals_a_fresh_prefill(family):
     target, prompt, tree = toy_target(family), torch.tensor(toy_prompt(40)), random_tree(20, 2)

@@ -12,12 +12,6 @@ import torch
 from toys.models import VOCAB, hidden_states, toy_network, toy_target
 from toys.training import DRAFTER, STEPS, drafter_trainer, files_of_a_toy_run
 
-from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.pruning import Dense
-from longgraft.engine.engine import Engine
-from longgraft.engine.session import Session
-from longgraft.memories.eagle3_cache import Eagle3Cache
-from longgraft.runtime.clock import Clock
 from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
@@ -299,16 +293,6 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
     assert all(torch.allclose(before[n], after[n], atol=1e-2) for n in before)
     assert torch.equal(before["d2t"], after["d2t"])
     assert any(not torch.equal(before[n], after[n]) for n in before)        # it did learn
-
-
-def test_what_is_measured_on_unseen_text_includes_decoding(tmp_path, corpus):
-    run = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, mat_prompts=2, mat_tokens=8, warm_start=False))
-    run.unseen = {"code": np.stack([corpus.tokens[:33], corpus.tokens[40:73]])}
-    session = Session(Engine(run.target, Eagle3Drafter(Eagle3Cache(run.network), Dense()), Clock()), None)
-    steps = []
-    for row in run.unseen["code"].tolist():
-        steps += session.generate(row[:-8], 8, replay=row[-8:]).stats.accepted_per_step
-    assert sum(steps) > 0 and run.measure()["code_mat"] == pytest.approx(sum(steps) / len(steps))
 
 
 def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, monkeypatch):

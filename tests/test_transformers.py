@@ -36,16 +36,6 @@ def test_a_limit_of_the_whole_length_counts_the_prompt(limit):
     assert ours.shape == (1, 56) and torch.equal(ours, model.generate(ids, **more))
 
 
-def test_custom_generate_refuses_what_it_cannot_honour():
-    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
-    for batch, more, said in [(ids.repeat(2, 1), {}, "one is taken here"),
-                              (ids, {"repetition_penalty": 1.3}, "RepetitionPenalty"),
-                              (ids, {"session": toy_session("graft")}, "another model")]:
-        with pytest.raises(ValueError, match=said):
-            model.generate(batch, attention_mask=torch.ones_like(batch), max_new_tokens=4, do_sample=False,
-                           custom_generate=custom_generate, **more)
-
-
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999999}, {"temperature": 1e-4}], ids=str)
 def test_each_setting_of_generate_reaches_our_draws(narrow):
     """Any one of them leaves the most probable token alone; with none of them, draws differ."""
@@ -69,12 +59,14 @@ def test_a_direct_call_refuses_what_transformers_would_not_pass():
             custom_generate(model, ids, **more)
 
 
-def test_what_a_caller_made_otherwise_than_the_config_is_refused():
+def test_what_cannot_be_honoured_is_refused():
     from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     for more, said in [
+            ({"inputs": ids.repeat(2, 1)}, "one is taken here"), ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
+            ({"session": toy_session("graft")}, "another model"),
             ({"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(7)])}, "EosTokenCriteria with eos_token_id"),
             ({"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(52)])},
              "MaxLengthCriteria with max_length 52"),
@@ -85,5 +77,6 @@ def test_what_a_caller_made_otherwise_than_the_config_is_refused():
             ({"prompt_lookup_num_tokens": 3}, "asks for assisted_generation"),
             ({"inputs_embeds": torch.zeros(1, 50, 32)}, "inputs_embeds was given")]:
         with pytest.raises(ValueError, match=said):
-            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, custom_generate=custom_generate,
-                           session=toy_session("graft", "qwen3"), **({"do_sample": False} | more))
+            asked = dict(inputs=ids, session=toy_session("graft", "qwen3"), do_sample=False) | more
+            model.generate(attention_mask=torch.ones_like(asked["inputs"]), max_new_tokens=4,
+                           custom_generate=custom_generate, **asked)
