@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from longgraft.config.recording_file import read_recording
 from longgraft.eval.prompts.suites import SUITES, Example, load_suite
 
 ROWS = Path(__file__).parents[2] / "shared" / "data"
@@ -161,6 +162,36 @@ def test_a_rows_own_continuation_is_replayable(tmp_path):
     assert load_suite(str(path), recorded=[more])[0].continuations == {"true": "y", "phi-4": "z"}
 
 
+@pytest.mark.parametrize(("text", "found"), [
+    ("[5, 6, 7]", [5, 6, 7]), ("return x[1]", "return x[1]"), ("[not json", "[not json"), ("3", "3"), ('"a"', '"a"')])
+def test_a_file_holds_text_or_one_list_of_ids(tmp_path, text, found):
+    (tmp_path / "said").write_text(text)
+    assert read_recording(tmp_path / "said") == found
+
+
+@pytest.mark.parametrize("text", ["[1.5]", "[[1]]", '{"a": 1}', "[true]", "[-1]", "[]", '["a"]', "[" * 100_000])
+def test_what_is_neither_is_refused_and_not_replayed_as_text(tmp_path, text):
+    (tmp_path / "said").write_text(text)
+    with pytest.raises(ValueError, match=r"one JSON list of token ids|nested too deeply"):
+        read_recording(tmp_path / "said")
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        read_recording(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(("row", "said"), [
+    ({"_id": "b", "said": "x"}, "column continuation is missing. Columns found: _id, said"),
+    ({"continuation": "x"}, "no id"),
+    ({"_id": "a", "continuation": [1, 2]}, "column continuation must be text; it is list"),
+    ({"_id": "a", "continuation": "x", "runaway_at": "3"}, 'runaway_at must be a number of characters; it is "3"'),
+    ({"_id": True, "continuation": "x"}, "_id must be text or a whole number; it is true"),
+    ({"_id": 1.5, "continuation": "x"}, "_id must be text or a whole number; it is 1.5")])
+def test_a_recorded_row_of_another_kind_is_named_with_its_line(tmp_path, row, said):
+    path = write(tmp_path / "s.jsonl", {"_id": "a", "text": "words"})
+    with pytest.raises(ValueError, match=r"r\.jsonl, line 2: ") as error:
+        load_suite(str(path), recorded=[write(tmp_path / "r.jsonl", {"_id": "b", "continuation": "x"}, row)])
+    assert said in str(error.value)
+
+
 # What is missing is named -------------------------------------------------------------------------------------------
 
 def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
@@ -178,7 +209,8 @@ def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
     ("\n", "has no rows"), ('{"prompt": "a", "id": 1}\n\n{"prompt": "b", "id": 1}\n', "line 3: id '1' is that of"),
     ('{"prompt": 5}\n', "column prompt must be text; it is int"), ('{"turns": ["a", 3]}\n', "turns must be a list of"),
     ('{"messages": [{"role": "assistant", "content": "a"}]}\n', "no user's turn"),
-    ('{"messages": ["a"]}\n', "must be a list of {role, content}"),
+    ('{"messages": ["a"]}\n', "must be a list of {role, content}"), ('{"text": "a\\udc00"}', "half a character"),
+    ("[" * 100_000, "nested too deeply"), ('{"text": "a", "continuation": 3}', "column continuation must be text"),
 ])
 def test_a_broken_file_names_its_line(tmp_path, text, said):
     path = tmp_path / "mine.jsonl"
