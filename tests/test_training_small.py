@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from toys.models import toy_target
-from toys.training import MEDUSA, STAGES, tiny_target
+from toys.training import MEDUSA, STAGES, files_of_a_toy_run
 
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.medusa import load_medusa
@@ -27,7 +27,6 @@ from longgraft.yarn_drafters.training.target import (
 SMALL = TargetRecipe(vocab_size=300, layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24,
                      max_positions=512, stages=STAGES, total_tokens=4096, tokens_per_step=128, bf16=False, threads=1,
                      muon_lr=2e-2, embedding_lr=2e-2, norm_lr=2e-2)
-LINES = [f"def f{i}(x):\n    return x + {i}\n" * 4 for i in range(40)]
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +57,11 @@ class Words:
 
 
 def test_a_small_model_comes_to_say_what_its_teacher_says(loud, cycle, tmp_path):
-    teacher = loud
-    run = TargetTrainer(SMALL, Words(), cycle, tmp_path, teacher=teacher)
+    run = TargetTrainer(SMALL, Words(), cycle, tmp_path, teacher=loud)
     rows = torch.arange(1, 17).repeat(3)[None, :33]
     positions = torch.arange(32)[None]
-    said = teacher_logits(teacher, rows, positions)
-    expected = teacher.model(rows[:, :-1]).logits[0]
+    said = teacher_logits(loud, rows, positions)
+    expected = loud.model(rows[:, :-1]).logits[0]
     torch.testing.assert_close(said, expected, atol=1e-4, rtol=1e-4)
     for _ in range(40):
         run.step()
@@ -75,11 +73,7 @@ def test_a_small_model_comes_to_say_what_its_teacher_says(loud, cycle, tmp_path)
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("teacher")
-    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": line, "type": "code-python", "source": "a/b@c:d"})
-                                                 for line in LINES))
-    tiny_target(folder / "target", LINES)
-    return folder / "target", folder / "text.jsonl"
+    return files_of_a_toy_run(tmp_path_factory.mktemp("teacher"))
 
 
 def test_a_small_model_is_trained_with_its_teachers_tokenizer(teacher, tmp_path):
