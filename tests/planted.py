@@ -89,6 +89,7 @@ MUTATIONS = (
     Mutation("a request without a line between", "PromptOptions._one", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_request_follows_the_files_and_a_blank_line"),
     Mutation("the embedded model answers unasked", "generate:generate", "        if not or_embedded:\n            raise\n", "", "test_cli.py::test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for"),
     # on-policy data, and faster training of drafters
+    Mutation("a resumed optimizer has forgotten its moments", "Trainer._take", "            optimizer.load_state_dict(moments)\n", "", "test_training_precision.py::test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does"),
     Mutation("a number above a bound may be the bound", "kinds:Range.admits", " and not (self.above and value == self.low)", "", "test_training_input.py::test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them"),
     Mutation("nats lose what the target has", "_Distilled.forward", "gradient = ours.div_(summed).sub_(share)", "gradient = ours.div_(summed)", "test_training_drafter.py::test_the_gradients_of_a_loss_are_those_of_its_formula"),
     Mutation("every epoch has rows of its own", "TokenStream._tokens", "epoch if self._repeated is None else 0", "epoch", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),

@@ -1,4 +1,4 @@
-"""Drafters train in float32 on a target of bfloat16, a GPU's default, and are measured as they will decode."""
+"""What holds of every drafter's trainer: resumed, and in float32 on a target of bfloat16, a GPU's default."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def halved(family: str = "qwen3") -> Target:
     return Target(copy.deepcopy(toy_target(family).model).to(torch.bfloat16), family)
 
 
+def losses_of(figures: dict) -> list[float]:
+    return figures["losses"] if "losses" in figures else [figures["loss"]]
+
+
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_path):
@@ -49,8 +53,20 @@ def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_p
         measured = run.measure()
         assert all(p.dtype == torch.float32 for p in run.module.parameters() if p.requires_grad)
         assert ("code_mat" in measured) == hasattr(recipe, "mat_prompts")
-        found.append(torch.tensor(figures["losses"] if "losses" in figures else [figures["loss"]]))
+        found.append(torch.tensor(losses_of(figures)))
     torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(name, tmp_path):
+    recipe, trainer, made = TRAINERS[name]
+    target, corpus, losses = toy_target("qwen3"), counting(), []
+    whole, resumed = (trainer(recipe, target, made(recipe, target, corpus), corpus, tmp_path) for _ in range(2))
+    for step in range(4):
+        if step == 2:
+            whole.save()
+        losses.append(losses_of(whole.step()))
+    assert resumed.resume() and [losses_of(resumed.step()) for _ in range(2)] == losses[2:]
 
 
 def test_what_is_measured_borrows_the_targets_own_layers_and_leaves_the_trained_network_alone():
