@@ -206,10 +206,10 @@ def test_a_second_signal_ends_a_server_that_drains():
 
 
 def test_a_decoding_thread_that_hangs_is_not_ready(monkeypatch):
-    monkeypatch.setattr("longgraft.serve.worker.STALLED", 0.2)
+    monkeypatch.setattr("longgraft.serve.worker.STALLED", 0.5)
     gate = Gate()
     with listening(None, gate) as (url, worker):
-        time.sleep(0.3)
+        time.sleep(0.6)
         with posting(url, False, max_tokens=3):     # idle before: no stall
             until(lambda: gate.steps == 1)
             assert httpx.get(f"{url}/health").status_code == 200
