@@ -89,7 +89,7 @@ MUTATIONS = (
     Mutation("a request without a line between", "PromptOptions._one", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_request_follows_the_files_and_a_blank_line"),
     Mutation("the embedded model answers unasked", "generate:generate", "        if not or_embedded:\n            raise\n", "", "test_cli.py::test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for"),
     # on-policy data, and faster training of drafters
-    Mutation("a resumed optimizer has forgotten its moments", "Trainer._take", "            optimizer.load_state_dict(moments)\n", "", "test_training_precision.py::test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does"),
+    Mutation("a resumed optimizer has forgotten its moments", "Trainer._take", "            optimizer.load_state_dict(moments)\n", "", "test_trainers.py::test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does"),
     Mutation("a number above a bound may be the bound", "kinds:Range.admits", " and not (self.above and value == self.low)", "", "test_training_input.py::test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them"),
     Mutation("nats lose what the target has", "_Distilled.forward", "gradient = ours.div_(summed).sub_(share)", "gradient = ours.div_(summed)", "test_training_drafter.py::test_the_gradients_of_a_loss_are_those_of_its_formula"),
     Mutation("every epoch has rows of its own", "TokenStream._tokens", "epoch if self._repeated is None else 0", "epoch", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
@@ -372,7 +372,7 @@ MUTATIONS = (
     Mutation("a beam forgets how it came there", "LongSpecDrafter._draft", "(scores[:, None] + gains)", "gains", "test_longspec.py::test_a_level_has_the_best_of_all_children_of_the_level_before"),
     Mutation("the target's scratch rows are read", "LongSpecCache.expand", "rows[:, :, :self._rows]", "rows[:, :, :self._rows + 1]", "test_longspec.py::test_rows_behind_the_committed_ones_are_not_read"),
     Mutation("a row is taught with a smaller gap", "behind", "(x[:, :-gap]", "(x[:, 1:]", "test_longspec.py::test_a_band_and_a_gap_are_dense_attention_under_their_masks"),
-    Mutation("a measured drafter takes the target's layers along", "as_decoded", "network, {id(module): module for module in target.model.modules()})", "network)", "test_training_precision.py::test_what_is_measured_borrows_the_targets_own_layers_and_leaves_the_trained_network_alone"),
+    Mutation("a measured drafter takes the target's layers along", "as_decoded", "network, {id(module): module for module in target.model.modules()})", "network)", "test_trainers.py::test_what_is_measured_borrows_the_targets_own_layers_and_leaves_the_trained_network_alone"),
     Mutation("a diagnosed chain sees the target's row of the token that it is to draft behind", "_Chain.attend", "columns < (self.starts", "columns <= (self.starts", "test_diagnose.py::test_own_is_as_probable_as_decoding_thinks"),
     # serving
     Mutation("the queue is one longer than it may be", "Worker.check", "self.limit + places", "self.limit + 1 + places", "test_worker.py::test_a_full_queue_takes_no_more_and_says_when_to_come_back"),
