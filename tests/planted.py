@@ -90,7 +90,7 @@ MUTATIONS = (
     Mutation("the embedded model answers unasked", "generate:generate", "        if not or_embedded:\n            raise\n", "", "test_cli.py::test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for"),
     # on-policy data, and faster training of drafters
     Mutation("a resumed optimizer has forgotten its moments", "Trainer._take", "            optimizer.load_state_dict(moments)\n", "", "test_trainers.py::test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does"),
-    Mutation("a number above a bound may be the bound", "kinds:Range.admits", " and not (self.above and value == self.low)", "", "test_training_input.py::test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them"),
+    Mutation("a number above a bound may be the bound", "options:Option.check", "(part == self.low and not self.above)", "part == self.low", "test_training_input.py::test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them"),
     Mutation("nats lose what the target has", "_Distilled.forward", "gradient = ours.div_(summed).sub_(share)", "gradient = ours.div_(summed)", "test_training_drafter.py::test_the_gradients_of_a_loss_are_those_of_its_formula"),
     Mutation("every epoch has rows of its own", "TokenStream._tokens", "epoch if self._repeated is None else 0", "epoch", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
     Mutation("features of other layers are taken", "FeatureStore.__init__", "list(layers)", "[]", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
@@ -296,7 +296,7 @@ MUTATIONS = (
     Mutation("a norm forgets what else it is given", "_one_argument", "forward(*args) if len(args) == 1 and not named", "forward(*args[:1]) if args", "test_fused.py::test_a_norm_that_is_given_more_than_it_was_shown_is_its_own"),
     Mutation("fused modules lose their gradients", "FusedModules._fits", "return not torch.is_grad_enabled() and all(", "return all(", "test_fused.py::test_where_gradients_are_wanted_it_is_the_module_s_own"),
     Mutation("kernels may say anything", "wrong_ones", "tolerance = max(", "tolerance = 1e9 * max(", "test_fused.py::test_kernels_that_say_something_else_are_named"),
-    Mutation("kernels are tried wherever the model is", "kernels_for", 'if device.type != "cuda":', "if not device.type:", "test_fused.py::test_without_a_gpu_it_is_said_why"),
+    Mutation("kernels are tried wherever the model is", "fused_modules:kernels_for", 'if device.type != "cuda":', "if not device.type:", "test_fused.py::test_without_a_gpu_it_is_said_why"),
     # fixed
     Mutation("a recorded pass writes its rows one late", "StaticPass._forward", "length + self.index", "length + 1 + self.index", "test_fixed.py::test_a_pass_recorded_once_serves_other_lengths_and_trees"),
     Mutation("a recorded pass stands a position late", "StaticPass._forward", "positions = position + tree.depths", "positions = position + 1 + tree.depths", "test_fixed.py::test_a_pass_recorded_once_serves_other_lengths_and_trees"),

@@ -57,7 +57,8 @@ def test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them(recipe):
         if {int, float} & {plain, *get_args(plain)} and get_origin(plain) is not tuple:
             bounds, = (bounds for kind in (kinds[name], *get_args(kinds[name]))
                        for bounds in getattr(kind, "__metadata__", ()))
-            for wrong in (bounds.low if bounds.above else bounds.low - 1, (bounds.high or float("inf")) + 1, float("nan"), True):
+            below = bounds.low if bounds.above else bounds.low - 1
+            for wrong in (below, (bounds.high or float("inf")) + 1, float("nan"), True):
                 with pytest.raises(ValueError, match=f"^{name} is "):
                     dataclasses.replace(recipe, **{name: wrong})
             found += 1
