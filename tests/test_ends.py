@@ -7,102 +7,64 @@ import pytest
 from longgraft.completion.snippets import Cursor
 from longgraft.completion.stopping import Ending
 
-CASES = {       # until, path, before, after, what the model says, what is kept of it
-    "a line": ("line", "a.py", "x = ", "\n", "1\ny = 2\n", "1"),
-    "a line with something in it": ("line", "a.py", "def f():", "\n", "\n\n    return 1  \n    x", "\n\n    return 1"),
-    "a line that meets its rest": ("line", "a.py", "f(", ", b)\n", "a, b)\n", "a"),
+CASES = {       # until, path, before, after, what the model says; it is kept as far as the bar
+    "a line": ("line", "a.py", "x = ", "\n", "1|\ny = 2\n"),
+    "a line with something in it": ("line", "a.py", "def f():", "\n", "\n\n    return 1|  \n    x"),
+    "a line that meets its rest": ("line", "a.py", "f(", ", b)\n", "a|, b)\n"),
     "the body of a function": (
         "block", "a.py", "def f(x):\n    ", "\n\ndef g(): ...",
-        "y = x\n    if y:\n        return 2\n    return y\n\n\ndef g():",
-        "y = x\n    if y:\n        return 2\n    return y"),
-    "a body behind its colon": ("block", "a.py", "def f(x):", "\n", "\n    return 1\n\n\ndef g", "\n    return 1"),
+        "y = x\n    if y:\n        return 2\n    return y|\n\n\ndef g():"),
+    "a body behind its colon": ("block", "a.py", "def f(x):", "\n", "\n    return 1|\n\n\ndef g"),
     "a method that was begun": (
         "block", "a.py", "class A:\n    def f(self", "\n",
-        ",\n          x,\n    ):\n        return 1\n\n    def g(self):\n",
-        ",\n          x,\n    ):\n        return 1"),
-    "a comment behind the colon": (
-        "block", "a.py", "    if x", "\n",
-        ":  # or else\n        y()\n    z()\n",
-        ":  # or else\n        y()"),
+        ",\n          x,\n    ):\n        return 1|\n\n    def g(self):\n"),
+    "a comment behind the colon": ("block", "a.py", "    if x", "\n", ":  # or else\n        y()|\n    z()\n"),
     "its other branches": (
-        "block", "a.py", "    if a", "\n",
-        ":\n        b()\n    else:\n        c()\n    elsewhere = 1\n",
-        ":\n        b()\n    else:\n        c()"),
-    "siblings on the cursor's level": (
-        "block", "a.py", "def f():\n    x = ", "",
-        "1\n    y = 2\n\n    return y\nz",
-        "1\n    y = 2\n\n    return y"),
-    "a paragraph of a module": ("block", "a.py", "", "", "import a\nimport b\n\nx = 1\n", "import a\nimport b"),
-    "a function of a module": (
-        "block", "a.py", "", "",
-        "@d\ndef f():\n    return 1\nx = 1\n",
-        "@d\ndef f():\n    return 1"),
-    "an indented line on an empty one": (
-        "block", "a.py", "def f():\n", "",
-        "    a()\n    b()\nc()\n",
-        "    a()\n    b()"),
-    "brackets over lines": ("block", "a.py", "x = f(", "", "\n    a,\n)\ny = 1\n\nz", "\n    a,\n)\ny = 1"),
+        "block", "a.py", "    if a", "\n", ":\n        b()\n    else:\n        c()|\n    elsewhere = 1\n"),
+    "siblings on the cursor's level": ("block", "a.py", "def f():\n    x = ", "", "1\n    y = 2\n\n    return y|\nz"),
+    "a paragraph of a module": ("block", "a.py", "", "", "import a\nimport b|\n\nx = 1\n"),
+    "a function of a module": ("block", "a.py", "", "", "@d\ndef f():\n    return 1|\nx = 1\n"),
+    "an indented line on an empty one": ("block", "a.py", "def f():\n", "", "    a()\n    b()|\nc()\n"),
+    "brackets over lines": ("block", "a.py", "x = f(", "", "\n    a,\n)\ny = 1|\n\nz"),
     "brackets whose lines are indented less": (
-        "block", "a.py", "def f():\n    ", "",
-        "x = [\n1,\n]\n    y = 1\nz = 1",
-        "x = [\n1,\n]\n    y = 1"),
-    "a quoted text with lines": (
-        "block", "a.py", "def f():\n    ", "",
-        "'''One (\n\nline'''\n    return 1\nx",
-        "'''One (\n\nline'''\n    return 1"),
-    "what the file goes on with": (
-        "block", "a.py", "    ", "\n    return x\n",
-        "y = 1\n    return x\n    z = 1\n",
-        "y = 1"),
-    "a block within a line is its line": ("block", "a.py", "    f(", ")\n", "a)\n    g()\n", "a"),
-    "deeper than was typed": ("block", "a.py", "def f():\n    ", "", "    a()\n    b()\nc()\n", "    a()\n    b()"),
-    "tabs": ("block", "a.py", "def f():\n\t", "", "a()\n\tb()\nc()\n", "a()\n\tb()"),
-    "a tab as wide as eight spaces": ("block", "a.py", "def f():\n        ", "", "a()\n\tb()\nc()\n", "a()\n\tb()"),
+        "block", "a.py", "def f():\n    ", "", "x = [\n1,\n]\n    y = 1|\nz = 1"),
+    "a quoted text with lines": ("block", "a.py", "def f():\n    ", "", "'''One (\n\nline'''\n    return 1|\nx"),
+    "what the file goes on with": ("block", "a.py", "    ", "\n    return x\n", "y = 1|\n    return x\n    z = 1\n"),
+    "a block within a line is its line": ("block", "a.py", "    f(", ")\n", "a|)\n    g()\n"),
+    "deeper than was typed": ("block", "a.py", "def f():\n    ", "", "    a()\n    b()|\nc()\n"),
+    "tabs": ("block", "a.py", "def f():\n\t", "", "a()\n\tb()|\nc()\n"),
+    "a tab as wide as eight spaces": ("block", "a.py", "def f():\n        ", "", "a()\n\tb()|\nc()\n"),
     "a brace that the file has": (
-        "block", "a.js", "function f() {\n  ", "\n}\n",
-        "let a = {};\n  return '}';\n}\nf()",
-        "let a = {};\n  return '}';"),
-    "a brace that it lacks": (
-        "block", "a.ts", "function f() {\n  ", "",
-        "return `}`; // }\n}\nf()",
-        "return `}`; // }\n}"),
-    "a function of its own": ("block", "a.go", "func f(", "", ") {\n\treturn\n}\nfunc g() {}", ") {\n\treturn\n}"),
+        "block", "a.js", "function f() {\n  ", "\n}\n", "let a = {};\n  return '}';|\n}\nf()"),
+    "a brace that it lacks": ("block", "a.ts", "function f() {\n  ", "", "return `}`; // }\n}|\nf()"),
+    "a function of its own": ("block", "a.go", "func f(", "", ") {\n\treturn\n}|\nfunc g() {}"),
     "a branch and its other": (
-        "block", "a.c", "int f() {\n  if (x)", "\n}\n",
-        " {\n    f();\n  } else {\n    g();\n  }\n  h();\n",
-        " {\n    f();\n  } else {\n    g();\n  }"),
+        "block", "a.c", "int f() {\n  if (x)", "\n}\n", " {\n    f();\n  } else {\n    g();\n  }|\n  h();\n"),
     "siblings between braces": (
-        "block", "a.rs", "fn f() {\n    ", "\n}\n",
-        "a();\n\n    if b { c(); }\n    d();\n}\n",
-        "a();\n\n    if b { c(); }\n    d();"),
-    "imports above braces": ("block", "a.java", "", "", "import a;\nimport b;\n\nclass A {}", "import a;\nimport b;"),
-    "no end": ("stop", "a.py", "def f():\n    ", "", "a()\nb()\n\n", None),
-    "a block without an end yet": ("block", "a.py", "def f():\n    ", "", "a()\n\n    b()", None),
+        "block", "a.rs", "fn f() {\n    ", "\n}\n", "a();\n\n    if b { c(); }\n    d();|\n}\n"),
+    "imports above braces": ("block", "a.java", "", "", "import a;\nimport b;|\n\nclass A {}"),
+    "no end": ("stop", "a.py", "def f():\n    ", "", "a()\nb()\n\n"),
+    "a block without an end yet": ("block", "a.py", "def f():\n    ", "", "a()\n\n    b()"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_completion_ends(name):
-    until, path, before, after, said, kept = CASES[name]
-    ending = Ending(until, Cursor(path, before, after))
-    ends = [ending.of(said[:n]) for n in range(len(said) + 1)]
-    found = next(((said[:n], end) for n, end in enumerate(ends) if end is not None), None)
-    assert (None if found is None else found[0][:found[1]]) == kept
-    assert ending.cut(said) == (said if kept is None else kept)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_certain_is_kept(name):
-    until, path, before, after, said, kept = CASES[name]
-    ending, told = Ending(until, Cursor(path, before, after)), 0
+    """And what is certain before that is kept."""
+    until, path, before, after, marked = CASES[name]
+    (kept, bar, rest), told = marked.partition("|"), 0
+    ending, said = Ending(until, Cursor(path, before, after)), kept + rest
     for n in range(len(said) + 1):
-        if ending.of(said[:n]) is not None:
+        if (end := ending.of(said[:n])) is not None:
+            assert bar and said[:end] == kept
             break
         certain = ending.certain(said[:n])
-        assert (said if kept is None else kept).startswith(said[:certain])
-        assert certain <= n
+        assert certain <= n and kept.startswith(said[:certain])
         told = max(told, certain)
-    assert told > 0 or after.partition("\n")[0]       # and text comes before the end is reached
+    else:
+        assert not bar
+    assert ending.cut(said) == kept
+    assert told > 0 or after.partition("\n")[0]       # text comes before the end is reached
 
 
 def test_a_line_that_was_shown_is_not_expected_again():
