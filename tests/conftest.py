@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Tests take all cores and each of them one, also what it starts: of two threads, one waits for a core at every product.
@@ -15,7 +15,7 @@ import torch
 # Triton reads it once, when anything first imports it: its kernels are interpreted where they cannot run.
 os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
 
-from toys.commands import saved_pair
+from toys.commands import run, saved_pair
 from toys.models import SHARED
 from toys.training import counting
 
@@ -72,6 +72,16 @@ def unhooked() -> Iterator[None]:
 def pair(tmp_path_factory) -> Path:
     """Folders of a toy target with a word tokenizer and of a toy head, and a prompt in two files."""
     return saved_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def command(capsys, monkeypatch) -> Callable[..., str]:
+    """What `longgraft ...` prints; it must succeed."""
+    def printed(*words: object) -> str:
+        code, out, err = run(capsys, monkeypatch, *words)
+        assert code == 0, err
+        return out
+    return printed
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.trees.templates import chain, graft_templates, token_recycling
+from longgraft.trees.templates import graft_templates, token_recycling
 
 VOCAB = 96
 HOST = torch.device("cpu")
@@ -48,17 +48,6 @@ def test_two_runs_are_identical_and_leave_nothing_behind():
     assert torch.equal(once.rows, again.rows)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 300])
-def test_chunks_of_any_size_give_the_same_matrix(chunk):
-    tokens, topk = random_update(300, seed=3, distinct=40)
-    matrix = AdjacencyMatrix(VOCAB)
-    for part, rows in zip(tokens.split(chunk), topk.split(chunk), strict=True):
-        matrix.update(part, rows)
-    whole = AdjacencyMatrix(VOCAB)
-    whole.update(tokens, topk)
-    assert torch.equal(matrix.rows, whole.rows)
-
-
 @pytest.mark.parametrize("tokens, topk", [
     ((3,), (4, 8)), ((3,), (3, 7)), ((3,), (24,)), ((3, 1), (3, 8)), ((), (1, 8))])
 def test_shapes_that_do_not_fit_are_refused(tokens, topk):
@@ -85,16 +74,6 @@ def test_filling_walks_the_template_and_what_is_below_the_unseen_is_unseen():
         assert tokens[node] == expected
     zeros = AdjacencyMatrix(VOCAB, unseen=0)
     assert zeros.fill(template.levels(HOST), 7).tolist() == [7] + [0] * 80
-
-
-def test_a_markov_matrix_gives_the_greedy_chain():
-    follows = (torch.arange(VOCAB) * 5 + 1) % VOCAB
-    matrix = AdjacencyMatrix(VOCAB)
-    matrix.update(torch.arange(VOCAB), torch.stack([(follows + i) % VOCAB for i in range(8)], 1))
-    expected = [3]
-    for _ in range(9):
-        expected.append(int(follows[expected[-1]]))
-    assert matrix.fill(chain(9).levels(HOST), 3).tolist() == expected
 
 
 def test_a_snapshot_is_restored_whatever_came_after():

@@ -6,14 +6,14 @@ import pytest
 import torch
 from toys.models import hidden_states, toy_target
 from toys.sessions import toy_parts, toy_prompt
-from toys.trees import shape_of
+from toys.trees import begun, shape_of
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.hidden_states import HiddenStates
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build, find
 from longgraft.prefill.chunked import read_prompt
-from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.adapld import AdaPld, Branches, Likeness
 from longgraft.retrievers.anchors import Anchors
@@ -136,12 +136,8 @@ def test_without_branches_and_with_one_length_it_is_pld_plus():
     parts = toy_parts()
     ours, theirs = build("adapld+branches=0+length=10", parts), build("pld+", parts)
     assert ours.memories == theirs.memories
-    verifier, copied = Verifier(toy_target(), toy_target().cache(300), Greedy(), Clock()), 0
-    for memory in ours.memories:
-        memory.reset(300)
-    for seen in read_prompt(verifier, torch.tensor(toy_prompt(60)), Wants.union(m.wants for m in ours.memories), 16):
-        for memory in ours.memories:
-            memory.observe(seen)
+    begun(toy_target(), ours.memories, toy_prompt(60))
+    copied = 0
     for root in range(1, 60):
         ask = Ask(root, 11, 60)
         assert shape_of(ours.propose(ask)) == shape_of(theirs.propose(ask))
@@ -171,26 +167,6 @@ def test_kept_states_are_those_of_the_committed_text(layer):
     with torch.no_grad():
         expected = hidden_states(target.model, torch.tensor([text]))[-1 if layer is None else layer][0]
     torch.testing.assert_close(memory.rows, expected, atol=1e-3, rtol=1e-3)
-
-
-def test_states_are_forgotten_to_a_mark_and_grow_where_the_request_does():
-    memory, other = HiddenStates(None), HiddenStates(None)
-    memory.reset(2)
-
-    def observed(n: int, value: float) -> Observation:
-        return Observation(ProposalTree.chain(torch.arange(n)), torch.arange(n), 0, final=torch.full((n, 3), value))
-
-    assert memory.state() is None
-    memory.observe(observed(2, 1.0))
-    mark = memory.mark()
-    memory.observe(observed(3, 2.0))
-    other.restore(memory.state())
-    memory.rewind(mark)
-    memory.observe(observed(1, 3.0))
-    assert memory.rows[:, 0].tolist() == [1, 1, 3] and other.rows[:, 0].tolist() == [1, 1, 2, 2, 2]
-    memory.release()
-    memory.reset(4)
-    assert len(memory) == 0
 
 
 def test_what_begins_ends_and_fills_is_known_from_the_configurations():

@@ -12,6 +12,7 @@ import torch
 from toys.models import toy_target
 from toys.observations import seen
 from toys.sessions import toy_parts
+from toys.trees import scored
 
 from longgraft.corpora import Corpus
 from longgraft.loading import load_needs
@@ -43,14 +44,6 @@ def history(tokens) -> TokenHistory:
 
 def ask(root: int, budget: int = 60) -> Ask:
     return Ask(root, budget, 0)
-
-
-def paths(tree: ProposalTree) -> dict[tuple[int, ...], float]:
-    """Below the root, with their scores."""
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append(() if parent < 0 else (*found[parent], token))
-    return dict(zip(found[1:], tree.scores.tolist()[1:], strict=True))
 
 
 def same(found: ProposalTree, official: list[int]) -> bool:
@@ -124,21 +117,6 @@ def test_what_is_not_verified_is_not_drafted():
     assert len(route.propose(ask(7))) == 2 and second.times == 1        # a match of one token
     assert len(Either(chain, second, matched, lambda _: 5).propose(ask(4))) == 2 and second.times == 2
     assert route.memories == chain.memories
-
-
-def test_a_long_match_takes_no_draft_forward():
-    """The drafter's cache waits, and is fed when its tree is asked for."""
-    parts = toy_parts()
-    proposer = build("samd-eagle3+threshold=3", parts)
-    chain, drafter = proposer.first, proposer.second
-    for memory in proposer.memories:
-        memory.reset(100)
-    chain.memories[0].extend([5, 6, 7, 8, 9, 5, 6])
-    asked = []
-    drafter.propose = lambda ask: asked.append(ask.root) or ProposalTree.root_only(ask.root)
-    assert proposer.propose(ask(7)).tokens.tolist() == [7, 8, 9, 5, 6] and asked == []
-    proposer.propose(ask(9))
-    assert asked == [9]
 
 
 def counted(text: list[int], context: list[int], rule: Speculation, most: int) -> float:
@@ -251,7 +229,7 @@ def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
         known = np.random.default_rng(seed).integers(0, 4 + seed % 2, 20).tolist()
         match, prefixes, hits = continuations(text, known, lookup)
         tree = RestRetriever(history(known[:-1]), store, lookup).propose(ask(known[-1], budget))
-        ours = paths(tree)
+        ours = scored(tree)
         assert len(ours) == min(budget - 1, len(prefixes))
         assert all(score == pytest.approx(np.log(prefixes[path] / hits), abs=1e-5) for path, score in ours.items())
         assert sorted(ours.values(), reverse=True) == pytest.approx(

@@ -11,6 +11,7 @@ import torch
 from toys.models import VOCAB, shared_blocks, toy_blocks, toy_target
 from toys.official import load_target
 from toys.sessions import toy_parts, toy_prompt
+from toys.trees import begun, shape_of
 
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.drafters.dflash import DFlashDrafter, sure
@@ -18,11 +19,7 @@ from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Missing, Sources
 from longgraft.methods.registry.blocks import DFLASH
-from longgraft.prefill.chunked import read_prompt
-from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.runtime.clock import Clock
-from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import DRAFT, RETRIEVED
 from longgraft.yarn_drafters.dflash import usual_layers
 from longgraft.yarn_drafters.dflash_files import load_blocks, save_blocks
@@ -40,24 +37,12 @@ def official(golden):
     return target, memory, DFlashDrafter(memory)
 
 
-def start(target, proposer, prompt, chunk=64):
-    """Prefilled verifier and the first root."""
-    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
-    wants = Wants.union(memory.wants for memory in proposer.memories)
-    for memory in proposer.memories:
-        memory.reset(len(prompt) + 200)
-    for seen in read_prompt(verifier, torch.tensor(prompt), wants, chunk):
-        for memory in proposer.memories:
-            memory.observe(seen)
-    return verifier, wants, seen.next_token
-
-
 @pytest.mark.parametrize("prompt", ["p0", "p1", "p2", "p3", "p4"])
 def test_first_blocks_are_those_of_the_official_dflash(golden, prompt):
     saved = np.load(golden / f"dflash/block_rand_{prompt}.npz")
     target, memory, drafter = official(golden)
     ids = saved["prompt_ids"].tolist()
-    _, _, root = start(target, drafter, ids)
+    _, _, root = begun(target, drafter.memories, ids)
     assert root == saved["block_tokens"][0]
     torch.testing.assert_close(memory.guesses(root), torch.from_numpy(saved["draft_logits"]), atol=1e-3, rtol=1e-4)
     tree = drafter.propose(Ask(root, 16, len(ids)))
@@ -69,7 +54,7 @@ def test_accepted_lengths_and_blocks_are_those_of_the_official_dflash(golden):
     for case in json.loads((golden / "dflash/generate.json").read_text()):
         assert case["robust_to_noise"]
         prompt = case["output_ids"][:case["prompt_len"]]
-        verifier, wants, root = start(target, drafter, prompt)
+        verifier, wants, root = begun(target, drafter.memories, prompt)
         output, lengths = list(prompt), []
         for block, rows in zip(case["verify_blocks"], case["rounds"], strict=True):
             position = verifier.cache.position
@@ -144,7 +129,7 @@ class Asked:
         self.parts = toy_parts(**parts)
         self.method = find(name)
         self.proposer = build(self.method, self.parts)
-        self.verifier, self.wants, self.root = start(toy_target(), self.proposer, toy_prompt(60), 16)
+        self.verifier, self.wants, self.root = begun(toy_target(), self.proposer.memories, toy_prompt(60))
 
     def ask(self, budget, draws=GREEDY):
         return Ask(self.root, budget, self.verifier.cache.position, draws)
@@ -197,20 +182,16 @@ def test_a_block_is_cut_before_its_first_unsure_token():
     assert [sure(surest, t) for t in (0.0, 0.35, 0.6, 0.95)] == [4, 2, 1, 0]
 
 
-def paths(tree):
-    return {tuple(tree.tokens[row].tolist()) for row in tree.mask}
-
-
 def test_both_holds_the_block_and_the_cut_one():
     block, cut = Asked("dflash").tree(), knowing(Asked("graft-dflash"), FULL).tree()
     both = knowing(Asked("graft-dflash+both=true"), FULL).tree(24)
     retrieved = cut.tokens[:1 + int((cut.origin == RETRIEVED).nonzero().max())].tolist()
-    assert {tuple(block.tokens.tolist()), tuple(retrieved)} <= paths(both) and not both.is_chain
+    assert {tuple(block.tokens.tolist()), tuple(retrieved)} <= shape_of(both) and not both.is_chain
 
 
 def test_a_tree_of_a_block_holds_the_more_of_its_chain_the_larger_it_is():
     chain, asked = Asked("dflash").tree(), Asked("dflash-tree")
-    held = [len(set(paths(chain)) & paths(asked.tree(budget))) for budget in (2, 16, 60)]
+    held = [len(set(shape_of(chain)) & shape_of(asked.tree(budget))) for budget in (2, 16, 60)]
     assert held[0] == 2 and held == sorted(held) and held[-1] > 2
     tree = asked.tree(60)
     assert len(tree) == 60 and (tree.scores[1:].diff() <= 0).all() and tree.scores[1] == chain.scores[1]
@@ -256,5 +237,5 @@ def test_a_drafter_of_another_block_drafts_as_many_tokens():
     network.config = replace(network.config, block=5)
     memory = DFlashCache(network)
     asked = DFlashDrafter(memory)
-    start(toy_target(), asked, toy_prompt(30))
+    begun(toy_target(), asked.memories, toy_prompt(30))
     assert len(asked.propose(Ask(3, 16, 30))) == 5

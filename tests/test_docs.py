@@ -15,7 +15,6 @@ from toys.sources import BLOCKS, CHOICES_FILE, IN_PYTHON, METHOD_FILE, ROOT, TES
 
 import longgraft
 from longgraft.acceptance.rules import DrawThenWalk, Sampled
-from longgraft.cli.app import main
 from longgraft.eval.checks.losslessness import assert_lossless
 from longgraft.eval.runs.rows import Row, read_rows
 from longgraft.eval.runs.variants import Variant
@@ -35,19 +34,6 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_method", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    def run(*arguments: object) -> str:
-        """What `longgraft ...` prints."""
-        monkeypatch.setattr("sys.argv", ["longgraft", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        assert not stop.value.code, said.err
-        return said.out
-    return run
 
 
 def test_the_file_is_a_whole_method_in_some_forty_lines():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from toys.models import toy_network
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
-from toys.trees import same, trees
+from toys.trees import same, scored, trees
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.eagle3 import Eagle3Drafter
@@ -21,14 +21,6 @@ from longgraft.trees.padded import on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 POOL = 1 + 10 + 8 * 100     # all that nine levels score
-
-
-def paths(tree: ProposalTree) -> dict[tuple[int, ...], float]:
-    """Every node's path with its score."""
-    found, parents, tokens = {0: ()}, tree.parents.tolist(), tree.tokens.tolist()
-    for node in range(1, len(tree)):
-        found[node] = (*found[parents[node]], tokens[node])
-    return {found[node]: score for node, score in enumerate(tree.scores.tolist())}
 
 
 class Both:
@@ -57,17 +49,17 @@ NAMES = ["echo+taus=0.1,0.07,0.02", "ddd+threshold=0", "ddd+threshold=-0.5", "sv
 @pytest.mark.parametrize("name", NAMES)
 def test_what_stops_early_is_a_part_of_what_eagle3_scores(name):
     for ours, pool in beside(name):
-        scored = paths(pool)
-        assert len(scored) == POOL
-        for path, score in paths(ours).items():
-            assert score == pytest.approx(scored[path], abs=1e-5)
+        pooled = scored(pool)
+        assert len(pooled) == POOL - 1
+        for path, score in scored(ours).items():
+            assert score == pytest.approx(pooled[path], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_as_deep_as_it_went_it_has_all_that_eagle3_s_tree_has(name):
     for ours, dense in beside(name, 60):
         deepest = int(ours.depths.max()) if ours.stage == UNPRUNED else ours.stage + 1
-        assert paths(dense.shallower(deepest)).keys() <= paths(ours).keys()
+        assert scored(dense.shallower(deepest)).keys() <= scored(ours).keys()
 
 
 @pytest.mark.parametrize("name", ["ddd+threshold=-100", "svip+threshold=10", "echo+taus=0,0,0"])
@@ -174,10 +166,10 @@ def test_talon_s_second_layer_are_the_best_of_all_continuations():
     ours, theirs = TalonDrafter(made.drafter_cache(), share=1e-9), Eagle3Drafter(made.drafter_cache(), Dense(), 2, 24)
     both = Both(ours, theirs, POOL)
     for tree, pool in zip(trees(both, steps=3, budget=60), both.seen, strict=True):
-        scored = {path: score for path, score in paths(pool).items() if len(path) == 2}
-        first = {path for path in paths(tree) if len(path) == 1}
-        best = sorted((score for path, score in scored.items() if path[:1] in first), reverse=True)[:49]
-        found = sorted((score for path, score in paths(tree).items() if len(path) == 2), reverse=True)
+        second = {path: score for path, score in scored(pool).items() if len(path) == 2}
+        first = {path for path in scored(tree) if len(path) == 1}
+        best = sorted((score for path, score in second.items() if path[:1] in first), reverse=True)[:49]
+        found = sorted((score for path, score in scored(tree).items() if len(path) == 2), reverse=True)
         assert found == pytest.approx(best, abs=1e-5) and len(toy_network().d2t) == 48
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from toys.official import SETTINGS, load_target
-from toys.trees import golden_shape, shape_of
+from toys.trees import begun, golden_shape, shape_of
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.config.settings import HeadOverrides
@@ -38,15 +38,6 @@ def load_drafter(golden, target, name, setting):
     return Eagle3Drafter(Eagle3Cache(network), Dense(), levels, top_k)
 
 
-def start(target, drafter, prompt, chunk=64):
-    """Prefilled verifier and the first root."""
-    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
-    drafter.memory.reset(len(prompt) + 200)
-    for seen in read_prompt(verifier, torch.tensor(prompt), drafter.memory.wants, chunk):
-        drafter.memory.observe(seen)
-    return verifier, seen.next_token
-
-
 @pytest.mark.parametrize("kind", ["rand", "aligned"])
 @pytest.mark.parametrize("prompt", ["p0", "p1", "p2"])
 def test_features_are_those_of_the_official_eagle3(golden, kind, prompt):
@@ -69,7 +60,7 @@ def test_first_draft_trees_are_those_of_the_official_eagle3(golden, kind, prompt
     saved = np.load(golden / f"eagle3_{kind}/tree_{prompt}_{setting}.npz")
     target = load_target(golden, kind)
     drafter = load_drafter(golden, target, kind, setting)
-    _, root = start(target, drafter, saved["prompt_ids"].flatten().tolist())
+    _, _, root = begun(target, drafter.memories, saved["prompt_ids"].flatten().tolist(), 64)
     assert root == saved["draft_tokens"].flatten()[0]
     torch.testing.assert_close(drafter.memory.newest()[0, 0], torch.from_numpy(saved["drafter_last_hidden"]).flatten(),
                                atol=1e-3, rtol=1e-3)
@@ -90,7 +81,7 @@ def test_accepted_lengths_per_round_are_those_of_the_official_eagle3(golden, kin
             continue
         setting, prompt = case["setting"], case["output_ids"][:case["prompt_len"]]
         drafter = load_drafter(golden, target, kind, setting)
-        verifier, root = start(target, drafter, prompt)
+        verifier, _, root = begun(target, drafter.memories, prompt, 64)
         lengths, output = [], list(prompt)
         while len(lengths) < len(case["accept_lengths"]):
             tree = drafter.propose(Ask(root, SETTINGS[setting][0], 0))
@@ -112,7 +103,7 @@ def test_yarn_trees_are_those_of_the_official_specpv(golden, prompt, setting):
     target = load_target(golden, "rand")
     drafter = load_drafter(golden, target, "rand_yarn", setting)
     assert drafter.network.config.max_positions == 65536
-    _, root = start(target, drafter, saved["prompt_ids"].flatten().tolist(), chunk=1024)
+    _, _, root = begun(target, drafter.memories, saved["prompt_ids"].flatten().tolist(), 1024)
     tree = drafter.propose(Ask(root, SETTINGS[setting][0], 0))
     assert shape_of(tree) == golden_shape(saved["draft_tokens"].flatten(), saved["tree_position_ids"],
                                           saved["parent_index"].flatten())

@@ -247,9 +247,8 @@ def test_where_gradients_are_wanted_the_product_is_torchs(kernels, called):
     assert weight.grad is not None and not called
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_p=0.95, seed=3)])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", ["graft", "eagle3", "retrieval"])
+@pytest.mark.parametrize(("method", "sampling", "family"), covering(
+    ("graft", "retrieval"), (Sampling(), Sampling(temperature=0.9, top_p=0.95, seed=3)), FAMILIES))
 def test_answers_are_the_same_with_and_without(method, family, sampling, kernels, called):
     ids = toy_prompt(60)
     said = [answered(toy_session(method, family, budget=12, kernels=each), ids, 30, sampling).token_ids

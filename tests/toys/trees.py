@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.prefill.chunked import read_prompt
+from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
+from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
 from toys.models import VOCAB, toy_target
@@ -44,22 +48,38 @@ def golden_shape(tokens, depths, parents):
                                        [2] * len(tokens)))
 
 
+def scored(tree: ProposalTree) -> dict[tuple[int, ...], float]:
+    """Paths below the root, with their scores."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append(() if parent < 0 else (*found[parent], token))
+    return dict(zip(found[1:], tree.scores.tolist()[1:], strict=True))
+
+
+def begun(target: Target, memories: Iterable[Memory], prompt: list[int], chunk: int = 16,
+          following: int | None = None) -> tuple[Verifier, Wants, int]:
+    """(verifier behind a prompt that the memories have read, what they want, the first root)."""
+    memories = tuple(memories)
+    verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
+    wants = Wants.union(memory.wants for memory in memories)
+    for memory in memories:
+        memory.reset(len(prompt) + 200)
+    for seen in read_prompt(verifier, torch.tensor(prompt), wants, chunk, following):
+        for memory in memories:
+            memory.observe(seen)
+    return verifier, wants, seen.next_token
+
+
 def trees(proposer, steps=8, budget=60):
     """The trees that a method proposes while it decodes."""
-    target, prompt = toy_target(), torch.tensor(toy_prompt(60))
-    verifier = Verifier(target, target.cache(400), Greedy(), Clock())
-    wants = Wants.union(memory.wants for memory in proposer.memories)
-    for memory in proposer.memories:
-        memory.reset(400)
-    for seen in read_prompt(verifier, prompt, wants, 16):
-        for memory in proposer.memories:
-            memory.observe(seen)
+    verifier, wants, root = begun(toy_target(), proposer.memories, toy_prompt(60))
     out = []
     for _ in range(steps):
-        out.append(proposer.propose(Ask(seen.next_token, budget, verifier.cache.position)))
+        out.append(proposer.propose(Ask(root, budget, verifier.cache.position)))
         seen = verifier.verify(out[-1], wants)
         for memory in proposer.memories:
             memory.observe(seen)
+        root = seen.next_token
     return out
 
 
