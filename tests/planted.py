@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation("a method without its head stops a sweep that allows it", "Bench.open", "if not config.allow_missing:        # an error before anything runs", "if True:", "test_sweep.py::test_methods_without_what_they_need_are_failures_where_that_is_allowed"),
     Mutation("errors of one kind are each a line", "_by_error", "(row.key.method, row.error), []", "(str(row.key), row.error), []", "test_report.py::test_failures_of_one_error_are_one_line"),
     Mutation("tables without loops have them", "summary", "tables(cells(own, with_loops=False), ", "tables(cells(own), ", "test_report.py::test_every_table_stands_with_the_answers_that_loop_counted_and_without_them"),
-    Mutation("a request without a line between", "PromptOptions._one", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_request_follows_the_files_and_a_blank_line"),
+    Mutation("a request without a line between", "PromptOptions._one", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_prompt_is_made_of_files_standard_input_messages_and_rows"),
     Mutation("the embedded model answers unasked", "generate:generate", "        if not or_embedded:\n            raise\n", "", "test_cli.py::test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for"),
     # on-policy data, and faster training of drafters
     Mutation("a resumed optimizer has forgotten its moments", "Trainer._take", "            optimizer.load_state_dict(moments)\n", "", "test_trainers.py::test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does"),
@@ -300,8 +300,8 @@ MUTATIONS = (
     # fixed
     Mutation("a recorded pass writes its rows one late", "StaticPass._forward", "length + self.index", "length + 1 + self.index", "test_fixed.py::test_a_pass_recorded_once_serves_other_lengths_and_trees"),
     Mutation("a recorded pass stands a position late", "StaticPass._forward", "positions = position + tree.depths", "positions = position + 1 + tree.depths", "test_fixed.py::test_a_pass_recorded_once_serves_other_lengths_and_trees"),
-    Mutation("rows that are not kept move to the root's", "StaticPass._settle", "torch.where(path < 0, self.index, path)", "path.clamp(min=0)", "test_fixed.py::test_rows_behind_the_path_stay_where_they_are"),
-    Mutation("accepted rows move in the region that reads them", "StaticPass._settle", "        kept = Report(report.logits", "        self.cache.put(self.inputs[-NUMBERS] + self.index, moved)\n        kept = Report(report.logits", "test_fixed.py::test_a_path_that_skips_rows_is_committed_as_often_as_one_likes"),
+    Mutation("rows that are not kept move to the root's", "StaticPass._settle", "torch.where(path < 0, self.index, path)", "path.clamp(min=0)", "test_fixed.py::test_rows_of_a_path_are_committed_as_often_as_one_likes_and_a_path_of_one_moves_none"),
+    Mutation("accepted rows move in the region that reads them", "StaticPass._settle", "        kept = Report(report.logits", "        self.cache.put(self.inputs[-NUMBERS] + self.index, moved)\n        kept = Report(report.logits", "test_fixed.py::test_rows_of_a_path_are_committed_as_often_as_one_likes_and_a_path_of_one_moves_none"),
     Mutation("every setting of sampling stays recorded", "Regions.latest", "self._recorded.pop((slot, before), None)", "pass", "test_fixed.py::test_of_sampling_s_settings_only_the_last_stay_recorded"),
     Mutation("trees of any size are merged on the device", "Graft.propose", " and budget <= SIZES[-1]:", ":", "test_fixed.py::test_budgets_beyond_the_largest_size_are_those_of_single_launches"),
     Mutation("caches grow by less than they are rounded to", "Engine._roomy", "max(ROUND, (1 <<", "max(1, (1 <<", "test_fixed.py::test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones"),
@@ -444,6 +444,7 @@ MUTATIONS = (
     Mutation("a stop token is of any vocabulary", "State.check_ids", "if ids and (largest := max(ids)) >= size:", "if ids and (largest := max(ids)) >= 10 ** 9:", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
     # figures
     Mutation("the pool is as new as the text", "Rounds.pooled", "sizes[np.maximum(first, last)] - ends", "sizes[-1] - ends", "test_logitspec.py::test_after_rounds_that_accept_twenty_tokens_the_tree_is_still_the_official_one[1]"),
+    Mutation("the merge of prefix and tree ignores their sums", "backends:split", "torch.sigmoid(far_lse.float() - own_lse.float())", "torch.sigmoid(0 * far_lse.float())", "test_attention.py::test_backends_equal_the_reference"),
     # what once survived
     Mutation("stop strings of earlier jobs end later ones", "Worker._begin", "job.sampling, job.stop,", "job.sampling, self.__dict__.setdefault('stops', job.stop) or job.stop,", "test_worker.py::test_a_job_ends_with_its_own_stop_strings_and_end_tokens_alone"),
     Mutation("end tokens are the config's first", "end_tokens", '(getattr(model, "generation_config", None), model.config, tokenizer)', '(model.config, getattr(model, "generation_config", None), tokenizer)', "test_request.py::test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s"),

@@ -106,26 +106,6 @@ def test_an_answer_says_who_gave_it_and_with_what(pair, capsys, monkeypatch):
     assert json.loads(out)["settings"]["budget"] == 16      # a CPU takes a smaller one
 
 
-def test_a_prompt_comes_from_a_flag_a_file_or_standard_input(pair, capsys, monkeypatch):
-    text = (pair / "prompt.txt").read_text()
-    answers = set()
-    for more in (["--prompt", text], ["--prompt", "-"], ["--prompt-file", "-"], ["-"]):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        code, out, err = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--drafter", pair / "head",
-                             "--max-new-tokens", 12, *more)
-        assert code == 0, err
-        answers.add(out)
-    assert len(answers) == 1
-
-
-def test_a_request_follows_the_files_and_a_blank_line(pair, capsys, monkeypatch, tmp_path):
-    for name, text in (("a", "w1 w2"), ("b", "w3\n")):
-        (tmp_path / name).write_text(text)
-    given = PromptOptions(prompt="w4", prompt_file=(str(tmp_path / "a"), str(tmp_path / "b")))
-    assert [one.prompt for one in given.read()] == ["w1 w2\nw3\n\nw4"]
-    assert replace(given, chat=True).read()[0].prompt == [{"role": "user", "content": "w1 w2\nw3\n\nw4"}]
-
-
 def test_a_terminal_sees_the_answer_as_it_comes_also_before_it_is_compared(pair, capsys, monkeypatch):
     monkeypatch.setattr(generate, "_print_report", lambda found: print("[report]"))
     monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))
@@ -173,25 +153,37 @@ def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, capsys
     assert code == 2 and "exists already" in err
 
 
-def test_several_files_are_one_prompt_each_from_a_line_of_its_own(pair, capsys, monkeypatch, tmp_path):
-    for name, text in (("a", "w1 w2"), ("b", "w3\n"), ("c", "w4")):
+USER = {"role": "user", "content": "w1 w2\nw3"}
+SYSTEM = {"role": "system", "content": "w9"}
+FILES = {"prompt_file": ("a", "c")}
+
+
+@pytest.mark.parametrize(("options", "prompts"), [
+    (FILES, ["w1 w2\nw3"]), ({"prompt_file": ("b", "a", "-")}, ["w3\nw1 w2\nw5"]),
+    ({"prompt_file": ("a", "b"), "prompt": "w4"}, ["w1 w2\nw3\n\nw4"]),
+    ({"prompt": "-"}, ["w5"]), ({"messages": "-"}, [[SYSTEM]]), ({"prompt_ids": "-"}, [[1, 2]]),
+    ({"prompts": "-"}, ["w1"]), ({"prompts": "rows"}, ["w1 w2\nw3", [USER]]),
+    (FILES | {"chat": True}, [[USER]]), (FILES | {"chat": True, "system": "w9"}, [[SYSTEM, USER]]),
+    ({"prompt": "w1 w2\nw3", "chat": True}, [[USER]]),
+    ({"messages": "m", "chat": True}, [[USER]]), ({"messages": "m", "system": "w9"}, [[SYSTEM, USER]]),
+    ({"prompts": "rows", "chat": True, "system": "w9"}, [[SYSTEM, USER], [SYSTEM, USER]])])
+def test_a_prompt_is_made_of_files_standard_input_messages_and_rows(monkeypatch, tmp_path, options, prompts):
+    monkeypatch.chdir(tmp_path)
+    rows = "\n".join(map(json.dumps, [{"prompt": "w1 w2\nw3"}, {"messages": [USER]}]))
+    for name, text in (("a", "w1 w2"), ("b", "w3\n"), ("c", "w3"), ("m", json.dumps([USER])), ("rows", rows)):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5")))
-    given = [one for name in "abc" for one in ("--prompt-file", str(tmp_path / name))]
-    asked, = PromptOptions(prompt_file=(*given[1::2], "-")).read()
-    assert asked.prompt == "w1 w2\nw3\nw4\nw5"
-    command = ["generate", "--model", pair / "target", "--drafter", pair / "head", "--max-new-tokens", 5, "--json"]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5")))
-    code, out, _ = run(capsys, monkeypatch, *command, *given, "-")
-    assert (code, json.loads(out)["stats"]["prompt_tokens"]) == (0, 5)
-
-
-@pytest.mark.parametrize(("form", "text", "prompt"), [
-    ("prompt", "w1", "w1"), ("messages", '[{"role": "user", "content": "w1"}]', [{"role": "user", "content": "w1"}]),
-    ("prompt_ids", "[1, 2]", [1, 2]), ("prompts", '{"prompt": "w1"}', "w1")])
-def test_each_form_of_a_prompt_may_be_standard_input(monkeypatch, form, text, prompt):
+    given = {"messages": json.dumps([SYSTEM]), "prompt_ids": "[1, 2]", "prompts": '{"prompt": "w1"}'}
+    text = given.get(next(iter(options)), "w5")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    assert PromptOptions(**{form: "-"}).read()[0].prompt == prompt
+    assert [one.prompt for one in PromptOptions(**options).read()] == prompts
+
+
+def test_files_and_standard_input_are_given_by_flags_and_by_a_dash(pair, capsys, monkeypatch, tmp_path):
+    (tmp_path / "a").write_text("w1 w2")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5")))
+    code, out, _ = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--drafter", pair / "head",
+                       "--max-new-tokens", 5, "--json", "--prompt-file", tmp_path / "a", "-")
+    assert (code, json.loads(out)["stats"]["prompt_tokens"]) == (0, 3)
 
 
 @pytest.fixture(scope="module")
@@ -214,24 +206,6 @@ def test_a_chat_goes_through_the_models_template(pair, chatty, capsys, monkeypat
     assert said[0] == said[1] and said[0][:2] == said[2][:2] and [bare for *_, bare in said] == [False, False, True]
     code, _, err = run(capsys, monkeypatch, *ask(pair, "--chat"))
     assert code == 2 and "has no chat template" in err
-
-
-USER = {"role": "user", "content": "w1 w2\nw3"}
-SYSTEM = {"role": "system", "content": "w9"}
-
-
-@pytest.mark.parametrize(("more", "asked"), [
-    ({"prompt_file": ("a", "b"), "chat": True}, [[USER]]),
-    ({"prompt_file": ("a", "b"), "chat": True, "system": "w9"}, [[SYSTEM, USER]]),
-    ({"messages": "m", "chat": True}, [[USER]]), ({"messages": "m", "system": "w9"}, [[SYSTEM, USER]]),
-    ({"prompts": "rows", "chat": True, "system": "w9"}, [[SYSTEM, USER], [SYSTEM, USER]]),
-    ({"prompts": "rows"}, ["w1 w2\nw3", [USER]]), ({"prompt": "w1 w2\nw3", "chat": True}, [[USER]])])
-def test_a_chat_is_made_of_files_messages_and_rows(monkeypatch, tmp_path, more, asked):
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("a", "w1 w2"), ("b", "w3"), ("m", json.dumps([USER])), ("rows", "\n".join(map(json.dumps, [
-            {"prompt": "w1 w2\nw3"}, {"messages": [USER]}])))):
-        (tmp_path / name).write_text(text)
-    assert [one.prompt for one in PromptOptions(**more).read()] == asked
 
 
 def test_messages_that_a_template_refuses_are_said_to_be(pair, chatty, capsys, monkeypatch, tmp_path):
@@ -291,15 +265,12 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
 
 @pytest.mark.parametrize("change, said", [
     (["--method", "grafts"], "perhaps graft"),
-    (["--budget", 0], "budget is 0"), (["--temperature", -1], "must be 0"),
-    (["--max-new-tokens", 0], "from 1 to 1,048,576"), (["--max-new-tokens", 600], "allows 512 positions"),
-    (["--attention", "flash"], "cannot run here"), (["--dtype", "int8"], "Known: float32"),
-    (["--replay", "absent"], "cannot be read"), (["--model", "./absent/model"], "could not be loaded"),
-    (["--drafter", "./absent"], "is not a folder"),
+    (["--budget", 0], "budget is 0"), (["--max-new-tokens", 600], "allows 512 positions"),
+    (["--attention", "flash"], "cannot run here"), (["--model", "./absent/model"], "could not be loaded"),
+    (["--drafter", "./absent"], "is not a folder"), (["--calibration", "absent"], "does not exist"),
     (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
-    (["--prompt-file", "absent"], "cannot be read"), (["--calibration", "absent"], "does not exist"),
     (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 0], "must be in"),
-    (["--draft-levels", 0], "--draft-levels is 0"), (["--draft-top-k", 0], "--draft-top-k is 0")])
+    (["--draft-levels", 0], "--draft-levels is 0")])
 def test_mistakes_get_one_sentence_and_status_two(pair, capsys, monkeypatch, change, said):
     code, out, err = run(capsys, monkeypatch, *ask(pair, *change))
     assert code == 2 and said in err and "Traceback" not in err and out == ""

@@ -31,15 +31,11 @@ def test_costs_are_linear_between_rows_and_prefixes_and_go_on_beyond_them():
     assert COSTS.feed(31, 512) == pytest.approx(0.004)
 
 
-def test_no_prefix_is_so_short_that_a_pass_costs_nothing():
-    steep = replace(COSTS, passes={256: {1: 0.005, 16: 0.006}, 2048: {1: 0.100, 16: 0.101}})
-    assert steep.verify(1, 1) == 0.0025 and steep.verify(16, 1) == 0.003
-
-
-def test_no_rows_are_so_few_that_a_pass_costs_nothing():
-    """As where a machine was so busy that one row's turn never came."""
-    steep = replace(COSTS, passes={256: {16: 0.010, 32: 0.030}, 2048: {1: 0.100, 2: 0.101}})
-    assert steep.verify(1, 256) == 0.005
+@pytest.mark.parametrize(("first", "at", "seconds"), [
+    ({1: 0.005, 16: 0.006}, (1, 1), 0.0025), ({1: 0.005, 16: 0.006}, (16, 1), 0.003),
+    ({16: 0.010, 32: 0.030}, (1, 256), 0.005)])
+def test_no_prefix_is_so_short_and_no_rows_so_few_that_a_pass_costs_nothing(first, at, seconds):
+    assert replace(COSTS, passes={256: first, 2048: {1: 0.100, 16: 0.101}}).verify(*at) == seconds
 
 
 @pytest.mark.parametrize("grid", [

@@ -10,6 +10,7 @@ from toys.models import FAMILIES
 from toys.oracle import plain
 from toys.recorder import Refused, recorder
 from toys.sessions import CHOOSING, EVERY, answered, toy_parts, toy_prompt, toy_session
+from toys.trees import random_tree
 
 from longgraft.acceptance.rules import Greedy, Replay
 from longgraft.acceptance.sampling import Sampling
@@ -61,12 +62,6 @@ def model_of(family: str, **more) -> Target:
     name, extra = TEN[family]
     config = getattr(transformers, name)(**SHAPE | extra | more)
     return Target(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), family)
-
-
-def random_tree(nodes: int, seed: int) -> ProposalTree:
-    generator = torch.Generator().manual_seed(seed)
-    parents = [-1] + [int(torch.randint(max(0, n - 5), n, (1,), generator=generator)) for n in range(1, nodes)]
-    return ProposalTree.build(list(range(1, nodes + 1)), parents, [0.0] * nodes, [1] + [2] * (nodes - 1))
 
 
 def prefilled(target: Target, length: int, wants: Wants = WANTS, capacity: int = 256) -> KVCache:
@@ -207,31 +202,20 @@ def test_seeds_share_their_recordings_and_say_what_they_say():
     assert len(said) == 3 and len(laws) == 1
 
 
-@pytest.mark.parametrize("method", ["ar", "eagle3", "graft"])
-def test_what_cannot_be_recorded_is_launched_one_by_one_and_said_once(method):
-    def never(region):
-        raise Refused("out of room")
+@pytest.mark.parametrize("method, late", [("ar", 0), ("eagle3", 0), *(("graft", late) for late in range(9))])
+def test_what_cannot_be_recorded_is_launched_one_by_one_and_said_once(method, late):
+    """From the beginning, or where there is room for the first regions alone."""
+    left = iter([recorder] * late)
 
-    regions = Regions(never)
+    def sometimes(region):
+        if (one := next(left, None)) is None:
+            raise Refused("out of room")
+        return one(region)
+
+    regions = Regions(sometimes)
     with pytest.warns(UserWarning, match="longgraft decodes without CUDA graphs: out of room") as said:
         found = answered(toy_session(method, regions=regions), toy_prompt(60), 24)
     assert found.token_ids == plain("llama", 60, 24, GREEDY) and len(said) == 1 and not regions.fixed
-
-
-def test_a_region_that_fails_late_leaves_the_answer_as_it_is():
-    """The first regions were recorded; then there is no room for more."""
-    for late in range(1, 9):
-        left = iter([recorder] * late)
-
-        def sometimes(region, left=left):
-            if (one := next(left, None)) is None:
-                raise Refused("out of room")
-            return one(region)
-
-        regions = Regions(sometimes)
-        with pytest.warns(UserWarning, match="out of room"):
-            found = answered(toy_session("graft", budget=40, regions=regions), toy_prompt(60), 24)
-        assert found.token_ids == plain("llama", 60, 24, GREEDY) and not regions.fixed
 
 
 def test_features_are_those_of_the_kept_path():
@@ -263,17 +247,21 @@ def test_what_was_observed_outlives_the_next_pass():
     assert torch.equal(first.features((0, 2)), features)
 
 
+@pytest.mark.parametrize("tree, rule, rows", [
+    (ProposalTree.root_only(7), Greedy(), list(range(8))),
+    (ProposalTree.build([7, 8, 9, 10, 11], [-1, 0, 0, 2, 2], [0.0] * 5, [1, 2, 2, 2, 2]), Replay([9, 11, 3], 41),
+     [0, 2, 4])], ids=["one node", "skips"])
 @torch.inference_mode()
-def test_rows_behind_the_path_stay_where_they_are():
-    """They are scratch; but committed rows must not be where a path of one node leaves the others."""
+def test_rows_of_a_path_are_committed_as_often_as_one_likes_and_a_path_of_one_moves_none(tree, rule, rows):
+    """A recording runs it several times on the same numbers."""
     parts = toy_parts(regions=Regions(recorder))
     cache = prefilled(parts.target, 40, Wants())
     fixed = StaticPass(parts.target, cache, 8, Wants(), parts.regions)
-    fixed.load(ProposalTree.root_only(7))
+    fixed.load(tree)
     report, positions = fixed.forward()
     before = cache.layers[1].keys[:, :, 40:48].clone()
-    fixed.settle(report, positions, Greedy())
-    assert torch.equal(cache.layers[1].keys[:, :, 40:48], before)
+    fixed.settle(report, positions, rule)
+    assert torch.equal(cache.layers[1].keys[:, :, 40:40 + len(rows)], before[:, :, rows])
 
 
 def test_the_matrix_holds_the_same_rows():
@@ -316,30 +304,6 @@ def test_budgets_beyond_the_largest_size_are_those_of_single_launches(method, bu
     assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
 
 
-def test_a_path_that_skips_rows_is_committed_as_often_as_one_likes():
-    """A recording runs it several times on the same numbers."""
-    parts = toy_parts(regions=Regions(recorder))
-    cache = prefilled(parts.target, 40, Wants())
-    fixed = StaticPass(parts.target, cache, 8, Wants(), parts.regions)
-    tree = ProposalTree.build([7, 8, 9, 10, 11], [-1, 0, 0, 2, 2], [0.0] * 5, [1, 2, 2, 2, 2])
-    with torch.inference_mode():
-        fixed.load(tree)
-        report, positions = fixed.forward()
-        rows = cache.layers[1].keys[:, :, 40:45].clone()
-        rule = Replay([9, 11, 3], 41)
-        fixed.settle(report, positions, rule)
-    assert torch.equal(cache.layers[1].keys[:, :, 40:43], rows[:, :, [0, 2, 4]])
-
-
-def test_a_memory_s_top_tokens_are_those_of_the_tree_s_nodes():
-    found = []
-    for regions in (EAGER, Regions(recorder)):
-        parts = toy_parts(regions=regions)
-        verifier = Verifier(parts.target, prefilled(parts.target, 40, Wants()), Greedy(), Clock(), regions)
-        found.append(verifier.verify(random_tree(7, 3), WANTS).topk)
-    assert torch.equal(*found) and found[0].shape == (7, 4)
-
-
 def test_drafters_of_one_memory_share_their_recordings():
     regions = Regions(recorder)
     parts = toy_parts(regions=regions)
@@ -371,12 +335,6 @@ def test_there_are_never_more_recordings_than_can_be_held():
     assert regions.recorded == MOST and len(calls) == MOST + 5
 
 
-def test_a_tree_beyond_the_largest_size_is_verified_as_it_comes():
-    regions = Regions(recorder)
-    found = answered(toy_session("token-recycling", regions=regions), toy_prompt(60), 24)
-    assert found.token_ids == plain("llama", 60, 24, GREEDY)
-
-
 def test_one_tree_goes_to_the_device_in_one_copy_and_comes_back_whole(monkeypatch):
     parts = toy_parts(regions=Regions(recorder))
     cache, sends = prefilled(parts.target, 30, Wants()), []
@@ -390,10 +348,3 @@ def test_one_tree_goes_to_the_device_in_one_copy_and_comes_back_whole(monkeypatc
     short = tree.shallower(2)
     assert seen.tree.tokens.tolist() == short.tokens.tolist() and seen.tree.parents.tolist() == short.parents.tolist()
     assert len(sends) == 2
-
-
-def test_a_decoder_stops_at_its_limit_inside_a_tree_that_is_on_the_device():
-    for new in (1, 2, 3, 7):
-        regions = Regions(recorder)
-        found = answered(toy_session("graft", regions=regions), toy_prompt(60), new)
-        assert found.token_ids == plain("llama", 60, 24, GREEDY)[:new]
