@@ -44,6 +44,17 @@ def passes(target: Target):
     yield read(target, Segment(tree, cache), wants)
 
 
+def in_integers(model, kernels) -> Target:
+    """With weights of one byte."""
+    packed = {name: kernels.packed_integers(rounded(weight)) for name, weight in linear_weights(model)}
+    return Target(model, kernels=kernels, integers=Integers("int8", packed))
+
+
+def assert_says_what_its_model_says(target: Target) -> None:
+    for ours, theirs in zip(passes(target), passes(Target(target.model)), strict=True):
+        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", COMPILED)
 def test_it_gives_what_the_layers_own_code_gives(family, dtype, kernels):
@@ -63,9 +74,7 @@ def test_it_gives_what_the_layers_own_code_gives(family, dtype, kernels):
 
 def test_with_integers_it_gives_what_the_parts_give_with_them(kernels):
     model = model_of("llama")
-    integers = Integers("int8", {name: kernels.packed_integers(rounded(weight))
-                                 for name, weight in linear_weights(model)})
-    target, exact = Target(model, kernels=kernels, integers=integers), Target(model)
+    target, exact = in_integers(model, kernels), Target(model)
     for ours, theirs in zip(passes(target), passes(exact), strict=True):
         assert 0 < float((ours.logits - theirs.logits).norm()) < 0.1 * float(theirs.logits.norm())
     assert set(compiled_layers(target)) == {True}
@@ -84,8 +93,7 @@ def test_layers_that_compute_something_else_keep_their_own_code(kernels):
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
     for model, expected in ((scaled, []), (other, [True, False]), (hooked, [True])):
         target = Target(model, kernels=kernels)
-        for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
-            torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
+        assert_says_what_its_model_says(target)
         assert compiled_layers(target) == expected
 
 
@@ -123,15 +131,12 @@ def test_a_layer_whose_parts_change_after_load_runs_its_own_code(kernels):
     attention = model.model.layers[0].self_attn
     attention.q_proj = nn.Sequential(attention.q_proj, nn.Identity())
     model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 2)
-    for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
-        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
+    assert_says_what_its_model_says(target)
 
 
 def test_integers_of_weights_that_changed_are_refused(kernels):
     model = model_of("llama")
-    integers = Integers("int8", {name: kernels.packed_integers(rounded(weight))
-                                 for name, weight in linear_weights(model)})
-    target = Target(model, kernels=kernels, integers=integers)
+    target = in_integers(model, kernels)
     list(passes(target))
     model.lm_head.weight.data *= 2
     with pytest.raises(ValueError, match=r"lm_head\.weight has changed since it was rounded"):
@@ -158,8 +163,7 @@ def test_changed_weights_are_those_of_the_next_answer(kernels):
     list(passes(target))
     for parameter in model.parameters():
         parameter.data *= 1.1       # which torch does not count
-    for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
-        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
+    assert_says_what_its_model_says(target)
     assert set(compiled_layers(target)) == {True}
 
 

@@ -82,17 +82,6 @@ def test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate(levels, gate,
         assert (tree.stage, len(tree)) == (stage, nodes)
 
 
-@pytest.mark.parametrize("gate, retrieved", [(0, 52), (1, 36), (5, 20)])
-def test_freed_slots_are_filled_up_to_the_budget(gate, retrieved):
-    dense = torch.arange(97 * 8, dtype=torch.int32).view(97, 8) * 7 % 96
-    for tree in trees(build("graft", toy_parts(thresholds={gate: 2.0}, snapshot=dense))):
-        # The matrix's last updates may leave fewer distinct tokens than slots, never more.
-        assert len(tree) <= 60
-        new = int(((tree.origin & DRAFT) == 0).sum()) - 1
-        assert new == 60 - (tree.origin & DRAFT > 0).sum() - 1 <= retrieved or len(tree) < 60
-        assert torch.isnan(tree.scores[tree.origin == RETRIEVED]).all()
-
-
 class Offers:
     """A retriever that always has more than is asked for: a chain of odd tokens, which the toy drafter cannot draft."""
 

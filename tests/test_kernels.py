@@ -222,15 +222,6 @@ def test_norms_equal_torchs(size, dtype, form, kernels, called):
     assert called == ["_norm"]
 
 
-def test_a_norm_that_says_something_else_is_left_alone(kernels, called):
-    other = type("OtherRMSNorm", (type(toy_model("llama").model.norm),), {
-        "forward": lambda self, x: self.weight * x / (x.abs().mean(-1, keepdim=True) + 1e-6)})(32)
-    x = torch.randn(3, 32)
-    with torch.no_grad(), CompiledModules(other, kernels)():
-        assert torch.equal(other(x), x / (x.abs().mean(-1, keepdim=True) + 1e-6))
-    assert not called
-
-
 @pytest.mark.parametrize("x, weight", [
     (torch.zeros(5, 8), torch.zeros(4, 8)), (torch.zeros(0, 8), nn.Parameter(torch.zeros(4, 8))),
     (torch.zeros(8, 8).T, nn.Parameter(torch.zeros(4, 8))), (torch.zeros(8, 8), nn.Parameter(torch.zeros(8, 4).T)),
