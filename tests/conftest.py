@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 # Tests take all cores and each of them one, also what it starts: of two threads, one waits for a core at every product.
@@ -75,10 +76,16 @@ def pair(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def command(capsys, monkeypatch) -> Callable[..., str]:
+def cli(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """(exit status, stdout, stderr) of `longgraft ...`."""
+    return partial(run, capsys, monkeypatch)
+
+
+@pytest.fixture
+def command(cli) -> Callable[..., str]:
     """What `longgraft ...` prints; it must succeed."""
     def printed(*words: object) -> str:
-        code, out, err = run(capsys, monkeypatch, *words)
+        code, out, err = cli(*words)
         assert code == 0, err
         return out
     return printed

@@ -32,8 +32,8 @@ def ask(pair, *more):
             pair / "prompt.txt", "--max-new-tokens", 12, *more]
 
 
-def test_json_prints_one_object_with_every_field(pair, capsys, monkeypatch):
-    code, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--compare"))
+def test_json_prints_one_object_with_every_field(pair, cli):
+    code, out, _ = cli(*ask(pair, "--json", "--compare"))
     answer = json.loads(out)
     assert code == 0 and answer["compare"]["identical"] is True
     assert len(answer["token_ids"]) == 12 and answer["text"].startswith("w")
@@ -47,76 +47,75 @@ def test_json_prints_one_object_with_every_field(pair, capsys, monkeypatch):
     assert sum(stats["kinds"].values()) == stats["steps"]
 
 
-def test_a_text_that_is_read_once_is_not_read_again(pair, capsys, monkeypatch, tmp_path):
+def test_a_text_that_is_read_once_is_not_read_again(pair, cli, monkeypatch, tmp_path):
     path, models = tmp_path / "p", ["--model", pair / "target", "--drafter", pair / "head"]
     words = [f"w{i}" for i in toy_prompt(200)]
     (tmp_path / "text").write_text(" ".join(words[:160]))
     (tmp_path / "long").write_text(" ".join(words))
     for text in ([tmp_path / "text"], ["--prompt-file", tmp_path / "text"]):
         path.unlink(missing_ok=True)
-        code, out, err = run(capsys, monkeypatch, "prefill", *text, *models, "--method", "graft", "--save", path)
+        code, out, err = cli("prefill", *text, *models, "--method", "graft", "--save", path)
         assert (code, out) == (0, "") and f"{path}: 159 tokens, {path.stat().st_size:,} bytes, " in err
     asked = ["generate", *models, "--method", "graft", "--prompt-file", tmp_path / "long", "--max-new-tokens", 8,
              "--json"]
-    known, cold = (json.loads(run(capsys, monkeypatch, *asked, *more)[1]) for more in (["--prefix", path], []))
+    known, cold = (json.loads(cli(*asked, *more)[1]) for more in (["--prefix", path], []))
     assert known["token_ids"] == cold["token_ids"]
     assert (known["stats"]["reused_tokens"], cold["stats"]["reused_tokens"]) == (158, 0)
     assert known["settings"]["prefix"] == [str(path)]
-    assert f"prefix {path}: 159 tokens are known" in run(capsys, monkeypatch, *asked[:-1], "--prefix", path)[2]
-    code, _, err = run(capsys, monkeypatch, *asked, "--prefix", tmp_path / "text")
+    assert f"prefix {path}: 159 tokens are known" in cli(*asked[:-1], "--prefix", path)[2]
+    code, _, err = cli(*asked, "--prefix", tmp_path / "text")
     assert code == 2 and err.startswith(f"longgraft: Prefix {tmp_path / 'text'} cannot be read")
     assert_before_loading(monkeypatch)
     for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one of"),
                              ([tmp_path / "text", "--messages", "m"], tmp_path / "q", "Give one of"),
                              ([tmp_path / "nowhere"], tmp_path / "q", "cannot be read")):
-        code, _, err = run(capsys, monkeypatch, "prefill", *text, *models, "--save", save)
+        code, _, err = cli("prefill", *text, *models, "--save", save)
         assert code == 2 and said in err and err.count("\n") == 1
 
 
-def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, capsys, monkeypatch, tmp_path):
+def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, cli, tmp_path):
     ask_pld = ask(pair, "--json", "--method", "pld")
-    answer = json.loads(run(capsys, monkeypatch, *ask_pld)[1])
+    answer = json.loads(cli(*ask_pld)[1])
     (tmp_path / "right").write_text(answer["text"])
-    code, out, err = run(capsys, monkeypatch, *ask_pld, "--prediction", tmp_path / "right")
+    code, out, err = cli(*ask_pld, "--prediction", tmp_path / "right")
     told = json.loads(out)
     assert told["token_ids"] == answer["token_ids"] and "prediction" not in answer
     assert told["prediction"] == {"accepted_tokens": 12, "rejected_tokens": 0}
     assert told["stats"]["steps"] < answer["stats"]["steps"]
-    _, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "right"))
+    _, _, err = cli(*ask(pair, "--prediction", tmp_path / "right"))
     assert "prediction: 12 of its 12 tokens were repeated" in err
-    code, _, err = run(capsys, monkeypatch, *ask(pair, "--prediction", tmp_path / "absent"))
+    code, _, err = cli(*ask(pair, "--prediction", tmp_path / "absent"))
     assert code == 2 and "absent cannot be read" in err and err.count("\n") == 1
 
 
-def test_an_answer_says_who_gave_it_and_with_what(pair, capsys, monkeypatch):
-    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1, "--seed", 5, "--budget", 8))
+def test_an_answer_says_who_gave_it_and_with_what(pair, cli):
+    _, out, _ = cli(*ask(pair, "--json", "--temperature", 1, "--seed", 5, "--budget", 8))
     answer = json.loads(out)
     assert (answer["model"], answer["method"], answer["seed"]) == (str(pair / "target"), "graft-x", 5)
     assert answer["finish_reason"] == "length"
     settings = answer["settings"]
     assert (settings["budget"], settings["dtype"], settings["temperature"], settings["max_new_tokens"]) == (
         8, "float32", 1.0, 12)
-    _, out, _ = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--prompt", "w1", "--json",
-                    "--max-new-tokens", 2)
+    _, out, _ = cli("generate", "--model", pair / "target", "--prompt", "w1", "--json", "--max-new-tokens", 2)
     answer = json.loads(out)       # no head of this target is known, and what pays is spent
     assert answer["method"] == answer["settings"]["method"] == "graft-x-text" and answer["settings"]["budget"] is None
-    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--budget", "paper"))
+    _, out, _ = cli(*ask(pair, "--json", "--budget", "paper"))
     assert json.loads(out)["settings"]["budget"] == 60
-    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--method", "eagle3"))
+    _, out, _ = cli(*ask(pair, "--json", "--method", "eagle3"))
     assert json.loads(out)["settings"]["budget"] == 16      # a CPU takes a smaller one
 
 
-def test_a_terminal_sees_the_answer_as_it_comes_also_before_it_is_compared(pair, capsys, monkeypatch):
+def test_a_terminal_sees_the_answer_as_it_comes_also_before_it_is_compared(pair, cli, monkeypatch):
     monkeypatch.setattr(generate, "_print_report", lambda found: print("[report]"))
     monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))
     for more, terminal in (([], True), (["--stream"], False)):
         with monkeypatch.context() as patch:
             patch.setattr(sys.stdout, "isatty", lambda shown=terminal: shown)
-            out = run(capsys, monkeypatch, *ask(pair, "--compare", *more))[1].splitlines()
+            out = cli(*ask(pair, "--compare", *more))[1].splitlines()
         assert len(out[0].split()) == 12 and out[1:] == ["[compared]", "[report]"]
 
 
-def test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for(capsys, monkeypatch):
+def test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for(cli, capsys, monkeypatch):
     opened = []
 
     def open_session(pair, *_, **__):
@@ -127,29 +126,29 @@ def test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked
 
     monkeypatch.setattr(generate, "open_session", open_session)
     asked = ["generate", "--model", "smollm2", "--chat", "--prompt", "w1"]
-    code, _, err = run(capsys, monkeypatch, *asked)
+    code, _, err = cli(*asked)
     assert (code, err) == (2, "longgraft: Model 'smollm2' could not be fetched: no index.\n")
     with pytest.raises(RuntimeError, match="loaded"):
-        run(capsys, monkeypatch, *asked, "--or-embedded")
+        cli(*asked, "--or-embedded")
     assert opened == ["smollm2", "smollm2", None] and "the embedded model answers instead" in capsys.readouterr().err
     chat = GivenPrompt("w1").as_chat().with_system("w0")
     assert (chat.as_text().prompt, GivenPrompt([1]).as_text().prompt) == ("w0\n\nw1", [1])
 
 
-def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, capsys, monkeypatch, tmp_path):
+def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, cli, monkeypatch, tmp_path):
     rows = [{"prompt": "w1 w2 w3", "id": "a"}, {"prompt_ids": [1, 2, 10 ** 9]}, {"prompt_ids": [1, 2, 3]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     command = ["generate", "--model", pair / "target", "--drafter", pair / "head", "--prompts",
                tmp_path / "rows.jsonl", "--max-new-tokens", 5]
-    code, out, err = run(capsys, monkeypatch, *command)
+    code, out, err = cli(*command)
     answers = [json.loads(line) for line in out.splitlines()]
     assert code == 1 and [answer["id"] for answer in answers] == ["a", "2", "3"] and "1 of 3 prompts" in err
     assert "knows 0 to" in answers[1]["error"] and answers[0]["token_ids"] == answers[2]["token_ids"]
-    code, out, _ = run(capsys, monkeypatch, *command, "--out", tmp_path / "answers.jsonl")
+    code, out, _ = cli(*command, "--out", tmp_path / "answers.jsonl")
     written = (tmp_path / "answers.jsonl").read_text().splitlines()
     assert out == "" and [json.loads(line)["id"] for line in written] == ["a", "2", "3"]
     assert_before_loading(monkeypatch)
-    code, _, err = run(capsys, monkeypatch, *command, "--out", tmp_path / "answers.jsonl")
+    code, _, err = cli(*command, "--out", tmp_path / "answers.jsonl")
     assert code == 2 and "exists already" in err
 
 
@@ -178,10 +177,10 @@ def test_a_prompt_is_made_of_files_standard_input_messages_and_rows(monkeypatch,
     assert [one.prompt for one in PromptOptions(**options).read()] == prompts
 
 
-def test_files_and_standard_input_are_given_by_flags_and_by_a_dash(pair, capsys, monkeypatch, tmp_path):
+def test_files_and_standard_input_are_given_by_flags_and_by_a_dash(pair, cli, monkeypatch, tmp_path):
     (tmp_path / "a").write_text("w1 w2")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5")))
-    code, out, _ = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--drafter", pair / "head",
+    code, out, _ = cli("generate", "--model", pair / "target", "--drafter", pair / "head",
                        "--max-new-tokens", 5, "--json", "--prompt-file", tmp_path / "a", "-")
     assert (code, json.loads(out)["stats"]["prompt_tokens"]) == (0, 3)
 
@@ -195,69 +194,69 @@ def chatty(pair, tmp_path_factory):
     return folder
 
 
-def test_a_chat_goes_through_the_models_template(pair, chatty, capsys, monkeypatch, tmp_path):
+def test_a_chat_goes_through_the_models_template(pair, chatty, cli, tmp_path):
     (tmp_path / "messages.json").write_text(json.dumps([{"role": "user", "content": "w1 w2"}]))
     command = ["generate", "--model", chatty, "--drafter", pair / "head", "--json", "--max-new-tokens", 5]
     said = []
     for more in (["--prompt", "w1 w2", "--chat"], ["--messages", tmp_path / "messages.json"],
                  ["--prompt", "w7 w1 w2 w8"]):
-        code, out, err = run(capsys, monkeypatch, *command, *more)
+        code, out, err = cli(*command, *more)
         said.append((json.loads(out)["token_ids"], json.loads(out)["stats"]["prompt_tokens"], "add --chat" in err))
     assert said[0] == said[1] and said[0][:2] == said[2][:2] and [bare for *_, bare in said] == [False, False, True]
-    code, _, err = run(capsys, monkeypatch, *ask(pair, "--chat"))
+    code, _, err = cli(*ask(pair, "--chat"))
     assert code == 2 and "has no chat template" in err
 
 
-def test_messages_that_a_template_refuses_are_said_to_be(pair, chatty, capsys, monkeypatch, tmp_path):
+def test_messages_that_a_template_refuses_are_said_to_be(pair, chatty, cli, tmp_path):
     strict = tmp_path / "strict"
     shutil.copytree(chatty, strict)
     (strict / "chat_template.jinja").write_text(
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
         "{% endif %}{{ m.content }} {% endfor %}")
-    code, out, err = run(capsys, monkeypatch, "generate", "--model", strict, "--drafter", pair / "head",
+    code, out, err = cli("generate", "--model", strict, "--drafter", pair / "head",
                          "--prompt", "w1", "--chat", "--system", "w2")
     assert (code, out) == (2, "") and "refuses these messages: System role not supported" in err
 
 
-def test_what_a_dry_run_prints_is_a_configuration(pair, capsys, monkeypatch, tmp_path):
+def test_what_a_dry_run_prints_is_a_configuration(pair, cli, monkeypatch, tmp_path):
     assert_before_loading(monkeypatch)
-    code, out, _ = run(capsys, monkeypatch, *ask(pair, "--budget", 8, "--stop", "a, b", "--stop", "c", "--dry-run"))
+    code, out, _ = cli(*ask(pair, "--budget", 8, "--stop", "a, b", "--stop", "c", "--dry-run"))
     assert code == 0 and "budget = 8" in out
     (tmp_path / "run.toml").write_text(out)
     again = ["generate", "--prompt", "x", "--config", tmp_path / "run.toml", "--dry-run"]
-    assert run(capsys, monkeypatch, *again)[1] == out
-    assert "budget = 9" in run(capsys, monkeypatch, *again, "--budget", 9)[1]
+    assert cli(*again)[1] == out
+    assert "budget = 9" in cli(*again, "--budget", 9)[1]
     (tmp_path / "run.toml").write_text("budgt = 8")
-    code, _, err = run(capsys, monkeypatch, *again)
+    code, _, err = cli(*again)
     assert code == 2 and "run.toml sets 'budgt'" in err
 
 
-def test_text_ids_streaming_and_methods_agree(pair, capsys, monkeypatch):
+def test_text_ids_streaming_and_methods_agree(pair, cli):
     texts = set()
-    for more in (["--stream"], [], ["--method", "ar"], ["--method", "pld"], ["--budget", 8], ["--chunk", 7]):
-        code, out, err = run(capsys, monkeypatch, *ask(pair, *more))
+    for more in (["--stream"], ["--method", "ar"], ["--budget", 8, "--chunk", 7]):
+        code, out, err = cli(*ask(pair, *more))
         assert code == 0
         if more == ["--stream"]:        # statistics follow it
             assert "answer: 12 tokens (as many as were asked for) in" in err and "MAT" in err
         texts.add(out.strip())
-    code, out, _ = run(capsys, monkeypatch, "generate", "--model", pair / "target", "--drafter", pair / "head",
+    code, out, _ = cli("generate", "--model", pair / "target", "--drafter", pair / "head",
                        "--prompt-ids", pair / "ids.json", "--max-new-tokens", 12)
     assert len(texts | {out.strip()}) == 1
 
 
-def test_replay_drives_acceptance_from_text_and_from_ids(pair, capsys, monkeypatch, tmp_path):
+def test_replay_drives_acceptance_from_text_and_from_ids(pair, cli, tmp_path):
     (tmp_path / "text").write_text("w5 w6 w7 w8")
     (tmp_path / "ids").write_text("[5, 6, 7, 8]")
     for name in ("text", "ids"):
-        _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--replay", tmp_path / name))
+        _, out, _ = cli(*ask(pair, "--json", "--replay", tmp_path / name))
         assert json.loads(out)["token_ids"] == [5, 6, 7, 8]
 
 
-def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
-    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1))
+def test_a_stop_string_ends_the_text_before_it(pair, cli):
+    _, out, _ = cli(*ask(pair, "--json", "--temperature", 1))
     words = json.loads(out)["text"].split()
     stop = next(w for w in words[3:] if words.index(w) >= 3)
-    _, out, _ = run(capsys, monkeypatch, *ask(pair, "--json", "--temperature", 1, "--stop", f" {stop}"))
+    _, out, _ = cli(*ask(pair, "--json", "--temperature", 1, "--stop", f" {stop}"))
     answer = json.loads(out)
     assert answer["text"].split() == words[:words.index(stop)]
     assert len(answer["token_ids"]) == words.index(stop) + 1
@@ -271,49 +270,48 @@ def test_a_stop_string_ends_the_text_before_it(pair, capsys, monkeypatch):
     (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
     (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 0], "must be in"),
     (["--draft-levels", 0], "--draft-levels is 0")])
-def test_mistakes_get_one_sentence_and_status_two(pair, capsys, monkeypatch, change, said):
-    code, out, err = run(capsys, monkeypatch, *ask(pair, *change))
+def test_mistakes_get_one_sentence_and_status_two(pair, cli, change, said):
+    code, out, err = cli(*ask(pair, *change))
     assert code == 2 and said in err and "Traceback" not in err and out == ""
 
 
-def test_an_empty_prompt_a_broken_and_a_mismatched_head(pair, capsys, monkeypatch, tmp_path):
+def test_an_empty_prompt_a_broken_and_a_mismatched_head(pair, cli, tmp_path):
     (tmp_path / "empty").write_text("")
-    assert "prompt is empty" in run(capsys, monkeypatch, "generate", "--prompt-file", tmp_path / "empty")[2]
+    assert "prompt is empty" in cli("generate", "--prompt-file", tmp_path / "empty")[2]
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_bytes((pair / "head/config.json").read_bytes())
     (broken / "model.safetensors").write_bytes((pair / "head/model.safetensors").read_bytes()[:900])
-    code, _, err = run(capsys, monkeypatch, *ask(pair, "--drafter", broken))
+    code, _, err = cli(*ask(pair, "--drafter", broken))
     assert code == 2 and "cannot be read" in err
     other = tmp_path / "other"
     save_head(Eagle3Network(HeadConfig(48, 48, 48, 4, 2, 12, 64, 64, (1, 2, 3), 512)), other)
-    code, _, err = run(capsys, monkeypatch, *ask(pair, "--drafter", other))
+    code, _, err = cli(*ask(pair, "--drafter", other))
     assert code == 2 and "belongs to another target" in err
 
 
-def test_running_out_of_memory_is_a_sentence(pair, capsys, monkeypatch):
+def test_running_out_of_memory_is_a_sentence(pair, cli, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
     monkeypatch.setattr("longgraft.engine.request.read_prompt", full)
-    code, _, err = run(capsys, monkeypatch, *ask(pair))
+    code, _, err = cli(*ask(pair))
     assert code == 2 and err.strip().splitlines()[-1].startswith("longgraft: Out of memory")
 
 
-def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
+def test_verify_doctor_and_calibrate(pair, cli, capsys, monkeypatch, tmp_path):
     common = ["--model", pair / "target", "--drafter", pair / "head"]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": " ".join(f"w{i}" for i in toy_prompt(40, s))})
                                  for s in range(3)))
-    code, out, _ = run(capsys, monkeypatch, "verify", *common, "--prompts", prompts, "--max-new-tokens", 12)
+    code, out, _ = cli("verify", *common, "--prompts", prompts, "--max-new-tokens", 12)
     assert code == 0 and out.count("identical") == 3 and "level: exact" in out
-    code, out, _ = run(capsys, monkeypatch, "verify", *common, "--prompts", prompts, "--level", "bits", "--trees", 2)
+    code, out, _ = cli("verify", *common, "--prompts", prompts, "--level", "bits", "--trees", 2)
     assert out.count(" 2 trees: ") == 3 and code == ("level: bits" not in out)
-    code, out, _ = run(capsys, monkeypatch, "doctor", *common, "--context", 300)
+    code, out, _ = cli("doctor", *common, "--context", 300)
     assert code == 0 and ": fits" in out and "memory for 300 tokens" in out
     assert ", packed weights 0." in out
-    _, smaller, _ = run(capsys, monkeypatch, "doctor", *common, "--context", 300, "--weights", "int8", "--kv-dtype",
-                        "bfloat16")
+    _, smaller, _ = cli("doctor", *common, "--context", 300, "--weights", "int8", "--kv-dtype", "bfloat16")
     cached, halved = (float(re.search(r"target cache ([\d.]+)", text)[1]) for text in (out, smaller))
     assert ", packed int8 weights 0." in smaller and cached == pytest.approx(2 * halved, abs=0.1)
     with monkeypatch.context() as less:
@@ -321,16 +319,16 @@ def test_verify_doctor_and_calibrate(pair, capsys, monkeypatch, tmp_path):
         code, out, _ = run(capsys, less, "doctor", *common, "--context", 300)
     assert code == 0 and "packed weights 0." not in out and "so torch multiplies" in out
     file = tmp_path / "calibration.safetensors"
-    code, out, err = run(capsys, monkeypatch, "calibrate", *common, "--prompts", prompts, "--rounds", 3,
+    code, out, err = cli("calibrate", *common, "--prompts", prompts, "--rounds", 3,
                          "--max-new-tokens", 24, "--out", file)
     assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
-    code, out, err = run(capsys, monkeypatch, *ask(pair, "--method", "graft", "--calibration", file, "--compare"))
+    code, out, err = cli(*ask(pair, "--method", "graft", "--calibration", file, "--compare"))
     assert code == 0 and "identical answers" in err and "calibrated" in err
 
 
-def test_costs_are_measured_here_printed_and_kept(pair, capsys, monkeypatch, tmp_path):
+def test_costs_are_measured_here_printed_and_kept(pair, cli, monkeypatch, tmp_path):
     common = ["costs", "--model", pair / "target", "--prefixes", "32,64", "--seconds", 0.1, "--out", tmp_path / "costs"]
-    code, out, _ = run(capsys, monkeypatch, *common, "--drafter", pair / "head")
+    code, out, _ = cli(*common, "--drafter", pair / "head")
     shown = [line.split(", ms")[0] for line in out.splitlines() if ", ms" in line]
     found = Costs.load(tmp_path / "costs")
     assert code == 0 and shown == ["passes", "levels", "feeds", "host"] and sorted(found.passes) == [32, 64]
@@ -338,22 +336,22 @@ def test_costs_are_measured_here_printed_and_kept(pair, capsys, monkeypatch, tmp
     # The file has more digits than the table, and was rounded by itself.
     assert float(passes[-1]) == pytest.approx(1e3 * max(found.passes[64].items())[1], abs=0.006) and found.host > 0
     assert_before_loading(monkeypatch)
-    assert "exists already" in run(capsys, monkeypatch, *common)[2]
-    assert "--prefixes is [0]" in run(capsys, monkeypatch, "costs", "--prefixes", 0)[2]
+    assert "exists already" in cli(*common)[2]
+    assert "--prefixes is [0]" in cli("costs", "--prefixes", 0)[2]
 
 
-def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, capsys, monkeypatch, tmp_path):
+def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, cli, monkeypatch, tmp_path):
     common = ["--model", pair / "target", "--drafter", pair / "head", "--prompts", pair / "prompt.txt"]
     assert_before_loading(monkeypatch)
-    code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path)
+    code, _, err = cli("calibrate", *common, "--out", tmp_path)
     assert code == 2 and "exists already" in err
-    code, _, err = run(capsys, monkeypatch, "calibrate", *common, "--out", tmp_path / "no" / "file")
+    code, _, err = cli("calibrate", *common, "--out", tmp_path / "no" / "file")
     assert code == 2 and "is no folder that you can write to" in err
     monkeypatch.undo()
     import longgraft.eval.checks.losslessness as module
 
     monkeypatch.setattr(module, "check", lambda *_: {"level": "none", "dtype": "float32", "rows": [], "temperature": 0})
-    code, out, _ = run(capsys, monkeypatch, "verify", *common, "--max-prompt-tokens", 40)
+    code, out, _ = cli("verify", *common, "--max-prompt-tokens", 40)
     assert code == 1 and "level: none" in out
 
 
@@ -373,23 +371,23 @@ def otherwise(verifier):
      " 1 on (lossy: it promises nothing)"),
     ("lossy", False, 0, "level: lossy (it promises nothing; 0 of 1 diverge)",
      "identical answers (lossy: it promises nothing)")])
-def test_a_method_is_verified_and_compared_by_what_it_promises(pair, capsys, monkeypatch, promise, sampled, code, level,
+def test_a_method_is_verified_and_compared_by_what_it_promises(pair, cli, monkeypatch, promise, sampled, code, level,
                                                                compared):
     monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise,
                                                 verifies=lambda parts: otherwise))
     draw = ["--method", "odd", "--temperature", int(sampled)]
-    verified = run(capsys, monkeypatch, "verify", "--model", pair / "target", "--prompts", pair / "prompt.txt",
+    verified = cli("verify", "--model", pair / "target", "--prompts", pair / "prompt.txt",
                    "--max-prompt-tokens", 40, "--max-new-tokens", 12, *draw)
     assert (verified[0], level in verified[1]) == (code, True), verified[1]
     said = {"exact": "", "distribution": ", keeps the target's law where it samples",
             "lossy": ", LOSSY: need not say what the target would"}[promise]
-    asked = run(capsys, monkeypatch, *ask(pair, *draw, "--compare"))
+    asked = cli(*ask(pair, *draw, "--compare"))
     assert asked[0] == 0 and f"method odd{said}, budget" in asked[2]
     assert asked[2].rstrip().partition("one run each); ")[2].removeprefix("answers differ from token") == compared
-    assert json.loads(run(capsys, monkeypatch, *ask(pair, *draw, "--json"))[1])["promise"] == promise
+    assert json.loads(cli(*ask(pair, *draw, "--json"))[1])["promise"] == promise
 
 
-def test_doctor_reads_no_weights_and_gives_a_verdict(pair, capsys, monkeypatch, tmp_path):
+def test_doctor_reads_no_weights_and_gives_a_verdict(pair, cli, monkeypatch, tmp_path):
     shutil.copytree(pair / "target", tmp_path / "target")
     (tmp_path / "target/model.safetensors").write_bytes(b"")
     shutil.copytree(pair / "head", tmp_path / "head")
@@ -397,23 +395,23 @@ def test_doctor_reads_no_weights_and_gives_a_verdict(pair, capsys, monkeypatch, 
     zeros = whole[:8 + int.from_bytes(whole[:8], "little")]
     (tmp_path / "head/model.safetensors").write_bytes(zeros + b"\xff" * (len(whole) - len(zeros)))     # all NaN
     common = ["doctor", "--model", tmp_path / "target", "--drafter", tmp_path / "head"]
-    code, out, _ = run(capsys, monkeypatch, *common, "--context", 300)
+    code, out, _ = cli(*common, "--context", 300)
     assert code == 0 and out.count(": fits") == 2 and ", a chunk of 300 0." in out and "peak of the process: " in out
-    code, out, _ = run(capsys, monkeypatch, *common, "--context", 600)
+    code, out, _ = cli(*common, "--context", 600)
     assert code == 1 and "512 positions are allowed" in out
     monkeypatch.setattr("longgraft.eval.checks.doctor.free_bytes", lambda device: 1000)
-    code, out, _ = run(capsys, monkeypatch, *common, "--context", 500)
+    code, out, _ = cli(*common, "--context", 500)
     assert code == 1 and "does not fit; not even its weights do" in out
-    assert run(capsys, monkeypatch, *common, "--device", "nonsense")[0] == 2
+    assert cli(*common, "--device", "nonsense")[0] == 2
 
 
-def test_doctor_counts_no_memory_that_making_a_model_left(pair, capsys, monkeypatch):
+def test_doctor_counts_no_memory_that_making_a_model_left(pair, cli, monkeypatch):
     from longgraft.eval.checks import doctor
 
     held, place_of = [2 ** 20], doctor.place_of
     monkeypatch.setattr(doctor, "resident", lambda: held[-1])
     monkeypatch.setattr(doctor, "place_of", lambda *given: held.append(2 ** 40) or place_of(*given))
-    assert ", 1.0 of them its programs" in run(capsys, monkeypatch, "doctor", "--model", pair / "target")[1]
+    assert ", 1.0 of them its programs" in cli("doctor", "--model", pair / "target")[1]
 
 
 def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
@@ -428,8 +426,8 @@ def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
         used - 1, used, int(used / 0.9) + 1)] == ["does not fit", "tight", "fits"]
 
 
-def test_methods_and_heads_are_listed(capsys, monkeypatch):
-    listed, rows = run(capsys, monkeypatch, "methods")[1], [*METHODS.values()]
+def test_methods_and_heads_are_listed(cli):
+    listed, rows = cli("methods")[1], [*METHODS.values()]
     groups = listed.split("\n\n")[1:]
     assert [len(group.splitlines()) - 1 for group in groups] == [len(part.METHODS) for part in PARTS if part.METHODS]
     lines = [line for group in groups for line in group.splitlines()[1:]]
@@ -438,23 +436,23 @@ def test_methods_and_heads_are_listed(capsys, monkeypatch):
         assert all(said in line for said in (*(f"+{one.name}" for one in method.own),
                                              *(need.switch for need in method.needs))), line
         assert method.promise == "exact" or method.promise in line
-    described = run(capsys, monkeypatch, "methods", "graft-x", "pld")[1]
+    described = cli("methods", "graft-x", "pld")[1]
     assert "needs an EAGLE-3 drafter (--drafter PATH); budget 60; exact" in described and "pld  " in described
     assert "retrieval" not in described
-    assert "YARN-64K" in run(capsys, monkeypatch, "heads")[1]
-    assert "52 = 8 + 10 + 8 + 6 + 5 + 4 + 4 + 4 + 3" in run(capsys, monkeypatch, "templates")[1]
-    assert "THUDM/LongBench" in run(capsys, monkeypatch, "suites")[1]
+    assert "YARN-64K" in cli("heads")[1]
+    assert "52 = 8 + 10 + 8 + 6 + 5 + 4 + 4 + 4 + 3" in cli("templates")[1]
+    assert "THUDM/LongBench" in cli("suites")[1]
 
 
-def test_the_commands_bound_how_long_threads_spin_unless_the_user_chose(capsys, monkeypatch):
+def test_the_commands_bound_how_long_threads_spin_unless_the_user_chose(cli, monkeypatch):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "kept")        # restored afterwards, whatever the command sets
         monkeypatch.delenv(name)
-    assert run(capsys, monkeypatch, "--version")[0] == 0 and int(os.environ["GOMP_SPINCOUNT"]) < 300_000
+    assert cli("--version")[0] == 0 and int(os.environ["GOMP_SPINCOUNT"]) < 300_000
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    run(capsys, monkeypatch, "--version")
+    cli("--version")
     assert os.environ["GOMP_SPINCOUNT"] == "7"
     monkeypatch.delenv("GOMP_SPINCOUNT")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    run(capsys, monkeypatch, "--version")
+    cli("--version")
     assert "GOMP_SPINCOUNT" not in os.environ
