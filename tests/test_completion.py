@@ -84,21 +84,22 @@ def test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step(repo):
     assert found.reused == 0 and found.seconds["first"] <= found.seconds["total"]
 
 
-@pytest.mark.parametrize(("more", "text", "ended"), [
-    ({"until": "line"}, "return area(side)", "line"),
-    ({"until": "stop"}, "return area(side)\n\n\ndef other():\n", "length"),
-    ({"until": "stop", "stop": "area"}, "return ", "stop"),
-    ({"max_new_tokens": 14}, "return are", "length"),
-    ({"until": "line", "column": 1}, "    return area(side)", "line"),
-    ({"until": "line", "column": 3}, "  return area(side)", "line")])
-def test_it_ends_where_it_is_to(repo, more, text, ended):
-    found = said(repo, "    return area(side)\n\n\ndef other():\n", **more)
+OTHER = "    return area(side)\n\n\ndef other():\n"
+
+
+@pytest.mark.parametrize(("says", "more", "text", "ended"), [
+    (OTHER, {"until": "line"}, "return area(side)", "line"), (OTHER, {"until": "stop"}, OTHER[4:], "length"),
+    (OTHER, {"until": "stop", "stop": "area"}, "return ", "stop"),
+    (OTHER, {"max_new_tokens": 14}, "return are", "length"),
+    (OTHER, {"until": "line", "column": 1}, "    return area(side)", "line"),
+    (OTHER, {"until": "line", "column": 3}, "  return area(side)", "line"),
+    ("  x = 1\ny\n", {}, "x = 1", "block"), ("        x = 1\ny\n", {}, "    x = 1", "block")])   # other blanks
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_it_ends_where_it_is_to(repo, says, more, text, ended, line_end):
+    (repo / "main.py").write_bytes((MAIN + REST).replace("\n", line_end).encode())
+    found = said(repo, says, **more)
     assert (found.text, found.ended) == (text, ended)
-
-
-def test_blanks_that_the_model_does_not_say_are_not_missed(repo):
-    assert said(repo, "  x = 1\ny\n").text == "x = 1"
-    assert said(repo, "        x = 1\ny\n").text == "    x = 1"
+    assert "\r" not in toy()[1].decode(found.prompt.ids)
 
 
 def test_the_models_own_tokens_are_used(repo):
@@ -183,12 +184,6 @@ def test_a_session_is_given_up_with_what_was_kept_for_it(repo):
     del session
     gc.collect()
     assert gone() is None
-
-
-def test_line_ends_of_another_system_are_read_as_ours(repo):
-    (repo / "main.py").write_bytes((MAIN + REST).replace("\n", "\r\n").encode())
-    found = said(repo, "    return 1\n\n\ndef")
-    assert b"\r" not in bytes(toy()[1].decode(found.prompt.ids), "utf-8") and found.text == "return 1"
 
 
 @pytest.mark.parametrize("name", ["circle.py", "~nobody-of-this-name/a.py", "a" * 300 + ".py", "a\0.py"])

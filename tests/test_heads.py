@@ -204,6 +204,7 @@ def test_a_config_that_contradicts_its_tensors_or_itself_is_refused(tmp_path, co
 
 @pytest.mark.parametrize("config, said", [
     ({"sliding_window": -4}, "sliding_window is -4"), ({"sliding_window": 4, "layer_types": 3}, "layer_types is 3"),
+    ({"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}, "several kinds"),
     ({"rope_theta": "many"}, "rope_theta is 'many'"), ({"rope_theta": 0.5}, "base is 0.5"),
     ({"num_hidden_layers": 3}, "says num_hidden_layers 3"), ({"hidden_size": 31}, "says hidden_size 31")])
 def test_the_layers_of_a_speculators_config_are_checked_too(tmp_path, config, said):
@@ -365,12 +366,3 @@ def test_an_export_never_overwrites(tmp_path):
     for out in ("new/deep", "empty"):
         export(tmp_path / "head", tmp_path / out, str(tmp_path / "target"), "speculators")
         assert load_head(tmp_path / out, TARGET).config.layout == "speculators"
-
-
-def test_windows_of_some_layers_only_are_refused(tmp_path):
-    save_speculators(network(True, window=512, layers=2), tmp_path, "x/y")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["transformer_layer_config"]["layer_types"][1] = "full_attention"
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="several kinds"):
-        load_head(tmp_path, TARGET)
