@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from longgraft.eval.prompts.buckets import WHOLE, whole
 from longgraft.eval.prompts.suites import Example, load_suite
@@ -26,13 +25,9 @@ from longgraft.eval.runs.sweep import lines_of_plan, sweep
 from longgraft.eval.runs.workers import Processes
 from longgraft.methods.find import METHODS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
 LONE = {"_id": "lone", "turns": ["def add(a, b):"]}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

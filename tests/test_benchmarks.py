@@ -34,15 +34,11 @@ from longgraft.target_model.weights import read_config
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.layouts import TargetShape
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 H200 = Machine(torch.device("cuda"), torch.bfloat16, copy=4.3e12, products=790e12, latency=5e-6)
 QUICK = ["--toy", "--prefix", "16", "--patience", "0", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def unbuilt(name: str) -> SimpleNamespace:
