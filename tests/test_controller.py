@@ -25,8 +25,9 @@ CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 
 
 def priced(sixty: float, level: float = 0.02) -> LiveCosts:
-    """A machine where a pass of 60 rows costs so many plain ones, and a draft level this share of one."""
-    costs = replace(TOY_COSTS, passes={0: {1: 1.0, 60: sixty}}, levels={0: {1: level, 10: level}})
+    """A machine where a pass of 60 rows costs so many plain ones, and a draft level or fed token this share."""
+    costs = replace(TOY_COSTS, passes={0: {1: 1.0, 60: sixty}}, levels={0: {1: level, 10: level}},
+                    feeds={0: {1: level, 64: 5 * level}})
     return LiveCosts(costs, frozen=True)
 
 
