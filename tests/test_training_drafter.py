@@ -16,13 +16,7 @@ from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.training.corpus import (
-    EncodedCorpus,
-    encode_corpus,
-    mixed_documents,
-    split_coded,
-    train_tokenizer,
-)
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded, train_tokenizer
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.drafter import (
     DrafterRecipe,
@@ -41,6 +35,7 @@ from longgraft.yarn_drafters.training.objective import (
     training_time_test,
 )
 from longgraft.yarn_drafters.training.recipe import Stage
+from longgraft.yarn_drafters.training.streams import mixed_documents
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,13 +16,14 @@ import torch
 from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, TARGET, drafter_trainer, files_of_a_toy_run
 
 from longgraft.cli import train as commands
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, encode_corpus, train_tokenizer
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, train_tokenizer
 from longgraft.yarn_drafters.training.distributed import sole_trainer
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.drafter import DrafterRecipe, train_drafter
 from longgraft.yarn_drafters.training.fresh import head_shape
 from longgraft.yarn_drafters.training.packages import main as collect_packages
 from longgraft.yarn_drafters.training.recipe import Stage
+from longgraft.yarn_drafters.training.streams import TokenStream
 from longgraft.yarn_drafters.training.target import train_target
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,17 +13,12 @@ import pytest
 import torch
 from toys.training import TARGET
 
-from longgraft.yarn_drafters.training.corpus import (
-    TokenStream,
-    encode_corpus,
-    grouped_documents,
-    mixed_documents,
-    train_tokenizer,
-)
+from longgraft.yarn_drafters.training.corpus import encode_corpus, train_tokenizer
 from longgraft.yarn_drafters.training.documents import PROSE
 from longgraft.yarn_drafters.training.loop import skipped_positions
 from longgraft.yarn_drafters.training.recipe import Stage
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
+from longgraft.yarn_drafters.training.streams import TokenStream, grouped_documents, mixed_documents
 from longgraft.yarn_drafters.training.target import (
     TargetRecipe,
     TargetTrainer,

@@ -27,11 +27,12 @@ from longgraft.yarn_drafters.dflash_files import dflash_config, load_blocks, sav
 from longgraft.yarn_drafters.layouts import Layers, TargetShape
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.block_objective import block_states, compared
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.frozen import Frozen, as_decoded, check_logits, observed, replayed
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, mean, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Schedule, Size, Tokens, Whole
+from longgraft.yarn_drafters.training.streams import held_out_rows
 
 LOGGED = (1, 2, 3, 5, 8, 15)    # slots whose agreement is logged
 

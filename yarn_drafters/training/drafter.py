@@ -25,7 +25,7 @@ from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.features import FeatureStore
 from longgraft.yarn_drafters.training.fresh import build_network
@@ -33,6 +33,7 @@ from longgraft.yarn_drafters.training.frozen import Frozen, check_logits, observ
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.objective import BLOCK, Seen, training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
+from longgraft.yarn_drafters.training.streams import held_out_rows
 
 
 class DrafterTrainer(Trainer):

@@ -26,11 +26,12 @@ from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.frozen import Frozen, as_decoded, replayed
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Schedule, Size, Stage, Tokens, Whole
+from longgraft.yarn_drafters.training.streams import held_out_rows
 
 BLOCK = 1024        # tokens whose [block, V] logits exist at once
 DEPTH = 5           # largest gap that is trained: levels of the official tree

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from longgraft.config.file_errors import reason
 from longgraft.config.options import check, checked
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, TokenStream, grouped_documents, mixed_documents
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
+from longgraft.yarn_drafters.training.streams import TokenStream, grouped_documents, mixed_documents
 
 Figures = dict[str, float | list[float]]
 

@@ -19,11 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from longgraft.config.options import Count, Option
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.medusa import FOLDER, MedusaConfig, MedusaHeads, load_medusa, save_medusa
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus, held_out_rows
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import ALONE, World
 from longgraft.yarn_drafters.training.frozen import Frozen
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import Rate, Recipe, Schedule, Stage
+from longgraft.yarn_drafters.training.streams import held_out_rows
 from longgraft.yarn_drafters.training.target import hidden_of
 
 DECAY = 0.8         # head i has weight 0.8^i (Medusa, section 2.2.1)

@@ -17,8 +17,8 @@ from longgraft.config.option_files import read_table
 from longgraft.config.options import Count, Option, Positive, Share, check, named, options
 from longgraft.yarn_drafters.layouts import Layers
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.training.corpus import TokenStream
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
+from longgraft.yarn_drafters.training.streams import TokenStream
 
 SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that can be given by name
 Tokens = Annotated[int, Option(low=1, high=10 ** 15)]

@@ -26,7 +26,6 @@ from longgraft.target_model.weights import read_config, read_model, read_tokeniz
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,
-    held_out_rows,
     read_documents,
     split_coded,
     token_bytes,
@@ -35,6 +34,7 @@ from longgraft.yarn_drafters.training.corpus import (
 from longgraft.yarn_drafters.training.distributed import ALONE, World, sole_trainer
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Size, Stage
+from longgraft.yarn_drafters.training.streams import held_out_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM

@@ -1,0 +1,135 @@
+"""The order in which training reads a corpus: documents shuffled or grouped, endless deterministic token streams.
+
+Knows encoded documents; knows no text, no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from longgraft.yarn_drafters.training.corpus import EncodedCorpus
+from longgraft.yarn_drafters.training.documents import PROSE, Document
+
+
+def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[str, np.ndarray]:
+    """A fixed sample per kind, [r, length + 1] coded: `rows` of code, half as many of prose and of other text."""
+    kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE,
+             "text": lambda t: not t.startswith("code") and t not in PROSE}
+    sample = {}
+    for kind, known in kinds.items():
+        chosen = [d for d, t in enumerate(corpus.types) if known(t)]
+        if chosen and rows:
+            def order(_: EncodedCorpus, rng: np.random.Generator, chosen: list[int] = chosen) -> np.ndarray:
+                return rng.permutation(chosen)
+
+            count = rows if kind == "code" else math.ceil(rows / 2)
+            sample[kind] = TokenStream(corpus, 0, order).rows(0, count, length)
+    return sample
+
+
+def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
+                    prose_share: float | None) -> np.ndarray:
+    """Shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: all)."""
+    order = rng.permutation(len(corpus.types))
+    prose = np.array([corpus.types[d] in PROSE for d in order])
+    lengths = corpus.lengths()[order]
+    if prose.all() or prose_share is None:
+        return order
+    room = lengths[~prose].sum() * prose_share / max(1e-9, 1.0 - prose_share)
+    return order[~prose | (np.cumsum(np.where(prose, lengths, 0)) <= room)]
+
+
+def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float | None,
+                      run: int = 32768) -> np.ndarray:
+    """The mixed documents in shuffled runs of about `run` tokens of one repository, by path.
+
+    Distant text is only worth copying if it is related to the text at hand.
+    """
+    chosen = sorted(mixed_documents(corpus, rng, prose_share), key=lambda d: corpus.sources[d])
+    runs: list[list[int]] = []
+    lengths, group, size = corpus.lengths(), None, 0
+    for document in chosen:
+        here = Document("", "", corpus.sources[document]).group
+        if here != group or size >= run:
+            runs.append([])
+            group, size = here, 0
+        runs[-1].append(document)
+        size += lengths[document]
+    return np.concatenate([runs[i] for i in rng.permutation(len(runs))])
+
+
+class TokenStream:
+    """An endless token sequence: epochs, each an order of documents drawn from (seed, epoch).
+
+    Reading depends on the position alone, so that resuming needs only a position.
+    shuffled: the rows of a window come in random order, so that a batch does not consist of one long document;
+    repeated: tokens of an epoch, of which each then is the first one again, so that its rows repeat.
+    """
+
+    window = 2 ** 20        # tokens within which rows are shuffled: some 250 files
+
+    def __init__(self, corpus: EncodedCorpus, seed: int,
+                 order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
+                 shuffled: bool = False, repeated: int | None = None) -> None:
+        self._corpus, self._seed, self._order, self._shuffled = corpus, seed, order, shuffled
+        self._repeated, self.window = repeated, repeated or TokenStream.window
+        self._bounds = [0]                  # the stream position at which each epoch begins
+        self._held: dict[int, np.ndarray] = {}
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """[count] int64, coded: the tokens at positions start .. start + count - 1."""
+        parts = []
+        while count > 0:
+            epoch = self._epoch_at(start)
+            part = self._tokens(epoch)[start - self._bounds[epoch]:][:count]
+            parts.append(part)
+            start, count = start + len(part), count - len(part)
+        return np.concatenate(parts).astype(np.int64)
+
+    def rows(self, start: int, rows: int, length: int) -> np.ndarray:
+        """[rows, length + 1] int64, coded: the rows at stream position `start`, each with the token after it.
+
+        Neighbouring rows share one token: in an epoch each token is an input once and a target once.
+        `start` is a multiple of `length`.
+        """
+        if start % length or self.window % length:
+            raise ValueError(f"Rows of {length:,} tokens must divide {self.window:,}, begin at a "
+                             f"multiple; got {start:,}. Use `aligned` when the length changes.")
+        return np.stack([self.read(self._place(turn, length) * length, length + 1)
+                         for turn in range(start // length, start // length + rows)])
+
+    def size(self) -> int:
+        """Tokens of the first epoch."""
+        return int(self._corpus.lengths()[self._order(self._corpus, np.random.default_rng([self._seed, 0]))].sum())
+
+    def aligned(self, start: int) -> int:
+        """The first position from `start` on where rows of any length may begin."""
+        return -(-start // self.window) * self.window
+
+    def _place(self, turn: int, length: int) -> int:
+        """The index in the text of the row that is read at this turn."""
+        if not self._shuffled:
+            return turn
+        per_window = self.window // length
+        window, inside = divmod(turn, per_window)
+        rng = np.random.default_rng([self._seed, window, length])
+        return window * per_window + int(rng.permutation(per_window)[inside])
+
+    def _epoch_at(self, position: int) -> int:
+        while self._bounds[-1] <= position:
+            self._bounds.append(self._bounds[-1] + len(self._tokens(len(self._bounds) - 1)))
+        return int(np.searchsorted(self._bounds, position, side="right")) - 1
+
+    def _tokens(self, epoch: int) -> np.ndarray:
+        if epoch not in self._held:
+            rng = np.random.default_rng([self._seed, epoch if self._repeated is None else 0])
+            # A window may span two epochs, so two are kept.
+            kept = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
+            order = self._order(self._corpus, rng)
+            if not self._corpus.lengths()[order].sum():     # no number of epochs would fill a row
+                raise ValueError("The files hold no tokens to read, or prose_share leaves none. Give other text.")
+            self._held = kept | {epoch: self._corpus.gather(order)[:self._repeated]}
+        return self._held[epoch]
