@@ -26,7 +26,7 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
-from longgraft.yarn_drafters.training.longspec import LongSpecTrainer, banded, behind, fresh_network
+from longgraft.yarn_drafters.training.longspec import LongSpecTrainer, banded, behind
 
 WINDOW = 12
 
@@ -221,7 +221,8 @@ def test_a_config_that_contradicts_the_tensors_or_the_target_is_refused_by_name(
 
 def test_training_teaches_what_the_target_says(tmp_path):
     target, corpus = toy_target("qwen3"), counting()
-    trainer = LongSpecTrainer(RECIPE, target, fresh_network(RECIPE, target), corpus, tmp_path, corpus)
+    network = LongSpecTrainer.fresh(RECIPE, target, corpus)
+    trainer = LongSpecTrainer(RECIPE, target, network, corpus, tmp_path, corpus)
     before = trainer.measure()
     for _ in range(32):
         trainer.step()
@@ -232,7 +233,7 @@ def test_training_teaches_what_the_target_says(tmp_path):
 
 def test_the_loss_and_its_gradient_are_the_cross_entropy_s(tmp_path):
     target = toy_target("qwen3")
-    trainer = LongSpecTrainer(RECIPE, target, fresh_network(RECIPE, target), counting(), tmp_path)
+    trainer = LongSpecTrainer(RECIPE, target, LongSpecTrainer.fresh(RECIPE, target, counting()), counting(), tmp_path)
     torch.manual_seed(0)
     states, wanted = torch.randn(1500, 32, requires_grad=True), torch.randn(1500, 32)      # two blocks
     loss, agreement = trainer._nats(states, wanted)
@@ -250,7 +251,7 @@ def test_rows_with_jumps_are_learnt_where_decoding_would_stand(tmp_path):
     """What a row teaches of a gap is what the taught network says at those positions: a shift of all of them changes
     nothing."""
     target = toy_target("qwen3")
-    trainer = LongSpecTrainer(RECIPE, target, fresh_network(RECIPE, target), counting(), tmp_path)
+    trainer = LongSpecTrainer(RECIPE, target, LongSpecTrainer.fresh(RECIPE, target, counting()), counting(), tmp_path)
     rows, at = torch.tensor([toy_prompt(41)]), torch.arange(40)[None]
     here, there = (float(trainer._losses(rows, positions, [[2]])[0][0].detach()) for positions in (at, at + 300))
     assert here == pytest.approx(there, rel=1e-3)

@@ -12,21 +12,15 @@ from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, counting
 
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.training.blocks import BlockTrainer
-from longgraft.yarn_drafters.training.blocks import fresh_network as fresh_blocks
 from longgraft.yarn_drafters.training.drafter import DrafterTrainer
-from longgraft.yarn_drafters.training.fresh import build_network
 from longgraft.yarn_drafters.training.frozen import as_decoded
 from longgraft.yarn_drafters.training.longspec import LongSpecTrainer
-from longgraft.yarn_drafters.training.longspec import fresh_network as fresh_longspec
-from longgraft.yarn_drafters.training.medusa import MedusaTrainer, build_heads
+from longgraft.yarn_drafters.training.medusa import MedusaTrainer
 
-TRAINERS = {     # recipe, trainer, and what it trains
-    "drafter": (DRAFTER, DrafterTrainer, lambda *of: build_network(*of, [0])),
-    "medusa": (MEDUSA, MedusaTrainer, lambda recipe, target, _: build_heads(recipe, target)),
-    "untied": (dataclasses.replace(MEDUSA, tied=False), MedusaTrainer,
-               lambda recipe, target, _: build_heads(recipe, target)),
-    "dflash": (BLOCKS, BlockTrainer, fresh_blocks),
-    "longspec": (LONGSPEC, LongSpecTrainer, lambda recipe, target, _: fresh_longspec(recipe, target)),
+TRAINERS = {
+    "drafter": (DRAFTER, DrafterTrainer), "medusa": (MEDUSA, MedusaTrainer),
+    "untied": (dataclasses.replace(MEDUSA, tied=False), MedusaTrainer),
+    "dflash": (BLOCKS, BlockTrainer), "longspec": (LONGSPEC, LongSpecTrainer),
 }
 
 
@@ -42,26 +36,25 @@ def losses_of(figures: dict) -> list[float]:
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_path):
     """To what bfloat16 tells."""
-    recipe, trainer, made = TRAINERS[name]
-    short = dict(valid_rows=1, valid_length=32)
-    if hasattr(recipe, "mat_prompts"):
-        short |= dict(mat_prompts=1, mat_tokens=4)
-    recipe, corpus, found = dataclasses.replace(recipe, bf16=bf16, **short), counting(), []
+    recipe, trainer = TRAINERS[name]
+    recipe = dataclasses.replace(recipe, bf16=bf16, valid_rows=1, valid_length=32, mat_prompts=1, mat_tokens=4)
+    corpus, found = counting(), []
     for target in (toy_target("qwen3"), halved()):
-        run = trainer(recipe, target, made(recipe, target, corpus), corpus, tmp_path, corpus)
+        run = trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path, corpus)
         figures = run.step()
         measured = run.measure()
         assert all(p.dtype == torch.float32 for p in run.module.parameters() if p.requires_grad)
-        assert ("code_mat" in measured) == hasattr(recipe, "mat_prompts")
+        assert "code_mat" in measured
         found.append(torch.tensor(losses_of(figures)))
     torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(name, tmp_path):
-    recipe, trainer, made = TRAINERS[name]
+    recipe, trainer = TRAINERS[name]
     target, corpus, losses = toy_target("qwen3"), counting(), []
-    whole, resumed = (trainer(recipe, target, made(recipe, target, corpus), corpus, tmp_path) for _ in range(2))
+    whole, resumed = (trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path)
+                      for _ in range(2))
     for step in range(4):
         if step == 2:
             whole.save()
@@ -71,7 +64,7 @@ def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(name, tmp_pa
 
 def test_what_is_measured_borrows_the_targets_own_layers_and_leaves_the_trained_network_alone():
     target = halved()
-    network = fresh_blocks(BLOCKS, target, counting())
+    network = BlockTrainer.fresh(BLOCKS, target, counting())
     network.share(target.model.get_input_embeddings(), target.head)
     made = as_decoded(network, target)
     assert made.__dict__["_shared"][1] is target.head

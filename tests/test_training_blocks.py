@@ -20,7 +20,7 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.yarn_drafters.dflash_files import load_blocks
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.training.block_objective import _BlockFlash, block_attention, block_states, compared
-from longgraft.yarn_drafters.training.blocks import BlockTrainer, fresh_network, train_blocks
+from longgraft.yarn_drafters.training.blocks import BlockTrainer
 from longgraft.yarn_drafters.training.frozen import observed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def trainer(given, out, recipe=BLOCKS) -> BlockTrainer:
     target = toy_target("qwen3")
-    return BlockTrainer(recipe, target, fresh_network(recipe, target, given), given, out)
+    return BlockTrainer(recipe, target, BlockTrainer.fresh(recipe, target, given), given, out)
 
 
 @pytest.mark.parametrize("anchor", [1, 7, 40])
@@ -108,8 +108,8 @@ def test_tokens_that_are_context_only_are_not_learnt(corpus, tmp_path):
 def test_a_run_is_resumed_measured_and_written_as_dflash_s_files(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
     recipe = dataclasses.replace(BLOCKS, total_tokens=512, mat_prompts=1, mat_tokens=4, valid_rows=2)
-    train_blocks(dataclasses.replace(recipe, total_tokens=256), target, [text], [text], tmp_path / "out")
-    made = train_blocks(recipe, target, [text], [text], tmp_path / "out")
+    BlockTrainer.train(dataclasses.replace(recipe, total_tokens=256), target, [text], [text], tmp_path / "out")
+    made = BlockTrainer.train(recipe, target, [text], [text], tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines if "event" in line] == ["started", "finished", "resumed", "finished"]
     last = lines[-1]
@@ -120,7 +120,7 @@ def test_a_run_is_resumed_measured_and_written_as_dflash_s_files(tmp_path):
 
 
 def test_what_cannot_be_trained_is_said(corpus, tmp_path):
-    with pytest.raises(ValueError, match="no room for blocks of 32"):
+    with pytest.raises(ValueError, match="where block takes 32"):
         dataclasses.replace(BLOCKS, block=32)
     for changed, said in ((dict(feature_layers=(1, 1)), "different numbers"), (dict(mask_token=VOCAB), "mask_token")):
         with pytest.raises(ValueError, match=said):

@@ -22,7 +22,6 @@ from longgraft.yarn_drafters.training.drafter import (
     DrafterRecipe,
     DrafterTrainer,
     extension_recipe,
-    train_drafter,
 )
 from longgraft.yarn_drafters.training.fresh import build_network, draft_vocabulary
 from longgraft.yarn_drafters.training.objective import (
@@ -275,14 +274,14 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
     short = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=200, rope=Rope(), max_positions=64,
                                 stages=(Stage(32),))
-    head = train_drafter(short, target, [text], [], tmp_path / "short")
+    head = DrafterTrainer.train(short, target, [text], [], tmp_path / "short")
     shape = TargetShape(4, 32, 300)
     with pytest.raises(ValueError, match="already reaches 64"):
         extension_recipe(head, shape, 64)
     recipe = extension_recipe(head, shape, 512, stages=(Stage(64, skip=0.5),), total_tokens=256, tokens_per_step=128,
                               bf16=False)
     assert recipe.muon_lr == 2e-5 and recipe.ttt_steps == 4
-    longer = load_head(train_drafter(recipe, target, [text], [], tmp_path / "long", start=head), shape)
+    longer = load_head(DrafterTrainer.train(recipe, target, [text], [], tmp_path / "long"), shape)
     assert longer.config.rope == Rope(kind="yarn", factor=8.0, original=64) and longer.config.max_positions == 512
     before, after = load_head(head, shape).state_dict(), longer.state_dict()
     assert all(torch.allclose(before[n], after[n], atol=1e-2) for n in before)
@@ -350,7 +349,7 @@ def test_a_head_that_could_not_be_written_is_refused_before_training(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
     wrong = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=200, rope=Rope(base=5e5))
     with pytest.raises(ValueError, match="readers take base 10000"):
-        train_drafter(wrong, target, [text], [], tmp_path / "out")
+        DrafterTrainer.train(wrong, target, [text], [], tmp_path / "out")
     assert not (tmp_path / "out" / "log.jsonl").exists()
 
 
@@ -372,7 +371,7 @@ def two_processes(rank: int, out: str, port: int) -> None:
     torch.set_num_threads(1)
     folder = Path(out)
     recipe = dataclasses.replace(DRAFTER, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),))
-    train_drafter(recipe, folder / "target", [folder / "text.jsonl"], [], folder / "two")
+    DrafterTrainer.train(recipe, folder / "target", [folder / "text.jsonl"], [], folder / "two")
 
 
 def test_two_processes_learn_what_one_does(tmp_path):
@@ -385,7 +384,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
     torch.multiprocessing.spawn(two_processes, (str(tmp_path), port), nprocs=2)
     recipe = dataclasses.replace(DRAFTER, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),),
                                  micro_tokens=64)
-    train_drafter(recipe, tmp_path / "target", [tmp_path / "text.jsonl"], [], tmp_path / "one")
+    DrafterTrainer.train(recipe, tmp_path / "target", [tmp_path / "text.jsonl"], [], tmp_path / "one")
     one, two = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two"))
     assert one["state"]["tokens"] == two["state"]["tokens"] == 512
     for name in one["module"]:

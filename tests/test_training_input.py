@@ -19,7 +19,7 @@ from longgraft.cli import train as commands
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, train_tokenizer
 from longgraft.yarn_drafters.training.distributed import sole_trainer
 from longgraft.yarn_drafters.training.documents import read_documents
-from longgraft.yarn_drafters.training.drafter import DrafterRecipe, train_drafter
+from longgraft.yarn_drafters.training.drafter import DrafterRecipe, DrafterTrainer
 from longgraft.yarn_drafters.training.fresh import head_shape
 from longgraft.yarn_drafters.training.packages import main as collect_packages
 from longgraft.yarn_drafters.training.recipe import Stage
@@ -43,7 +43,7 @@ OF_A_DRAFTER = [
     ({"max_positions": 32}, "max_positions is 32. Raise"),
     ({"schedule": "linear"}, "schedule is 'linear'; it must be wsd or cosine"), ({"schedule": 1}, "schedule is 1"),
     ({"device": 0}, "device is 0; it must be text"), ({"bf16": "no"}, "bf16 is 'no'; it must be true or false"),
-    ({"ttt_steps": 16}, "Rows of 16 tokens leave nothing to predict after 16"),
+    ({"ttt_steps": 16}, "Rows of 16 tokens leave nothing to predict where ttt_steps takes 16"),
     ({"valid_length": 3}, "Rows of 3 tokens leave nothing"),
     ({"feature_layers": "a"}, "feature_layers is 'a'; it"), ({"feature_layers": [-1]}, r"feature_layers is \[-1\]"),
     ({"feature_layers": []}, "feature_layers is empty"),
@@ -186,7 +186,7 @@ def test_data_shorter_than_a_row_is_refused(tmp_path):
 def test_an_empty_validation_file_is_refused_before_the_first_step(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
     (tmp_path / "empty.jsonl").write_text("")
-    for train in (lambda out: train_drafter(DRAFTER, target, [text], [tmp_path / "empty.jsonl"], out),
+    for train in (lambda out: DrafterTrainer.train(DRAFTER, target, [text], [tmp_path / "empty.jsonl"], out),
                   lambda out: train_target(TARGET, [text], [tmp_path / "empty.jsonl"], out)):
         with pytest.raises(ValueError, match=r"empty\.jsonl: nothing to learn from"):
             train(tmp_path / "out")
@@ -200,7 +200,7 @@ def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp
     for out, said in [("file", "cannot be a run's folder"), ("file/in", "cannot be a run's folder"),
                       ("full", "holds files of something else than a training run, such as thesis.txt")]:
         with pytest.raises(ValueError, match=said):
-            train_drafter(DRAFTER, tmp_path / "no model", [], [], tmp_path / out)
+            DrafterTrainer.train(DRAFTER, tmp_path / "no model", [], [], tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "full", tmp_path / "full" / "thesis.txt"]
     for _ in range(2):      # its own folder is taken again
         with sole_trainer(tmp_path / "new"):
@@ -246,7 +246,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     text.write_text(json.dumps({"text": words}))
     train_tokenizer([words], 400).save_pretrained(target)
     with pytest.raises(ValueError, match=r"gives token \d+ in the training files, and the model has 300"):
-        train_drafter(DRAFTER, target, [text], [], tmp_path / "out")
+        DrafterTrainer.train(DRAFTER, target, [text], [], tmp_path / "out")
 
 
 @pytest.mark.parametrize("change, said", [
@@ -278,6 +278,7 @@ def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):
     ({"dtype": "int8"}, "dtype 'int8' is unknown"), ({"data": [Path("nowhere")]}, "nowhere does not exist"),
     ({"valid": [Path("nowhere")]}, "nowhere does not exist"), ({"recipe": Path("nowhere")}, "JSON file, or one of")])
 def test_options_of_a_training_are_refused_before_anything_is_made(options, said, tmp_path):
+    command = next(made.callback for made in commands.train.registered_commands if made.name == "drafter")
     with pytest.raises(ValueError, match=said):
-        commands.train_drafter(**{"data": [tmp_path], "out": tmp_path / "out", "model": str(tmp_path)} | options)
+        command(**{"data": [tmp_path], "out": tmp_path / "out", "model": str(tmp_path)} | options)
     assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from toys.training import MEDUSA, STAGES, files_of_a_toy_run
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.medusa import load_medusa
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokenizer
-from longgraft.yarn_drafters.training.medusa import MedusaTrainer, build_heads, train_medusa
+from longgraft.yarn_drafters.training.medusa import MedusaTrainer
 from longgraft.yarn_drafters.training.target import (
     TargetRecipe,
     TargetTrainer,
@@ -105,11 +105,11 @@ def test_a_tokenizer_that_does_not_fit_is_refused(teacher, tmp_path):
 
 def test_each_head_comes_to_say_what_the_target_says_further_on(cycle, tmp_path):
     target = toy_target("qwen3")
-    run = MedusaTrainer(MEDUSA, target, build_heads(MEDUSA, target), cycle, tmp_path)
+    run = MedusaTrainer(MEDUSA, target, MedusaTrainer.fresh(MEDUSA, target, cycle), cycle, tmp_path)
     rows, positions = torch.arange(1, 17).repeat(3)[None, :33], torch.arange(32)[None]
     said = teacher_logits(target, rows, positions)
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0]
-    before = run.heads.logits(hidden, target.logits)
+    before = run.network.logits(hidden, target.logits)
     torch.testing.assert_close(before[:, 0], said, atol=1e-4, rtol=1e-4)     # fresh ones say the next token again
     figures = [run.step() for _ in range(40)]
     for first, last in zip(figures[0]["losses"], figures[-1]["losses"], strict=True):
@@ -118,14 +118,14 @@ def test_each_head_comes_to_say_what_the_target_says_further_on(cycle, tmp_path)
 
 def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
     target = toy_target("qwen3")
-    run = MedusaTrainer(MEDUSA, target, build_heads(MEDUSA, target), cycle, tmp_path)
+    run = MedusaTrainer(MEDUSA, target, MedusaTrainer.fresh(MEDUSA, target, cycle), cycle, tmp_path)
     rows, positions = torch.arange(1, 34)[None], torch.arange(32)[None]
     asked = rows.clone()
     asked[:, :20] = ~asked[:, :20]
     whole = [run.objective(one, positions)[1]["losses"] for one in (rows, asked)]
     said = teacher_logits(target, rows, positions).softmax(-1)
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0].detach()
-    laws = run.heads.logits(hidden, target.logits).log_softmax(-1)
+    laws = run.network.logits(hidden, target.logits).log_softmax(-1)
     for head in (0, 2):
         nats = -(said[head + 1:] * laws[:-head - 1, head]).sum(-1).detach()
         assert whole[0][head] == pytest.approx(float(nats.mean()), abs=1e-4)
@@ -137,9 +137,9 @@ def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
 def test_training_leaves_heads_that_the_loader_takes(teacher, tmp_path, tied):
     target, text = teacher
     recipe = dataclasses.replace(MEDUSA, total_tokens=256, valid_rows=1, valid_length=32, tied=tied)
-    heads = load_medusa(train_medusa(recipe, target, [text], [text], tmp_path), 32, 300)
+    heads = load_medusa(MedusaTrainer.train(recipe, target, [text], [text], tmp_path), 32, 300)
     assert (heads.config.heads, heads.config.tied) == (3, tied)
     figures = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
     assert len(figures["code_agreements"]) == 3
-    with pytest.raises(ValueError, match="leave nothing to predict for 40 heads"):
+    with pytest.raises(ValueError, match="where heads takes 41"):
         dataclasses.replace(recipe, heads=40)

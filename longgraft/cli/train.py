@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -13,8 +13,6 @@ from longgraft.config.options import size
 
 MOST = 10 ** 15     # tokens: more than there are
 EMBEDDED = "embedded"
-
-Trained = Callable[[], tuple[Any, Any]]
 
 train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
                                                "The same command again resumes; several GPUs: torchrun --no-python.")
@@ -53,52 +51,24 @@ def train_target(
     print(run(made, _found(data), _found(valid or []), out, tokenizer, teacher))
 
 
-def _for_a_frozen_target(name: str, example: str = "chats.jsonl") -> Callable[[Trained], Callable[..., None]]:
-    """Make a command `train NAME` of what gives a recipe's type and what trains by it."""
-    def register(kind: Trained) -> Callable[..., None]:
-        def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
-                    tokens: Tokens = None, learning_rate: Rate = None, device: Device = None,
-                    dtype: Dtype = None) -> None:
-            recipes, run = kind()
-            made = recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
-            print(run(made, model or EMBEDDED, _found(data), _found(valid or []), out, dtype=_dtype(dtype, device)))
+def _distilling(name: str, module: str, trainer: str, help: str, example: str = "chats.jsonl") -> None:
+    """Make the command `train NAME` of a trainer, whose module is imported where it runs."""
+    def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
+                tokens: Tokens = None, learning_rate: Rate = None, device: Device = None, dtype: Dtype = None) -> None:
+        kind = getattr(import_module(f"longgraft.yarn_drafters.training.{module}"), trainer)
+        made = kind.recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
+        print(kind.train(made, model or EMBEDDED, _found(data), _found(valid or []), out, _dtype(dtype, device)))
 
-        train.command(name, help=kind.__doc__, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B "
-                                                      f"--data {example} --out run")(command)
-        return command
-    return register
+    train.command(name, help=help, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B --data {example} "
+                                          "--out run")(command)
 
 
-@_for_a_frozen_target("drafter")
-def train_drafter() -> tuple[Any, Any]:
-    """Train an EAGLE-3 drafter for any supported target, by training-time test."""
-    from longgraft.yarn_drafters.training import drafter
-
-    return drafter.DrafterRecipe, drafter.train_drafter
-
-
-@_for_a_frozen_target("medusa")
-def train_medusa() -> tuple[Any, Any]:
-    """Train Medusa heads for any supported target."""
-    from longgraft.yarn_drafters.training import medusa
-
-    return medusa.MedusaRecipe, medusa.train_medusa
-
-
-@_for_a_frozen_target("dflash")
-def train_dflash() -> tuple[Any, Any]:
-    """Train a DFlash block drafter for any supported target."""
-    from longgraft.yarn_drafters.training import blocks
-
-    return blocks.BlockRecipe, blocks.train_blocks
-
-
-@_for_a_frozen_target("longspec", "books.jsonl")
-def train_longspec() -> tuple[Any, Any]:
-    """Train a LongSpec drafter, which reads the target's own keys and values."""
-    from longgraft.yarn_drafters.training import longspec
-
-    return longspec.LongSpecRecipe, longspec.train_longspec
+_distilling("drafter", "drafter", "DrafterTrainer",
+            "Train an EAGLE-3 drafter for any supported target, by training-time test.")
+_distilling("medusa", "medusa", "MedusaTrainer", "Train Medusa heads for any supported target.")
+_distilling("dflash", "blocks", "BlockTrainer", "Train a DFlash block drafter for any supported target.")
+_distilling("longspec", "longspec", "LongSpecTrainer",
+            "Train a LongSpec drafter, which reads the target's own keys and values.", "books.jsonl")
 
 
 @train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head --to 64k "
@@ -115,8 +85,7 @@ def train_extend(
     from longgraft.models.places import place_of
     from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.layouts import TargetShape
-    from longgraft.yarn_drafters.training.drafter import extension_recipe
-    from longgraft.yarn_drafters.training.drafter import train_drafter as run
+    from longgraft.yarn_drafters.training.drafter import DrafterTrainer, extension_recipe
 
     kind, length = _dtype(dtype, device), _number(to)
     assert length is not None
@@ -125,7 +94,7 @@ def train_extend(
     shape, longest = TargetShape.of(config), _positions(config)
     made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
                             device=device, **_rates(learning_rate))
-    print(run(made, target.name, _found(data), _found(valid or []), out, start=drafter, dtype=kind))
+    print(DrafterTrainer.train(made, target.name, _found(data), _found(valid or []), out, kind))
 
 
 @train.command("regenerate", epilog="Example: longgraft train regenerate --model smollm2 --magpie --documents texts/ "

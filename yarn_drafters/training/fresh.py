@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longgraft.config.options import checked
 from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig, RMSNorm
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
 
@@ -41,10 +41,11 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
     if heads % kv_heads or head_dim % 2:
         raise ValueError(f"heads is {heads}, kv_heads {kv_heads} and head_dim {head_dim}. Set them in the recipe: the "
                          "first a multiple of the second, the last even.")
+    layers = feature_layers(recipe.feature_layers or _usual_layers(c.num_hidden_layers), target)
     return HeadConfig(
         hidden_size=hidden, target_hidden_size=hidden, intermediate_size=size("intermediate", "intermediate_size"),
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab_size=target.vocab_size,
-        draft_vocab_size=min(recipe.draft_vocab, target.vocab_size), feature_layers=_feature_layers(recipe, target),
+        draft_vocab_size=min(recipe.draft_vocab, target.vocab_size), feature_layers=layers,
         max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5))
 
 
@@ -66,7 +67,7 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
         network.fc.weight.mul_(0.2)
         network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
-        _copy_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
+        take_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
         if recipe.warm_start:
             _begin_as(network, target.layers[config.feature_layers[-1]], recipe.feature_pass)
     return network
@@ -86,11 +87,12 @@ def _begin_as(network: Eagle3Network, layer: nn.Module, scale: float) -> None:
             if part.shape == given.shape:
                 part.copy_(given * scale if name.endswith(("o_proj.weight", "down_proj.weight")) else given)
     modules = dict(layer.named_modules())
-    _copy_norm(first.hidden_norm, modules.get("input_layernorm"))
-    _copy_norm(first.post_attention_layernorm, modules.get("post_attention_layernorm"))
+    take_norm(first.hidden_norm, modules.get("input_layernorm"))
+    take_norm(first.post_attention_layernorm, modules.get("post_attention_layernorm"))
 
 
-def _copy_norm(own: RMSNorm, norm: nn.Module | None) -> None:
+@torch.no_grad()
+def take_norm(own: nn.Module, norm: nn.Module | None) -> None:
     """Take a target's norm.
 
     Of ones it is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
@@ -98,14 +100,18 @@ def _copy_norm(own: RMSNorm, norm: nn.Module | None) -> None:
     if norm is not None:
         like = next(norm.parameters())
         scale = norm(torch.ones_like(like)[None])[0]
-        own.weight.copy_(scale if scale.min() > 0 else torch.ones_like(scale))
+        own.get_parameter("weight").copy_(scale if scale.min() > 0 else torch.ones_like(scale))
 
 
-def _feature_layers(recipe: DrafterRecipe, target: Target) -> tuple[int, ...]:
+def feature_layers(layers: Sequence[int], target: Target) -> tuple[int, ...]:
+    """These layers; ValueError unless the target has each, and each is named once."""
     n = target.config.num_hidden_layers
-    usual = (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)     # EAGLE's; a shallow target needs distinct layers
-    layers = recipe.feature_layers or usual
     if len(set(layers)) < len(layers) or not all(0 <= layer < n for layer in layers):
-        raise ValueError(f"feature_layers is {layers}, and {target.name} has {n} layers. Set feature_layers in the "
-                         f"recipe to different numbers below {n}.")
-    return layers
+        raise ValueError(f"feature_layers is {tuple(layers)}, and {target.name} has {n} layers. Set feature_layers in "
+                         f"the recipe to different numbers below {n}.")
+    return tuple(layers)
+
+
+def _usual_layers(n: int) -> tuple[int, ...]:
+    """EAGLE's; a shallow target needs distinct layers."""
+    return (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)

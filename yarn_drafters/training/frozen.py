@@ -1,16 +1,18 @@
-"""Shared by the trainers of drafters: a frozen target, its encoded texts, and replay for measurements.
+"""Shared by the trainers of drafters: a frozen target, its encoded texts, the run, and replay for measurements.
 
-Knows targets, corpora and sessions; knows no drafter network and no objective.
+Knows targets, corpora, sessions and the loop; knows no drafter network and no objective.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +25,17 @@ from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
-from longgraft.yarn_drafters.training.distributed import World, sole_trainer
-from longgraft.yarn_drafters.training.recipe import Recipe
-
-Network = TypeVar("Network", bound=nn.Module)
+from longgraft.yarn_drafters.training.distributed import ALONE, World, sole_trainer
+from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
+from longgraft.yarn_drafters.training.recipe import DistilledRecipe, Recipe
+from longgraft.yarn_drafters.training.streams import held_out_rows
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A run's target and texts.  model: the target's transformers model; unseen: text for measurements, or None."""
+    """A run's target and texts.  unseen: text for measurements, or None."""
 
     world: World
-    model: Any
     target: Target
     corpus: EncodedCorpus
     unseen: EncodedCorpus | None
@@ -59,7 +60,80 @@ class Frozen:
             target = Target(loaded.to(world.device), name)
             for texts in filter(None, (corpus, unseen)):
                 _same_vocabulary(texts, target)
-            yield cls(world, loaded, target, corpus, unseen)
+            yield cls(world, target, corpus, unseen)
+
+
+class DistillingTrainer(Trainer):
+    """A drafter learns a frozen target's distributions.  Subclasses make it, define the objective and write it.
+
+    recipes: its settings; folder: of the result, in the run's
+    """
+
+    recipes: ClassVar[type[DistilledRecipe]]
+    folder: ClassVar[str]
+    recipe: Any
+
+    def __init__(self, recipe: DistilledRecipe, target: Target, network: Any, corpus: EncodedCorpus, out: Path,
+                 unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
+        self.target, self.network = target, network.to(target.device)
+        by_muon: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, parameter in network.named_parameters():
+            if parameter.requires_grad:
+                by_muon[self.by_muon(name, parameter)].append(parameter)
+        others = [{"params": by_muon[False], "lr": recipe.adam_lr}]
+        super().__init__(recipe, network, muon_and_adam(by_muon[True], others, recipe), corpus, out,
+                         {"target": target.name} | asdict(network.config), world)
+        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
+
+    @classmethod
+    def train(cls, recipe: Any, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
+              dtype: torch.dtype = torch.float32) -> Path:
+        """Train in folder `out`, or resume there; returns the drafter's folder.
+
+        model: hub id or folder; data, valid: see `read_documents`; dtype: the frozen target's.
+        """
+        out, name = Path(out), str(model)
+        with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
+            run = cls(recipe, given.target, cls.fresh(recipe, given.target, given.corpus), given.corpus, out,
+                      given.unseen, given.world)
+            run.run(target=name, corpus_tokens=len(given.corpus.tokens),
+                    parameters=sum(p.numel() for p in run.network.parameters()))
+            if given.world.first:
+                run.write(out / cls.folder)
+                (out / cls.folder / "training.json").write_text(json.dumps({
+                    "target": name, "tokens": run.state.tokens, "steps": run.state.step,
+                    "recipe": asdict(recipe)}, indent=1) + "\n", encoding="utf-8")
+        return out / cls.folder
+
+    @staticmethod
+    @abstractmethod
+    def fresh(recipe: Any, target: Target, corpus: EncodedCorpus) -> nn.Module:
+        """A drafter in float32 to begin with."""
+
+    @abstractmethod
+    def proposer(self, network: Any) -> tuple[Proposer, int]:
+        """What decodes by the network, and the nodes of its trees."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """Save the drafter in bfloat16 and load it again, strictly."""
+
+    def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether Muon takes this parameter, a matrix that is no output layer; else AdamW does."""
+        return parameter.ndim == 2
+
+    @torch.no_grad()
+    def measure(self) -> Figures:
+        """The objective's figures and the replayed MAT, per kind of unseen text."""
+        found: Figures = {}
+        for kind, coded in self.unseen.items():
+            figures = self.figures_of(coded)
+            if self.recipe.mat_prompts:
+                drafter, nodes = self.proposer(as_decoded(self.network, self.target))
+                rows = torch.from_numpy(coded)[:self.recipe.mat_prompts]
+                figures["mat"] = replayed(self.target, drafter, rows, self.recipe.mat_tokens, nodes)
+            found |= {f"{kind}_{name}": figure for name, figure in figures.items()}
+        return found
 
 
 @torch.no_grad()
@@ -83,7 +157,7 @@ def check_logits(target: Target) -> None:
                          "head trained on other logits would be wrong. Use another target.")
 
 
-def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget: int = 60) -> float:
+def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget: int) -> float:
     """Accepted draft tokens per step, replaying each coded row's last `new` tokens after its other tokens."""
     session = Session(Engine(target, proposer, Clock(), budget), None)
     new, accepted, steps = min(new, rows.shape[1] // 2), 0, 0
@@ -93,7 +167,7 @@ def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget:
     return accepted / max(1, steps)
 
 
-def as_decoded(network: Network, target: Target) -> Network:
+def as_decoded(network: nn.Module, target: Target) -> Any:
     """A copy in the target's precision, as when it is loaded; modules of the target are shared, not copied."""
     return copy.deepcopy(network, {id(module): module for module in target.model.modules()}).to(target.dtype)
 

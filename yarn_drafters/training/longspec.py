@@ -9,9 +9,8 @@ training"; official code draws gaps of 1 to 4).  Attention stays causal, and no 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,22 +22,22 @@ from transformers.cache_utils import DynamicCache
 
 from longgraft.config.options import Count, Option
 from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
+from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
-from longgraft.yarn_drafters.training.distributed import ALONE, World
-from longgraft.yarn_drafters.training.frozen import Frozen, as_decoded, replayed
-from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
-from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Schedule, Size, Stage, Tokens, Whole
-from longgraft.yarn_drafters.training.streams import held_out_rows
+from longgraft.yarn_drafters.training.fresh import take_norm
+from longgraft.yarn_drafters.training.frozen import DistillingTrainer
+from longgraft.yarn_drafters.training.loop import Figures
+from longgraft.yarn_drafters.training.recipe import DistilledRecipe, Rate, Size, Stage
 
 BLOCK = 1024        # tokens whose [block, V] logits exist at once
 DEPTH = 5           # largest gap that is trained: levels of the official tree
 
 
 @dataclass(frozen=True)
-class LongSpecRecipe(Recipe):
+class LongSpecRecipe(DistilledRecipe):
     """Every setting of a LongSpec drafter's training.  None: the target's own shape."""
 
     window: Count = 512
@@ -48,36 +47,41 @@ class LongSpecRecipe(Recipe):
     levels: Annotated[int, Option(low=1, high=64)] = DEPTH
 
     stages: tuple[Stage, ...] = (Stage(2048, skip=0.5),)
-    total_tokens: Tokens = 100_000_000
-    tokens_per_step: AtOnce = 16384
-    micro_tokens: AtOnce | None = 4096
-    schedule: Schedule = "cosine"
     muon_lr: Rate = 5e-3
-    adam_lr: Rate = 1e-3
-    valid_steps: Count = 500
-    mat_prompts: Whole = 4              # unseen rows of each kind that are also decoded in replay
-    mat_tokens: Count = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (shortest := min(self.valid_length, *(stage.length for stage in self.stages))) <= self.levels:
-            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to see behind a gap of {self.levels}. Lower "
-                             "levels, or lengthen the stages and valid_length.")
+        self.need_longer("levels", self.levels)
 
 
-class LongSpecTrainer(Trainer):
+class LongSpecTrainer(DistillingTrainer):
     """A drafter learns the frozen target's distributions."""
 
-    recipe: LongSpecRecipe
+    recipes, folder = LongSpecRecipe, "longspec"
 
-    def __init__(self, recipe: LongSpecRecipe, target: Target, network: LongSpecNetwork, corpus: EncodedCorpus,
-                 out: Path, unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
-        self.target, self.network, self.lent = target, network.to(target.device), Lent(target)
-        matrices = [p for p in network.parameters() if p.ndim == 2]
-        others = [p for p in network.parameters() if p.ndim == 1]
-        super().__init__(recipe, network, muon_and_adam(matrices, [{"params": others, "lr": recipe.adam_lr}], recipe),
-                         corpus, out, {"target": target.name} | asdict(network.config), world)
-        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
+    def __init__(self, recipe: LongSpecRecipe, target: Target, network: LongSpecNetwork, *more: Any) -> None:
+        self.lent = Lent(target)
+        super().__init__(replace(recipe, max_positions=min(recipe.max_positions, target.max_positions)), target,
+                         network, *more)
+
+    @staticmethod
+    def fresh(recipe: LongSpecRecipe, target: Target, corpus: EncodedCorpus) -> LongSpecNetwork:
+        """The norm before the target's output layer starts as the target's own."""
+        torch.manual_seed(recipe.seed)
+        network = LongSpecNetwork(longspec_shape(recipe, target))
+        for parameter in network.parameters():
+            if parameter.ndim == 2:
+                torch.nn.init.normal_(parameter, std=0.02)
+        take_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
+        return network
+
+    def proposer(self, network: LongSpecNetwork) -> tuple[Proposer, int]:
+        drafter = LongSpecDrafter(LongSpecCache(network, self.target))
+        return drafter, drafter.nodes
+
+    def write(self, folder: Path) -> None:
+        save_longspec(self.network.to(torch.bfloat16), folder)
+        load_longspec(folder, self.target)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         # Gaps cycle over rows and steps: they depend on the step's number alone, so that runs resume.
@@ -135,22 +139,14 @@ class LongSpecTrainer(Trainer):
         # The added term is zero and has the gradient.
         return (total + ((states - states.detach()) * slope).sum()) / n, hits / n
 
-    @torch.no_grad()
-    def measure(self) -> dict[str, Any]:
-        """Losses and agreements by gap, and the tree's replayed MAT, per kind of unseen text."""
-        found: dict[str, Any] = {}
-        for kind, coded in self.unseen.items():
-            rows = torch.from_numpy(coded).to(self.device)
-            positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
-            gaps = [[gap] for gap in range(1, self.recipe.levels + 1)]
-            figures = np.array([[(loss.item(), agreed) for loss, agreed in self._losses(row[None], positions, gaps)]
-                                for row in rows]).mean(0)                                   # [levels, 2]
-            found[f"{kind}_losses"], found[f"{kind}_agreements"] = figures.T.tolist()
-            if self.recipe.mat_prompts:
-                drafter = LongSpecDrafter(LongSpecCache(as_decoded(self.network, self.target), self.target))
-                found[f"{kind}_mat"] = replayed(self.target, drafter, rows[:self.recipe.mat_prompts],
-                                                self.recipe.mat_tokens, drafter.nodes)
-        return found
+    def figures_of(self, coded: np.ndarray) -> Figures:
+        """By gap."""
+        rows = torch.from_numpy(coded).to(self.device)
+        positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
+        gaps = [[gap] for gap in range(1, self.recipe.levels + 1)]
+        figures = np.array([[(loss.item(), agreed) for loss, agreed in self._losses(row[None], positions, gaps)]
+                            for row in rows]).mean(0)                                       # [levels, 2]
+        return dict(zip(("losses", "agreements"), figures.T.tolist(), strict=True))
 
 
 def banded(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
@@ -201,42 +197,3 @@ def longspec_shape(recipe: LongSpecRecipe, target: Target) -> LongSpecConfig:
         raise ValueError(f"The drafter's heads is {config.heads} and kv_heads {config.kv_heads}; {target.name} has "
                          f"{kv_heads(target)} key-value heads. Set heads to a multiple of both.")
     return config
-
-
-def fresh_network(recipe: LongSpecRecipe, target: Target) -> LongSpecNetwork:
-    """A fresh float32 drafter; the norm before the target's output layer starts as the target's own."""
-    torch.manual_seed(recipe.seed)
-    network = LongSpecNetwork(longspec_shape(recipe, target))
-    for parameter in network.parameters():
-        if parameter.ndim == 2:
-            torch.nn.init.normal_(parameter, std=0.02)
-    if (norm := getattr(target.model.get_decoder(), "norm", None)) is not None:
-        with torch.no_grad():
-            # The norm of ones is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
-            scale = norm(torch.ones(1, network.config.hidden_size, device=target.device, dtype=target.dtype))[0]
-            if scale.min() > 0:
-                network.norm.load_state_dict({"weight": scale})
-    return network
-
-
-def train_longspec(recipe: LongSpecRecipe, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
-                   dtype: torch.dtype = torch.float32) -> Path:
-    """Train in folder `out`, or resume there; returns the drafter's folder.
-
-    model: hub id or folder; data, valid: see `read_documents`; dtype: the frozen target's.
-    """
-    out, name = Path(out), str(model)
-    with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
-        target = given.target
-        recipe = replace(recipe, max_positions=min(recipe.max_positions, target.max_positions))
-        trainer = LongSpecTrainer(recipe, target, fresh_network(recipe, target), given.corpus, out, given.unseen,
-                                  given.world)
-        trainer.run(target=name, corpus_tokens=len(given.corpus.tokens),
-                    parameters=sum(p.numel() for p in trainer.network.parameters()))
-        if given.world.first:
-            save_longspec(trainer.network.to(torch.bfloat16), out / "longspec")
-            (out / "longspec" / "training.json").write_text(json.dumps({
-                "target": name, "tokens": trainer.state.tokens, "steps": trainer.state.step,
-                "stages": [vars(stage) for stage in recipe.stages]}, indent=1) + "\n")
-            load_longspec(out / "longspec", target)     # raises if the strict loader refuses the result
-    return out / "longspec"

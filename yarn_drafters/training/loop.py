@@ -71,15 +71,13 @@ def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, A
 class Trainer(ABC):
     """One run in one folder: owns module, optimizers, streams and state.  Subclasses define the objective.
 
-    first_learnt: the first token of a row that the objective predicts; repeat_rows: every epoch has the first one's
-    rows.
+    first_learnt: the first token of a row that the objective predicts.
     """
 
     first_learnt = 1
 
     def __init__(self, recipe: Recipe, module: nn.Module, optimizers: list[torch.optim.Optimizer],
-                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = ALONE,
-                 repeat_rows: bool = False) -> None:
+                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = ALONE) -> None:
         if world.size > 1 and recipe.budget_minutes:
             raise ValueError("budget_minutes cannot be used with several processes, whose clocks differ. Set "
                              "total_tokens.")
@@ -91,7 +89,7 @@ class Trainer(ABC):
         if (size := TokenStream(corpus, seed, mixed).size()) <= recipe.longest:
             raise ValueError(f"The training files hold {size:,} tokens, and a row takes {recipe.longest + 1:,}. Give "
                              "more text, or shorter stages in the recipe.")
-        repeated = size // recipe.longest * recipe.longest if repeat_rows else None
+        repeated = size // recipe.longest * recipe.longest if recipe.repeat_rows else None
         self.streams = {"mixed": TokenStream(corpus, seed, mixed, shuffled=True, repeated=repeated),
                         "grouped": TokenStream(corpus, seed + 1, grouped, repeated=repeated)}
 

@@ -103,6 +103,17 @@ class Recipe:
         """Tokens of the longest rows."""
         return max(stage.length for stage in self.stages)
 
+    @property
+    def repeat_rows(self) -> bool:
+        """Whether every epoch has the first one's rows."""
+        return False
+
+    def need_longer(self, name: str, tokens: int) -> None:
+        """ValueError unless all rows are longer than the tokens that a setting takes."""
+        if (shortest := min(self.valid_length, *(stage.length for stage in self.stages))) <= tokens:
+            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to predict where {name} takes {tokens}. Lower "
+                             f"{name}, or lengthen the stages and valid_length.")
+
     def stage_at(self, progress: float) -> Stage:
         """The curriculum's stage at this progress."""
         ends = np.cumsum([stage.share for stage in self.stages]) / sum(stage.share for stage in self.stages)
@@ -120,9 +131,24 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class DrafterRecipe(Recipe):
+class DistilledRecipe(Recipe):
+    """Settings of every drafter that learns a frozen target's distributions."""
+
+    total_tokens: Tokens = 100_000_000
+    tokens_per_step: AtOnce = 16384
+    micro_tokens: AtOnce | None = 4096
+    schedule: Schedule = "cosine"
+    valid_steps: Count = 500
+    adam_lr: Rate = 1e-3
+    mat_prompts: Whole = 4              # unseen rows of each kind that are also decoded in replay
+    mat_tokens: Count = 64
+
+
+@dataclass(frozen=True)
+class DrafterRecipe(DistilledRecipe):
     """Every setting of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3."""
 
+    start: str | None = None                        # folder of a head to continue from
     feature_layers: Layers | None = None            # indices into transformers' hidden_states: layer inputs
     intermediate: Size | None = None
     heads: Size | None = None
@@ -135,12 +161,7 @@ class DrafterRecipe(Recipe):
     # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the same rows.
     features: str | None = None
 
-    stages: tuple[Stage, ...] = (Stage(2048),)
-    total_tokens: Tokens = 100_000_000
-    tokens_per_step: AtOnce = 16384
-    micro_tokens: AtOnce | None = 4096
     max_positions: Count = 2048
-    schedule: Schedule = "cosine"
     warmup: Share = 0.015                           # SpecForge's
     # Factor with which the fresh fc passes the last feature.
     feature_pass: Annotated[float, Option(low=-10, high=10)] = 0.06
@@ -148,17 +169,16 @@ class DrafterRecipe(Recipe):
     muon_lr: Rate = 1e-3                            # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4
     grad_clip: Positive = 0.5                       # EAGLE's
-    valid_steps: Count = 500
-    mat_prompts: Whole = 4                          # unseen rows of each kind that are also decoded in replay
-    mat_tokens: Count = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.feature_layers == ():
             raise ValueError("feature_layers is empty. Name a layer, or leave it out for EAGLE's.")
-        if (shortest := min(self.valid_length, *(stage.length for stage in self.stages))) <= self.ttt_steps:
-            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to predict after {self.ttt_steps} "
-                             "training-time-test steps. Lower ttt_steps, or lengthen the stages and valid_length.")
+        self.need_longer("ttt_steps", self.ttt_steps)
+
+    @property
+    def repeat_rows(self) -> bool:
+        return self.features is not None
 
 
 def _shipped(path: Path) -> Path:
