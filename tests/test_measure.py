@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys.models import VOCAB
+from toys.models import HYBRID, VOCAB
+from toys.oracle import plain
 from toys.recorder import recorder
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
@@ -61,6 +62,14 @@ def test_every_method_decodes_as_it_does_alone(mode):
             first[name] = found
     for name in reversed(first):      # what one leaves behind must not reach the next
         assert told(state.decode(Variant.parse(name), sampling, 9)) == first[name], name
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone(family, kernels):
+    names, greedy = ["ar", "graft-x-text", "transformers", "pld"], Sampling()
+    state = prefilled(names, own={"family": family, "kernels": kernels})
+    found = [state.decode(Variant.parse(name), greedy, 9)[0] for name in names * 2]
+    assert all(tokens == plain(family, len(PROMPT), 9, greedy) for tokens in found)
 
 
 def test_thresholds_that_follow_start_anew_in_every_decoding():

@@ -35,6 +35,7 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
             for part in torch.tensor(ids).tensor_split([cut]):
                 if len(part):
                     _read(target, plain, part)
+        plain.mark()
         differ, worst = 0, 0.0
         for _ in range(trees):
             tree = _random_tree(target.vocab_size, generator)

@@ -169,6 +169,7 @@ class Prefilled:
                 with self._clock.part("observe"):
                     memory.observe(seen)
                 self._seeing[id(memory)] += sum(self._clock.lap().values())
+        self.cache.mark()
 
     @property
     def prefill_seconds(self) -> float:
@@ -229,12 +230,16 @@ class Prefilled:
         """
         from transformers import DynamicCache, GenerationConfig
 
-        cache = DynamicCache()
-        self.cache.crop(len(self.ids) - 1)
-        for index, rows in enumerate(self.cache.state().rows):
-            if rows is not None:
-                cache.update(*rows, index)
         ids, clock, model = torch.tensor([self.ids], device=self.target.device), self._clock, self.target.model
+        cache: Any = DynamicCache()
+        self.cache.crop(len(self.ids) - 1)
+        if self.cache.stateful:     # states are kept in a form of our own: its cache reads the prompt, untimed
+            with torch.no_grad():
+                cache = model.get_decoder()(ids[:, :-1], use_cache=True).past_key_values
+        else:
+            for index, rows in enumerate(self.cache.state().rows):
+                if rows is not None:
+                    cache.update(*rows, index)
         own, prepare, steps = model.generation_config, model.prepare_inputs_for_generation, _Steps()
         model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=limit, pad_token_id=0,
                                                    eos_token_id=list(eos) or None, use_cache=True, **how)

@@ -127,6 +127,7 @@ class KVCache(Cache):
         self.stateful = False
         self.states: dict[int, Any] = {}
         self.pending: Callable[[Tensor], None] | None = None
+        self._marked: tuple[int, dict[int, Any]] = 0, {}
         kinds = kinds or [""] * layers
         self._kinds = Counter(kinds)
         self._blocks: dict[tuple, tuple[Tensor, Iterator[Tensor]]] = {}
@@ -262,12 +263,21 @@ class KVCache(Cache):
             self.length += n
 
     def crop(self, length: int) -> None:
-        """Drop committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)"""
+        """Drop committed rows from `length` on.  (Not transformers' crop, whose meaning changed in 5.17.)
+
+        States go back to those of the last `mark`, or to an empty cache's, where that is the length.
+        """
         if not 0 <= length <= self.length:
             raise ValueError(f"The cache has {self.length:,} rows and cannot be cropped to {length:,}.")
         if self.states and length < self.length:
-            raise ValueError(f"The cache has states after {self.length:,} tokens, and none after {length:,}.")
-        self.length = length
+            if length not in (0, self._marked[0]):
+                raise ValueError(f"The cache has states after {self.length:,} tokens, and none after {length:,}.")
+            self.states = dict(self._marked[1]) if length else {}
+        self.length, self.pending = length, None
+
+    def mark(self) -> None:
+        """The length and states that `crop` can come back to."""
+        self._marked = self.length, dict(self.states)
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows; committed rows stay."""
@@ -280,7 +290,7 @@ class KVCache(Cache):
 
     def clear(self) -> None:
         """Drop all rows, but keep the buffers."""
-        self.states, self.pending = {}, None
+        self.states, self.pending, self._marked = {}, None, (0, {})
         self.length = self.skipped = 0
 
     def release(self) -> None:

@@ -143,8 +143,11 @@ class CompiledModules:
             return self._layers[-1].forward
         if (found := norm_of(module)) is not None:
             kind, epsilon = found
-            return lambda x: (self.kernels.norm(x, own["weight"], epsilon, kind)
-                              if x.dtype in DTYPES and fits(x, own["weight"], dtype=x.dtype) else ordinary(module, x))
+            # Called with more, such as a gate (Mamba 2, gated delta nets), it is not the norm that was recognised.
+            return lambda x, *more, **named: (
+                self.kernels.norm(x, own["weight"], epsilon, kind)
+                if not (more or named) and x.dtype in DTYPES and fits(x, own["weight"], dtype=x.dtype)
+                else ordinary(module, x, *more, **named))
         return None
 
     def forget_changed(self) -> None:
