@@ -145,6 +145,8 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
 
 
 @pytest.mark.parametrize(("options", "said"), [
+    (dict(json_schema={"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}),
+     "json_schema cannot be followed: parser error: Too many items"),
     (dict(json_schema={"type": "strin"}), "json_schema cannot be followed: Invalid type: strin."),
     (dict(regex="(ab"), "regex cannot be followed: unclosed group."),
     (dict(grammar="start: foo"), 'grammar cannot be followed: unknown name: "foo".'),

@@ -123,7 +123,11 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
         wrong, messages = True, [str(error)]
     if wrong:
         raise ValueError(f"{name} cannot be followed: {reason(messages[0])}.")
-    return LLMatcher(vocabulary, source, log_level=0)
+    matcher = LLMatcher(vocabulary, source, log_level=0)
+    tried = matcher.deep_copy()
+    if not tried.consume_tokens(tried.compute_ff_tokens()):     # a schema that requires itself: no document ends
+        raise ValueError(f"{name} cannot be followed: {reason(tried.get_error())}.")
+    return matcher
 
 
 @lru_cache(maxsize=4)
