@@ -41,6 +41,11 @@ def test_json_prints_one_object_with_every_field(pair, cli):
         "prompt_tokens", "reused_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step",
         "prefill_seconds", "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds",
         "forwards", "by_probability", "by_match", "seconds_by_part", "peak_memory_bytes"}
+    assert "logprobs" not in answer
+    first = answer["token_ids"][0]
+    other = json.loads(cli(*ask(pair, "--json", "--logprobs", 2, "--logit-bias", f"{first}=-1e9"))[1])
+    assert other["token_ids"][0] != first and len(other["logprobs"]) == 12
+    assert other["logprobs"][0]["token"] == other["token_ids"][0] and other["logprobs"][0]["top"][0][0] == first
     stats = answer["stats"]
     assert stats["new_tokens"] == 1 + sum(stats["accepted_per_step"]) + stats["steps"] == 12
     assert sum(stats["accepted_by_origin"].values()) == sum(stats["accepted_per_step"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -138,7 +139,7 @@ class Sampling(LogitOptions):
         return Sampled(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
 
-def _check_number(name: str, value: object, kind: type, wanted: str) -> None:
-    """ValueError where a value is of another kind; a bool is not a number."""
-    if isinstance(value, bool) or not isinstance(value, kind):
+def _check_number(name: str, value: Any, kind: Any, wanted: str) -> None:
+    """ValueError where a value is of another kind, or not finite; a bool is not a number."""
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
         raise ValueError(f"{name} is {value!r}; it must be {wanted}.")

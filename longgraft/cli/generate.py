@@ -84,6 +84,8 @@ class Answers:
                  "finish_reason": answer.finish_reason,
                  "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
                  "stats": answer.stats.as_dict()}
+        if answer.logprobs:
+            found["logprobs"] = [asdict(one) for one in answer.logprobs]
         if self.prediction is not None:
             predicted = [token for text in self.session.predicted(self.prediction) for token in text]
             repeated, others = accepted(predicted, answer.token_ids)
@@ -125,6 +127,8 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, s
     if shown.replay and (draw != Draw() or shape != Shape()):
         raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would change "
                          "nothing. Give one or the other.")
+    if shape.logprobs is not None and not (shown.as_json or given.prompts):
+        raise ValueError("--logprobs are in the JSON alone. Add --json.")
     if out and not given.prompts:
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
     from longgraft.acceptance.sampling import Sampling

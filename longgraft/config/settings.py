@@ -155,13 +155,25 @@ class Shape:
     repetition_penalty: float = option(1.0, "Above 1: tokens of prompt and answer are less likely; 1: off")
     presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens; 0: off")
     frequency_penalty: float = option(0.0, "The same for each time that the answer has the token; 0: off")
+    logit_bias: tuple[str, ...] = option((), "Added to a token's logit; repeatable", many=True, metavar="ID=NUMBER")
+    logprobs: int | None = option(None, "With --json: log-probabilities of the answer's tokens and that many others",
+                                  low=0, high=20, none="none")
 
     def __post_init__(self) -> None:
         check(self)
 
     def read(self) -> dict[str, Any]:
-        """The fields, with the text of files; ValueError for a file that is missing."""
-        return vars(self) | {"json_schema": _text(self.json_schema, "{"), "grammar": _text(self.grammar, "=:\n")}
+        """The fields as `LogitOptions` has them; ValueError for a file that is missing or a bias that is none."""
+        return vars(self) | {"json_schema": _text(self.json_schema, "{"), "grammar": _text(self.grammar, "=:\n"),
+                             "logit_bias": dict(map(_bias, self.logit_bias)) or None}
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, number = text.partition("=")
+    try:
+        return int(token), float(number)
+    except ValueError:
+        raise ValueError(f"--logit-bias is {text!r}; a token id and a number are needed, such as 42=-5.") from None
 
 
 def _text(given: str | None, marks: str) -> str | None:
