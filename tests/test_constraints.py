@@ -153,7 +153,7 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     (dict(regex="a", grammar="b"), "regex and grammar were given; an answer follows one of them."),
     (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be above 0"),
     (dict(logit_bias={96: 1.0}), "The logit_bias has token ids from 96 to 96"),
-    (dict(logit_bias={5: float("nan")}), "logit_bias of 5 is nan; it must be a number"),
+    (dict(logit_bias={5: float("nan")}), "logit_bias of 5 is nan; it must be finite"),
     (dict(logprobs=21), "logprobs is 21; it must be from 0 to 20"),
     (dict(regex="a", replay=[1]), "regex would change nothing")])
 def test_mistakes_are_one_sentence(options, said):

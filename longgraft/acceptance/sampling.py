@@ -40,7 +40,7 @@ class LogitOptions:
     def __post_init__(self) -> None:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             _check_number(name, getattr(self, name), Real, "a number")
-        if self.repetition_penalty <= 0:
+        if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0, 1 turns it off.")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
@@ -48,6 +48,8 @@ class LogitOptions:
         for token, bias in (self.logit_bias or {}).items():
             _check_number("logit_bias: a token", token, Integral, "a token id")
             _check_number(f"logit_bias of {token}", bias, Real, "a number")
+            if not math.isfinite(bias):
+                raise ValueError(f"logit_bias of {token} is {bias}; it must be finite.")
         if self.logprobs is not None:
             _check_number("logprobs", self.logprobs, Integral, "a whole number")
             if not 0 <= self.logprobs <= MOST_LOGPROBS:
@@ -139,7 +141,7 @@ class Sampling(LogitOptions):
         return Sampled(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
 
-def _check_number(name: str, value: Any, kind: Any, wanted: str) -> None:
-    """ValueError where a value is of another kind, or not finite; a bool is not a number."""
-    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+def _check_number(name: str, value: object, kind: type, wanted: str) -> None:
+    """ValueError where a value is of another kind; a bool is not a number."""
+    if isinstance(value, bool) or not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r}; it must be {wanted}.")
