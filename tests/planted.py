@@ -74,7 +74,7 @@ MUTATIONS = (
     Mutation("a target that cannot pack is tried at each step", "together:_passed", "        target.packs = False\n", "        pass\n", "test_side_by_side.py::test_a_target_that_cannot_pack_is_packed_once"),
     Mutation("a pass without memory is the last common one", "together:_passed", " and not out_of_memory(failure)", "", "test_side_by_side.py::test_a_target_that_cannot_pack_is_packed_once"),
     Mutation("what failed is alive while it is tried again", "together:_passed", "failure = error.with_traceback(None)", "failure = error", "test_side_by_side.py::test_what_failed_holds_nothing_in_memory"),
-    Mutation("streams are sliced as tokens", "Target.inputs_of.take.hook", "if taken[index].ndim != 3:", "if False:", "test_families.py::test_layers_whose_input_has_several_streams_are_not_read"),
+    Mutation("streams are sliced as tokens", "inputs_of.take.hook", "if taken[index].ndim != 3:", "if False:", "test_families.py::test_layers_whose_input_has_several_streams_are_not_read"),
     Mutation("an interrupted part runs on", "Clock.part", "inner, self._running = self._running, outer", "inner = self._running", "test_side_by_side.py::test_an_interrupt_anywhere_in_a_clock_leaves_it_usable"),
     Mutation("a thread that ends tells nobody", "Worker._work", "                running.send(self._died)\n", "                pass\n", "test_side_by_side.py::test_where_the_decoding_thread_ends_everyone_is_told"),
     Mutation("those who wait for memory wait beside the queue", "Worker._next", "            self._held = True\n", "", "test_side_by_side.py::test_those_who_wait_for_memory_fill_the_queue_and_all_who_lack_it_are_told_alike"),

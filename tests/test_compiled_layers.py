@@ -17,7 +17,8 @@ import longgraft
 from longgraft.kernels.cpu import Integers
 from longgraft.kernels.integers import linear_weights, rounded
 from longgraft.protocol.observation import Wants
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
 COMPILED = ("llama", "qwen3", "gemma3")

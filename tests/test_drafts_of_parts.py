@@ -17,7 +17,7 @@ from longgraft.methods.find import build
 from longgraft.methods.needs import MEDUSA, SMALL
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.target_model.model import Segment
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, RETRIEVED, ProposalTree
 
 

@@ -18,7 +18,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from longgraft.prefill.chunked import chunk_size
 from longgraft.protocol.observation import Wants
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.supported import why_not
 from longgraft.trees.tree import ProposalTree
 

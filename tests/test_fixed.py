@@ -27,7 +27,8 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, MOST, Regions
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.fused_modules import FusedModules
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.static_pass import StaticPass, why_not_fixed
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import PaddedTree, on_host

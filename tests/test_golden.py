@@ -22,7 +22,7 @@ from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
-from longgraft.target_model.model import Segment
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.templates import token_recycling
 from longgraft.trees.tree import ProposalTree

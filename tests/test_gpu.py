@@ -31,7 +31,8 @@ from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
 from longgraft.target_model.fused_modules import FusedModules, fused
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.tree import ProposalTree
 

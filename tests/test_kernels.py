@@ -27,8 +27,9 @@ from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels
 from longgraft.memories.compiled_continuations import compiled
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.compiled_modules import CompiledModules
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
 from longgraft.target_model.module_forms import NORMS
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
 

@@ -220,7 +220,7 @@ def test_a_name_is_a_small_model_a_frozen_target_and_a_tokenizer(model, tmp_path
     text = tmp_path / "text.jsonl"
     text.write_text(json.dumps({"text": "the end " * 40}))
     with Frozen.prepared(DrafterRecipe(device="cpu"), "toy", [text], [], tmp_path / "out", torch.float32) as frozen:
-        assert frozen.target.name == "toy" and torch.equal(frozen.model(IDS).logits, model(IDS).logits)
+        assert frozen.target.name == "toy" and torch.equal(frozen.target.model(IDS).logits, model(IDS).logits)
     assert run(capsys, monkeypatch, "corpus", "add", "ours", text, "--model", "toy")[0] == 0
 
 

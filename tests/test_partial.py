@@ -21,7 +21,7 @@ from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
-from longgraft.target_model.model import Segment
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
 

@@ -24,7 +24,7 @@ from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.serve.jobs import Busy, Failed, Job
-from longgraft.target_model.model import Segment
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 

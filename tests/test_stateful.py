@@ -12,7 +12,7 @@ from toys.trees import path_to, random_tree
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.side_by_side import generate_all
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.target_model.model import Segment
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
 PART = ("magicdec", "triforce", "tokenswift", "specpv-exact")      # they draft from a part of the target's cache

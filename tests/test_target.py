@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
 import longgraft
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.attention_interface import window_of
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.supported import refuse, why_not
 from longgraft.trees.tree import ProposalTree
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 NODES = 60          # of a tree at most

@@ -32,7 +32,7 @@ from longgraft.protocol.proposer import Ask, memories_of
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER
-from longgraft.target_model.model import Segment
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree

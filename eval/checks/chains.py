@@ -35,7 +35,8 @@ from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.model import Report, Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Report, Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
 from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork

@@ -23,7 +23,8 @@ from longgraft.methods.own_settings import with_own_settings
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
 # Of `assert_lossless`: a prompt of 75 tokens is read in three chunks.

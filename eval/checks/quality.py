@@ -25,7 +25,8 @@ from longgraft.loading import load
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.clock import Clock
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
 

@@ -12,7 +12,8 @@ from longgraft.memories.partial_kv import PartialKVCache
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 

@@ -16,7 +16,8 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 from longgraft.yarn_drafters.medusa import MedusaHeads
 

@@ -17,7 +17,8 @@ from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.padded import SIZES, PaddedTree, size_of
 from longgraft.trees.tree import ProposalTree

@@ -1,7 +1,6 @@
 """The target's key-value cache: allocated once, written in place, rolled back by an integer.
 
-Knows rows and lengths; knows no tree, no attention kernel and no method.  Implements what transformers' models
-(5.17 to 5.23) call of a cache: `update`, `get_seq_length` and `get_mask_sizes`.
+Knows rows and lengths; knows no tree, no attention kernel and no method.
 """
 
 from __future__ import annotations
@@ -13,81 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
+from longgraft.runtime.cache_layer import CacheLayer, Write, index_copy
 from longgraft.runtime.devices import sent
 
-Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-"""(keys, values [1, Hkv, capacity, D], new keys, new values [1, Hkv, n, D], rows [n] int64) -> None"""
-
 ROUND = 256     # capacities are multiples of it, so that nearby lengths reuse the allocator's blocks
-
-
-def index_copy(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """`Write` by torch's own operation."""
-    keys.index_copy_(2, rows, k)
-    values.index_copy_(2, rows, v)
-
-
-class _Layer(CacheLayerMixin):
-    """One layer's views of the owner's blocks.  keys, values: [1, Hkv, capacity, D]; rows from `owner.length` on are
-    scratch."""
-
-    is_sliding = False
-    is_croppable = True
-    is_compileable = False
-
-    def __init__(self, owner: KVCache, kind: str) -> None:
-        super().__init__()
-        self.owner, self.kind = owner, kind
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = self.owner.buffers(key_states, value_states, self.kind)
-        self.dtype, self.device = self.keys.dtype, key_states.device
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write [1, Hkv, n, D] after the committed rows and return the whole buffers; attention slices them.
-
-        Where keys and values differ in size they are latents, which the model expands: then the written rows alone.
-        """
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
-        if (rows := self.owner.rows) is not None:
-            self.owner.write(self.keys, self.values, key_states, value_states, rows)
-            return self.keys, self.values
-        start, n = self.owner.length, key_states.shape[2]
-        self.room_for(n)
-        self.keys[:, :, start:start + n] = key_states
-        self.values[:, :, start:start + n] = value_states
-        if key_states.shape[3] != value_states.shape[3]:
-            return self.keys[:, :, :start + n], self.values[:, :, :start + n]
-        return self.keys, self.values
-
-    def drop(self) -> None:
-        """Free the buffers."""
-        self.keys = self.values = None
-        self.is_initialized = False
-
-    def room_for(self, n: int) -> None:
-        """ValueError unless n rows can be written after the committed ones."""
-        if (last := self.owner.length + n) > self.owner.capacity:
-            raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {last:,} was written.\n"
-                             "Reserve prompt + new tokens + tree before decoding.")
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        n = query_length if isinstance(query_length, int) else len(query_length)
-        return self.owner.length + n, 0
-
-    def get_seq_length(self, *_: Any) -> int:
-        return self.owner.length
-
-    def get_max_length(self) -> int:
-        return self.owner.capacity
-
-    def get_max_cache_shape(self) -> int:
-        return self.owner.capacity
 
 
 class KVState(NamedTuple):
@@ -131,7 +61,7 @@ class KVCache(Cache):
         kinds = kinds or [""] * layers
         self._kinds = Counter(kinds)
         self._blocks: dict[tuple, tuple[Tensor, Iterator[Tensor]]] = {}
-        super().__init__(layers=[_Layer(self, kind) for kind in kinds])
+        super().__init__(layers=[CacheLayer(self, kind) for kind in kinds])
 
     def buffers(self, keys: Tensor, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """A layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D]: the next views of a block
@@ -323,54 +253,6 @@ class KVCache(Cache):
     def bytes(self) -> int:
         """Allocated bytes; from any thread."""
         return sum(block.numel() * block.element_size() for block, _ in list(self._blocks.values()))
-
-
-class _PackedLayer(CacheLayerMixin):
-    """One layer of several caches, of which each is given its share of the rows."""
-
-    is_sliding = False
-
-    def __init__(self, layers: Sequence[Any], rows: Sequence[int]) -> None:
-        super().__init__()
-        self.layers, self.rows = layers, list(rows)
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Each layer has its own."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Write [1, Hkv, sum of rows, D]; returns (the whole buffers of the keys, of the values), a tuple each."""
-        shares = (states.split(self.rows, dim=2) for states in (key_states, value_states))
-        written = [layer.update(*share) for layer, *share in zip(self.layers, *shares, strict=True)]
-        return tuple(keys for keys, _ in written), tuple(values for _, values in written)
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        return max(layer.get_mask_sizes(rows)[0] for layer, rows in zip(self.layers, self.rows, strict=True)), 0
-
-    def get_seq_length(self, *_: Any) -> int:
-        return max(layer.get_seq_length() for layer in self.layers)
-
-    def get_max_length(self) -> int:
-        return max(layer.get_max_length() for layer in self.layers)
-
-    def get_max_cache_shape(self) -> int:
-        return self.get_max_length()
-
-
-class PackedCache(Cache):
-    """The caches of several sequences whose rows one pass holds, one after another.
-
-    parts: the caches; rows: None, as of a `KVCache` outside `at`
-    """
-
-    rows = None
-
-    def __init__(self, parts: Sequence[KVCache], rows: Sequence[int]) -> None:
-        """rows: of each cache in the pass."""
-        self.parts = parts
-        self.dtype = parts[0].dtype
-        super().__init__(layers=[_PackedLayer(layers, rows)
-                                 for layers in zip(*(part.layers for part in parts), strict=True)])
 
 
 def _row_shape(rows: Tensor) -> tuple:

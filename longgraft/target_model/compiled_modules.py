@@ -28,7 +28,8 @@ from longgraft.kernels.cpu import (
     sample,
 )
 from longgraft.kernels.module_override import Forward, ModuleOverride
-from longgraft.runtime.kv_cache import KVCache, PackedCache
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.packed_cache import PackedCache
 from longgraft.target_model.attention_interface import IDLE, RUNNING, Run, running
 from longgraft.target_model.module_forms import gate_of, norm_of, numbers
 

@@ -8,92 +8,39 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import signature
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
-from longgraft.attention.layout import Layout
 from longgraft.kernels.cpu import CpuKernels, Integers
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
-from longgraft.runtime.kv_cache import KVCache, PackedCache
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.packed_cache import PackedCache
 from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
+from longgraft.target_model.hooks import decoder_output, inputs_of
+from longgraft.target_model.passes import SHARED, Report, Segment
 from longgraft.target_model.stateful_modules import Share, StatefulModules
 from longgraft.target_model.supported import WITHOUT_ATTENTION, refuse
 from longgraft.target_model.weights import sample
-from longgraft.trees.tree import ProposalTree
 
 UNBOUNDED = 1 << 30     # positions of a model that counts none
 TOPK_ROWS = 256     # rows of a prompt's logits that exist at once
 # Fields of a configuration that no cache row depends on: paths, provenance, how the model is run, meanings of ids.
 UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
                     r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """A tree or a prompt chunk to run on; its rows are written after the committed rows of its cache.
-
-    logits: return those of "all" nodes, of the "last" one or of "none".
-    ranked: [r] int64 on the host, the nodes whose top-k is reported if wanted; None: all.
-    """
-
-    tree: ProposalTree
-    cache: KVCache
-    logits: Literal["all", "last", "none"] = "all"
-    ranked: Tensor | None = None
-
-    @property
-    def depths(self) -> Tensor:
-        """[n] int64 of its nodes, on the host."""
-        return torch.arange(len(self.tree)) if self.tree.is_chain else self.tree.depths
-
-    @property
-    def record(self) -> Tensor:
-        """[2, n] int64: tokens and positions."""
-        return torch.stack([self.tree.tokens, self.cache.position + self.depths])
-
-    @property
-    def with_logits(self) -> slice:
-        """The nodes whose logits are returned."""
-        return {"all": slice(None), "last": slice(-1, None), "none": slice(0)}[self.logits]
-
-    def layout(self, device: torch.device) -> Layout:
-        """What its rows see."""
-        return Layout(self.cache.length, self.depths, None if self.tree.is_chain else self.tree.mask, device)
-
-
-Shared = Callable[["Target", Sequence[Segment], Wants], "list[Report]"]
-SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", default=None)
-"""Runs the passes of callers who wait for one another."""
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """Outputs for one segment of n nodes, made in inference mode: copy them before writing.
-
-    logits: [m, V], m = n, 1 or 0.  If wanted: topk [r, K] int32 of the r ranked nodes; hidden, layer -> [n, H]; final
-    [n, H]; queries, layer -> [Hq, w, D], of all nodes, or of the last ones where not all logits are returned.
-    """
-
-    logits: Tensor
-    topk: Tensor | None
-    hidden: Mapping[int, Tensor]
-    final: Tensor | None
-    queries: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -250,7 +197,8 @@ class Target:
                 for states in stack.enter_context(self.stateful(segments, self.device)):
                     states.segment.cache.pending = partial(self._keep_states, states)
             hidden = stack.enter_context(self.inputs_of(wants.layers))
-            last = stack.enter_context(self.last_hidden()) if wants.final or (wants.topk and not all_logits) else {}
+            needs_final = wants.final or (wants.topk and not all_logits)
+            last = stack.enter_context(decoder_output(self.model)) if needs_final else {}
             out = self.model(
                 input_ids=record[:1], position_ids=record[1:],
                 attention_mask=None,        # the model's own, by `interface.mask`: its windows
@@ -321,39 +269,9 @@ class Target:
                 for config, name in zip(self._configs, before, strict=True):
                     config._attn_implementation_internal = name
 
-    @contextmanager
-    def inputs_of(self, indices: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+    def inputs_of(self, indices: tuple[int, ...]) -> AbstractContextManager[dict[int, Tensor]]:
         """The inputs [B, n, H] of these layers: transformers' hidden_states[index]."""
-        taken: dict[int, Tensor] = {}
-        handles = []
-
-        def take(index: int) -> Any:
-            def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
-                taken[index] = args[0] if args else kwargs["hidden_states"]
-                if taken[index].ndim != 3:      # Gemma 3n has several streams
-                    raise ValueError(f"{self.name}: the input of layer {index} is {list(taken[index].shape)}, and [1, "
-                                     "n, H] is needed. Use a method that reads no layers, such as graft-x-text.")
-            return hook
-
-        try:
-            layers = self.layers if indices else nn.ModuleList()
-            for index in indices:
-                handles.append(layers[index].register_forward_pre_hook(take(index), with_kwargs=True))
-            yield taken
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    @contextmanager
-    def last_hidden(self) -> Iterator[dict[str, Tensor]]:
-        """The decoder's output [n, H], after its final norm."""
-        taken: dict[str, Tensor] = {}
-        handle = self.model.get_decoder().register_forward_hook(
-            lambda _, __, out: taken.__setitem__("hidden", out[0][0]))
-        try:
-            yield taken
-        finally:
-            handle.remove()
+        return inputs_of(self.layers if indices else nn.ModuleList(), indices, self.name)
 
 
 def best(logits: Tensor, k: int) -> Tensor:

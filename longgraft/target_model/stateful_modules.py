@@ -24,7 +24,7 @@ from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
 if TYPE_CHECKING:
-    from longgraft.target_model.model import Segment
+    from longgraft.target_model.passes import Segment
 
 INTERFACE = {"update_conv_state", "update_recurrent_state"}     # of a cache, by which a module keeps its state
 TRIED = 8       # tokens of the trial of a kind of modules

@@ -19,7 +19,9 @@ from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache, index_copy
 from longgraft.target_model.attention_interface import Run
-from longgraft.target_model.model import Report, Target, best
+from longgraft.target_model.hooks import decoder_output
+from longgraft.target_model.model import Target, best
+from longgraft.target_model.passes import Report
 from longgraft.trees.padded import FIELDS, PaddedTree, Tree
 from longgraft.trees.tree import ProposalTree
 
@@ -73,7 +75,7 @@ class StaticPass:
             write = index_copy if target.fused_kernels is None else target.fused_kernels.write
             stack.enter_context(self.cache.at(length + self.index, write))
             hidden = stack.enter_context(target.inputs_of(self.wants.layers))
-            last = stack.enter_context(target.last_hidden()) if self.wants.final else {}
+            last = stack.enter_context(decoder_output(target.model)) if self.wants.final else {}
             out = target.model(input_ids=tree.tokens[None], position_ids=positions[None], attention_mask=None,
                                past_key_values=self.cache, use_cache=True, logits_to_keep=0)
         target.check(run)

@@ -14,7 +14,8 @@ from greenlet import getcurrent, greenlet
 
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import out_of_memory
-from longgraft.target_model.model import SHARED, Report, Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import SHARED, Report, Segment
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")

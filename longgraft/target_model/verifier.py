@@ -18,7 +18,8 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.model import Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
 from longgraft.trees.tree import ROOT, ProposalTree

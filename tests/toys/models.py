@@ -9,7 +9,8 @@ import torch
 
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.protocol.observation import Wants
-from longgraft.target_model.model import Report, Segment, Target
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Report, Segment
 from longgraft.yarn_drafters.dflash import BlockConfig, BlockNetwork
 from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
 from longgraft.yarn_drafters.medusa import MedusaConfig, MedusaHeads

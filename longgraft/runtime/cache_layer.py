@@ -1,0 +1,85 @@
+"""One layer of the target's key-value cache, as transformers' models (5.17 to 5.23) call it.
+
+Knows rows; lengths are the owner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+if TYPE_CHECKING:
+    from longgraft.runtime.kv_cache import KVCache
+
+Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(keys, values [1, Hkv, capacity, D], new keys, new values [1, Hkv, n, D], rows [n] int64) -> None"""
+
+
+def index_copy(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+    """`Write` by torch's own operation."""
+    keys.index_copy_(2, rows, k)
+    values.index_copy_(2, rows, v)
+
+
+class CacheLayer(CacheLayerMixin):
+    """One layer's views of the owner's blocks.  keys, values: [1, Hkv, capacity, D]; rows from `owner.length` on are
+    scratch."""
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+
+    def __init__(self, owner: KVCache, kind: str) -> None:
+        super().__init__()
+        self.owner, self.kind = owner, kind
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = self.owner.buffers(key_states, value_states, self.kind)
+        self.dtype, self.device = self.keys.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write [1, Hkv, n, D] after the committed rows and return the whole buffers; attention slices them.
+
+        Where keys and values differ in size they are latents, which the model expands: then the written rows alone.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        if (rows := self.owner.rows) is not None:
+            self.owner.write(self.keys, self.values, key_states, value_states, rows)
+            return self.keys, self.values
+        start, n = self.owner.length, key_states.shape[2]
+        self.room_for(n)
+        self.keys[:, :, start:start + n] = key_states
+        self.values[:, :, start:start + n] = value_states
+        if key_states.shape[3] != value_states.shape[3]:
+            return self.keys[:, :, :start + n], self.values[:, :, :start + n]
+        return self.keys, self.values
+
+    def drop(self) -> None:
+        """Free the buffers."""
+        self.keys = self.values = None
+        self.is_initialized = False
+
+    def room_for(self, n: int) -> None:
+        """ValueError unless n rows can be written after the committed ones."""
+        if (last := self.owner.length + n) > self.owner.capacity:
+            raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {last:,} was written.\n"
+                             "Reserve prompt + new tokens + tree before decoding.")
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        n = query_length if isinstance(query_length, int) else len(query_length)
+        return self.owner.length + n, 0
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self.owner.length
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+    def get_max_cache_shape(self) -> int:
+        return self.owner.capacity

@@ -1,0 +1,59 @@
+"""The caches of several sequences whose rows one pass holds, as one.  Knows caches and transformers' interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from longgraft.runtime.kv_cache import KVCache
+
+
+class _PackedLayer(CacheLayerMixin):
+    """One layer of several caches, of which each is given its share of the rows."""
+
+    is_sliding = False
+
+    def __init__(self, layers: Sequence[Any], rows: Sequence[int]) -> None:
+        super().__init__()
+        self.layers, self.rows = layers, list(rows)
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Each layer has its own."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        """Write [1, Hkv, sum of rows, D]; returns (the whole buffers of the keys, of the values), a tuple each."""
+        shares = (states.split(self.rows, dim=2) for states in (key_states, value_states))
+        written = [layer.update(*share) for layer, *share in zip(self.layers, *shares, strict=True)]
+        return tuple(keys for keys, _ in written), tuple(values for _, values in written)
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        return max(layer.get_mask_sizes(rows)[0] for layer, rows in zip(self.layers, self.rows, strict=True)), 0
+
+    def get_seq_length(self, *_: Any) -> int:
+        return max(layer.get_seq_length() for layer in self.layers)
+
+    def get_max_length(self) -> int:
+        return max(layer.get_max_length() for layer in self.layers)
+
+    def get_max_cache_shape(self) -> int:
+        return self.get_max_length()
+
+
+class PackedCache(Cache):
+    """The caches of several sequences whose rows one pass holds, one after another.
+
+    parts: the caches; rows: None, as of a `KVCache` outside `at`
+    """
+
+    rows = None
+
+    def __init__(self, parts: Sequence[KVCache], rows: Sequence[int]) -> None:
+        """rows: of each cache in the pass."""
+        self.parts = parts
+        self.dtype = parts[0].dtype
+        super().__init__(layers=[_PackedLayer(layers, rows)
+                                 for layers in zip(*(part.layers for part in parts), strict=True)])

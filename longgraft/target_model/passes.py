@@ -1,0 +1,75 @@
+"""What a pass of a target is given and what it reports: segments, each a tree or a prompt chunk of one sequence.
+
+Knows trees, caches and layouts; knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from longgraft.attention.layout import Layout
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.kv_cache import KVCache
+from longgraft.trees.tree import ProposalTree
+
+if TYPE_CHECKING:
+    from longgraft.target_model.model import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A tree or a prompt chunk to run on; its rows are written after the committed rows of its cache.
+
+    logits: return those of "all" nodes, of the "last" one or of "none".
+    ranked: [r] int64 on the host, the nodes whose top-k is reported if wanted; None: all.
+    """
+
+    tree: ProposalTree
+    cache: KVCache
+    logits: Literal["all", "last", "none"] = "all"
+    ranked: Tensor | None = None
+
+    @property
+    def depths(self) -> Tensor:
+        """[n] int64 of its nodes, on the host."""
+        return torch.arange(len(self.tree)) if self.tree.is_chain else self.tree.depths
+
+    @property
+    def record(self) -> Tensor:
+        """[2, n] int64: tokens and positions."""
+        return torch.stack([self.tree.tokens, self.cache.position + self.depths])
+
+    @property
+    def with_logits(self) -> slice:
+        """The nodes whose logits are returned."""
+        return {"all": slice(None), "last": slice(-1, None), "none": slice(0)}[self.logits]
+
+    def layout(self, device: torch.device) -> Layout:
+        """What its rows see."""
+        return Layout(self.cache.length, self.depths, None if self.tree.is_chain else self.tree.mask, device)
+
+
+Shared = Callable[["Target", Sequence[Segment], Wants], "list[Report]"]
+SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", default=None)
+"""Runs the passes of callers who wait for one another."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Outputs for one segment of n nodes, made in inference mode: copy them before writing.
+
+    logits: [m, V], m = n, 1 or 0.  If wanted: topk [r, K] int32 of the r ranked nodes; hidden, layer -> [n, H]; final
+    [n, H]; queries, layer -> [Hq, w, D], of all nodes, or of the last ones where not all logits are returned.
+    """
+
+    logits: Tensor
+    topk: Tensor | None
+    hidden: Mapping[int, Tensor]
+    final: Tensor | None
+    queries: Mapping[int, Tensor] = field(default_factory=dict)
