@@ -12,6 +12,7 @@ import ast
 import difflib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import tomllib
@@ -102,12 +103,12 @@ class Copy:
             path.write_text(text, encoding="utf-8")
 
     def passes(self, tests: Iterable[str]) -> bool:
-        """Whether these tests pass; ValueError where they cannot be run at all."""
+        """Whether these tests pass, and do not end the process; ValueError where they cannot be run at all."""
         output = self.root / "output.txt"
         child = get_context("fork").Process(target=self._pytest, args=(sorted(tests), output))
         child.start()
         child.join()
-        if child.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if child.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, -signal.SIGSEGV):
             raise ValueError(f"pytest ended with status {child.exitcode}:\n{output.read_text()}")
         return child.exitcode == pytest.ExitCode.OK
 

@@ -151,15 +151,28 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     (dict(regex="(ab"), "regex cannot be followed: unclosed group."),
     (dict(grammar="start: foo"), 'grammar cannot be followed: unknown name: "foo".'),
     (dict(regex="a", grammar="b"), "regex and grammar were given; an answer follows one of them."),
-    (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be above 0"),
+    (dict(regex="é+"), "regex cannot be followed: The answer cannot go on: no token of this model spells"),
+    (dict(regex="aé"), "The answer cannot go on: no token of this model spells"),
+    (dict(json_schema={"$ref": "#"}), "json_schema cannot be followed: The answer cannot go on"),
+    (dict(json_schema={"const": {1}}), "json_schema cannot be written as JSON"),
+    (dict(json_schema=" " * 2 ** 21), "json_schema has 2,097,152 characters, and 1,048,576 are allowed"),
+    (dict(regex=5), "regex is 5; it must be text"),
+    (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be from 0.001 to 1000"),
+    (dict(repetition_penalty=float("nan")), "repetition_penalty is nan"),
     (dict(logit_bias={96: 1.0}), "The logit_bias has token ids from 96 to 96"),
-    (dict(logit_bias={5: float("nan")}), "logit_bias of 5 is nan; it must be finite"),
+    (dict(logit_bias={5: 1e39}), "logit_bias of 5 is 1e+39; it must be from -1e9"),
+    (dict(logit_bias=[5]), "logit_bias is [5]; it must be a mapping"),
     (dict(logprobs=21), "logprobs is 21; it must be from 0 to 20"),
     (dict(regex="a", replay=[1]), "regex would change nothing")])
 def test_mistakes_are_one_sentence(options, said):
     with pytest.raises(ValueError) as error:
         session("ar").generate(toy_prompt(20), 4, **options)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_schema_of_many_references_is_compiled_and_does_not_end_the_process():
+    chain = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(4000)} | {"d4000": {"enum": ["ab"]}}
+    assert session("ar").generate(toy_prompt(20), 8, json_schema={"$defs": chain, "$ref": "#/$defs/d0"}).text == '"ab"'
 
 
 def test_without_the_extra_a_sentence_says_which_to_install(monkeypatch):
@@ -197,6 +210,8 @@ def asked(path: str, **body):
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}},
      dict(json_schema=SCHEMA)),
     ({"response_format": {"type": "json_object"}}, dict(json_schema={"type": "object"})),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, dict(json_schema=SCHEMA)),
+    ({"json_schema": {}}, dict(json_schema={})), ({"structured_outputs": {"json": {}}}, dict(json_schema={})),
     ({"guided_json": SCHEMA}, dict(json_schema=SCHEMA)), ({"guided_regex": DATE}, dict(regex=DATE)),
     ({"structured_outputs": {"choice": ["abc", "d"]}}, dict(regex="abc|d")), ({"grammar": LIST}, dict(grammar=LIST)),
     ({"repeat_penalty": 1.4, "logit_bias": {"5": 2.5}}, dict(repetition_penalty=1.4, logit_bias={5: 2.5})),
@@ -205,6 +220,11 @@ def test_the_server_takes_the_fields_of_others(fields, options):
     prompt = toy_prompt(40)
     answer = asked("/v1/completions", prompt=prompt, return_token_ids=True, **fields)["choices"][0]
     assert answer["token_ids"] == session("ar").generate(prompt, 60, **options).token_ids
+
+
+def test_an_answer_that_cannot_go_on_is_the_requests_fault():
+    error = asked("/v1/completions", prompt=toy_prompt(40), guided_regex="aé")["error"]
+    assert error["type"] == "invalid_request_error" and "no token of this model spells" in error["message"]
 
 
 def test_the_server_gives_log_probabilities_as_openai_does():

@@ -6,7 +6,9 @@ Knows llguidance and tokenizers; knows no logits and no model.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, cast
 
@@ -17,12 +19,22 @@ from torch import Tensor
 # As Python's json.dumps: with one way to write a document, its keys and marks are forced.  A schema's own "x-guidance"
 # wins, such as {"whitespace_flexible": true}.
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+NOTHING = "NoExtensionBias"     # llguidance's word for it
+STUCK = "The answer cannot go on: no token of this model spells what its constraint asks for next."
 NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not installed. Install it: pip install "
                  "longgraft[grammar].")
 
 FEW = 4             # texts among which a choice is proposed as a whole
 MOST_READ = 64      # tokens that may come next, for their texts to be compared
 END = "<|an answer's end|>"
+MOST_TEXT = 2 ** 20     # characters of a constraint
+STACK = 2 ** 28         # bytes, of which most are never touched: llguidance descends references, 3 KiB for each
+
+_stack_size = threading.Lock()
+
+
+class DeadEnd(ValueError):
+    """An answer cannot go on as its constraint asks."""
 
 
 class Constraint:
@@ -45,6 +57,8 @@ class Constraint:
             # The model may have llguidance's own end token under the same number, which means nothing there.
             bits[found[(found < self._vocab_size) & (found != self._vocabulary.eos_token)]] = True
         bits[self._ends] = self.ended or self._matcher.is_accepting()
+        if not bits.any():
+            raise DeadEnd(STUCK)
         return bits
 
     def advance(self, token: int) -> None:
@@ -92,7 +106,8 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RuntimeError(f"The answer's grammar cannot be followed further: {reason(self._matcher.get_error())}.")
+            why = reason(self._matcher.get_error())
+            raise DeadEnd(STUCK if why == NOTHING else f"The answer's constraint cannot be followed further: {why}.")
 
 
 def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequence[int]) -> Constraint:
@@ -103,8 +118,15 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
     """
     if not ends:
         raise ValueError(f"{name} needs an end token to follow a complete answer, and this model names none. Give eos.")
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"{name} has {len(text):,} characters, and {MOST_TEXT:,} are allowed. Shorten it.")
     matcher = _compiled(name, text, tokenizer, vocab_size).deep_copy()
-    return Constraint(matcher, _vocabulary(tokenizer, vocab_size), vocab_size, ends)
+    found = Constraint(matcher, _vocabulary(tokenizer, vocab_size), vocab_size, ends)
+    try:
+        found.allowed()
+    except DeadEnd as error:
+        raise ValueError(f"{name} cannot be followed: {error}") from error
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -115,19 +137,34 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
     except ImportError as error:
         raise ValueError(NOT_INSTALLED.format(name)) from error
     vocabulary, form = _vocabulary(tokenizer, vocab_size), cast(Any, name)
-    try:
+
+    def compiled() -> Any:
         source = (LLMatcher.grammar_from_json_schema(text, defaults=SPACING) if name == "json_schema" else
                   grammar_from(form, text))
         wrong, messages = LLMatcher.validate_grammar_with_warnings(source, vocabulary)
+        if wrong:
+            raise ValueError(messages[0])
+        matcher = LLMatcher(vocabulary, source, log_level=0)
+        tried = matcher.deep_copy()
+        if not tried.consume_tokens(tried.compute_ff_tokens()):     # a schema that requires itself: no document ends
+            raise ValueError(tried.get_error())
+        return matcher
+    try:
+        return _with_stack(compiled)
     except ValueError as error:
-        wrong, messages = True, [str(error)]
-    if wrong:
-        raise ValueError(f"{name} cannot be followed: {reason(messages[0])}.")
-    matcher = LLMatcher(vocabulary, source, log_level=0)
-    tried = matcher.deep_copy()
-    if not tried.consume_tokens(tried.compute_ff_tokens()):     # a schema that requires itself: no document ends
-        raise ValueError(f"{name} cannot be followed: {reason(tried.get_error())}.")
-    return matcher
+        raise ValueError(f"{name} cannot be followed: {reason(str(error))}.") from error
+
+
+def _with_stack(run: Callable[[], Any]) -> Any:
+    """Run with a stack for what nests deeply: where it ends, the whole process does."""
+    with ThreadPoolExecutor(1) as pool:
+        with _stack_size:
+            before = threading.stack_size(STACK)
+            try:
+                running = pool.submit(run)      # starts the thread
+            finally:
+                threading.stack_size(before)
+        return running.result()
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -13,6 +12,8 @@ from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 MOST_LOGPROBS = 20      # OpenAI's
+MOST_BIAS = 1e9         # -1e9 forbids a token; the sum with a logit stays finite in float32
+MOST_REPETITION = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +41,40 @@ class LogitOptions:
     def __post_init__(self) -> None:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             _check_number(name, getattr(self, name), Real, "a number")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0, 1 turns it off.")
+        if not 1 / MOST_REPETITION <= self.repetition_penalty <= MOST_REPETITION:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be from {1 / MOST_REPETITION} "
+                             f"to {MOST_REPETITION:g}, 1 turns it off.")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be from -2 to 2, 0 turns it off.")
+        if not isinstance(self.logit_bias or {}, Mapping):
+            raise ValueError(f"logit_bias is {self.logit_bias!r}; it must be a mapping of token ids to numbers.")
         for token, bias in (self.logit_bias or {}).items():
             _check_number("logit_bias: a token", token, Integral, "a token id")
             _check_number(f"logit_bias of {token}", bias, Real, "a number")
-            if not math.isfinite(bias):
-                raise ValueError(f"logit_bias of {token} is {bias}; it must be finite.")
+            if not abs(bias) <= MOST_BIAS:
+                raise ValueError(f"logit_bias of {token} is {bias}; it must be from -1e9, which forbids the token, to "
+                                 "1e9.")
         if self.logprobs is not None:
             _check_number("logprobs", self.logprobs, Integral, "a whole number")
             if not 0 <= self.logprobs <= MOST_LOGPROBS:
                 raise ValueError(f"logprobs is {self.logprobs}; it must be from 0 to {MOST_LOGPROBS}.")
-        if len(given := [name for name in CONSTRAINTS if getattr(self, name) is not None]) > 1:
+        given = {name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None}
+        if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} were given; an answer follows one of them. Leave the others out.")
+        for name, value in given.items():
+            if not isinstance(value, (str, Mapping) if name == "json_schema" else str):
+                raise ValueError(f"{name} is {value!r}; it must be text{' or a mapping' * (name == 'json_schema')}.")
 
     @property
     def constraint(self) -> tuple[str, str] | None:
-        """The constraint's name and text."""
+        """The constraint's name and text; ValueError for a schema that JSON cannot say."""
         name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
         value = name and getattr(self, name)
-        return None if name is None else (name, value if isinstance(value, str) else json.dumps(value))
+        try:
+            return None if name is None else (name, value if isinstance(value, str) else json.dumps(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{name} cannot be written as JSON: {error}.") from error
 
     @property
     def shaped(self) -> dict[str, Any]:

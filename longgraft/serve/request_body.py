@@ -112,6 +112,8 @@ def invalid(error: ValidationError, value: Any) -> ApiError:
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in deepest).removeprefix(".")
     if meant[0]["type"] == "missing":
         return ApiError(400, f"{name} is missing. Give it.", name)
+    if meant[0]["type"] == "extra_forbidden":
+        return ApiError(400, f"{name} is not known here. Leave it out.", name)
     if meant[0]["type"] == "value_error":
         return ApiError(400, str(meant[0]["ctx"]["error"]), name)
     reasons = dict.fromkeys("be a JSON object" if one["type"] == "model_type" else

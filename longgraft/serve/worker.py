@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from longgraft.acceptance.constraints import DeadEnd
 from longgraft.engine.decoder import Step
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
@@ -224,7 +225,7 @@ class Worker:
                  ) -> End | Exception | None:
         """Hand a step on; its end, or the exception for its client, where it goes no further."""
         if isinstance(step, Exception):
-            return self._failed(step)
+            return step if isinstance(step, DeadEnd) else self._failed(step)
         job, now, reason = running.job, time.monotonic(), request.finish_reason
         if step is not None:
             running.send(step)

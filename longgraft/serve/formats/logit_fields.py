@@ -30,6 +30,7 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    of_object: dict[str, Any] | None = Field(None, alias="schema", description="llama.cpp's, of a json_object")
 
 
 class StructuredOutputs(BaseModel):
@@ -84,17 +85,23 @@ class LogitFields(BaseModel):
         if form is not None and form.type != "text":
             if form.type == "json_schema" and form.json_schema is None:
                 raise ValueError("response_format is of type json_schema and has none. Give json_schema.schema.")
-            named = form.json_schema if form.type == "json_schema" else None
-            found["response_format"] = "json_schema", ANY_OBJECT if named is None else named.json_schema
-        choice = self.guided_choice or vllm.choice
+            schema = form.of_object if form.json_schema is None else form.json_schema.json_schema
+            found["response_format"] = "json_schema", ANY_OBJECT if schema is None else schema
         for name, kind, value in (
-                ("json_schema", "json_schema", self.json_schema), ("grammar", "grammar", self.grammar),
+                ("json_schema", "json_schema", self.json_schema), ("grammar", "grammar", self.grammar or None),
                 ("guided_json", "json_schema", self.guided_json), ("guided_regex", "regex", self.guided_regex),
                 ("guided_grammar", "grammar", self.guided_grammar),
-                ("guided_choice" if self.guided_choice else "structured_outputs", "grammar",
-                 choice and f"start: {' | '.join(map(json.dumps, choice))}"),
-                ("structured_outputs", "json_schema", vllm.json_schema or (ANY_OBJECT if vllm.json_object else None)),
-                ("structured_outputs", "regex", vllm.regex), ("structured_outputs", "grammar", vllm.grammar)):
-            if value:
+                ("guided_choice", "grammar", _any_of(self.guided_choice)),
+                ("structured_outputs.json", "json_schema", vllm.json_schema),
+                ("structured_outputs.json_object", "json_schema", ANY_OBJECT if vllm.json_object else None),
+                ("structured_outputs.regex", "regex", vllm.regex),
+                ("structured_outputs.choice", "grammar", _any_of(vllm.choice)),
+                ("structured_outputs.grammar", "grammar", vllm.grammar)):
+            if value is not None:       # an empty schema allows every document
                 found[name] = kind, value
         return found
+
+
+def _any_of(choice: list[str] | None) -> str | None:
+    """A grammar of these answers."""
+    return f"start: {' | '.join(map(json.dumps, choice))}" if choice else None
