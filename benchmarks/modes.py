@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,14 +31,13 @@ def prepared(target: Target, mode: str) -> tuple[Target, Regions]:
     if mode == "eager":
         fits = (target.device.type, target.dtype) == ("cpu", torch.float32)
         kernels = cpu_kernels() if fits else None
-        return Target(target.model, target.name, target.attention,
-                      kernels if isinstance(kernels, CpuKernels) else None), EAGER
+        return replace(target, kernels=kernels if isinstance(kernels, CpuKernels) else None, fused=None), EAGER
     if (why := why_not_fixed("auto")) and target.device.type == "cuda":
         raise ValueError(f"{target.name} cannot be recorded: {why}.")
     small = fused(target.model) if mode == "fused" else None
     if isinstance(small, NotBuilt):
         raise ValueError(f"{target.name} cannot be fused: {small}.")
-    return Target(target.model, target.name, target.attention, fused=small), Regions(_recorder(target.device))
+    return replace(target, kernels=None, fused=small), Regions(_recorder(target.device))
 
 
 def _recorder(device: torch.device) -> Recorder:

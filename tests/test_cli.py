@@ -270,7 +270,7 @@ def test_a_stop_string_ends_the_text_before_it(pair, cli):
 @pytest.mark.parametrize("change, said", [
     (["--method", "grafts"], "perhaps graft"),
     (["--budget", 0], "budget is 0"), (["--max-new-tokens", 600], "allows 512 positions"),
-    (["--attention", "flash"], "cannot run here"), (["--model", "./absent/model"], "could not be loaded"),
+    (["--attention", "flash"], "cannot run here"), (["--model", "./absent/model"], "there is no such folder"),
     (["--drafter", "./absent"], "is not a folder"), (["--calibration", "absent"], "does not exist"),
     (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
     (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 0], "must be in"),

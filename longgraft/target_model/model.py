@@ -58,7 +58,7 @@ class Target:
     integers: Integers | None = None
     cache_dtype: torch.dtype | None = None
     packs: bool = True
-    _configs: list[Any] = field(default_factory=list, repr=False)
+    _configs: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         refuse(self.model.config, self.name, type(self.model))
