@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,7 @@ from longgraft.budget.acceptance_estimates import AcceptanceEstimates, Plan
 from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import LEAST, READ, Sessions, advance, generate_all
+from longgraft.engine.side_by_side import LEAST, READ, Sessions, advance, generate_all, shares
 from longgraft.kernels.cpu import cpu_kernels
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
@@ -143,16 +144,33 @@ def test_a_pass_within_a_block_without_gradients_is_not_shared():
 
 def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=KERNELS)
+    session.target.costly_context = math.inf
     long, other = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(300), 4)
-    lone = Sessions(session, 8).lone
-    assert advance([long], lone)[0].read == READ and Sessions(session, 1).lone is None
-    assert [step.read for step in advance([long, other])] == [READ - LEAST, LEAST]     # 272 against 300 are left
+    assert Sessions(session, 8).lone and not Sessions(session, 1).lone
+    assert advance([long], lone=True)[0].read == READ
+    assert [step.read for step in advance([long, other])] == [READ, 0]      # 272 are left, and 300
     short = session.another().open(toy_prompt(90), 4)
     first = advance([long, other, short])
-    assert [step.read for step in first] == [LEAST + READ - 2 * LEAST - 90, LEAST, 90] and first[2].tokens
-    many = [session.another().open(toy_prompt(100), 2) for _ in range(12)]
-    assert {step.read for step in advance(many)} == {LEAST}
-    assert advance([long])[0].read == 400 - READ - (READ - LEAST) - (READ - LEAST - 90)
+    assert [step.read for step in first] == [READ - 90, 0, 90] and first[2].tokens
+    assert advance([long])[0].read == 400 - 3 * READ + 90
+    for one in (long, other, short):
+        one.close()
+    requests = [session.another().open(toy_prompt(length), 99) for length in (400, 80, 90, 85, 95)]
+    passes = [[step.read for step in advance(requests)] for _ in range(3)]
+    assert passes[0] == [LEAST, 80, 0, READ - LEAST - 80, 0]
+    assert [one[0] for one in passes] == [LEAST] * 3 and {sum(one) for one in passes} == {READ}
+
+
+def test_a_token_far_into_a_prompt_counts_as_often_as_it_costs():
+    assert shares([900, 0, 800, 900], [4.0, 1.0, 1.0, 1.0]) == [LEAST // 4, 0, READ - LEAST, 0]
+    assert shares([900], [2.0]) == [READ // 2] and shares([900, 10], [200.0, 1.0]) == [1, 0]
+    assert shares([0, 0], [1.0, 1.0]) == [0, 0] and shares([900, 10], [2.0, 1.0]) == [(READ - 10) // 2, 10]
+    request = repeatable("ar", chunk=50).open(toy_prompt(100), 4)
+    assert request.weight == 1
+    request.step()
+    target = request._decoder.verifier.target
+    c, linear = target.config, sum(p.numel() for p in target.layers[0].parameters() if p.ndim == 2)
+    assert request.weight == pytest.approx(1 + 50 * 2 * c.num_attention_heads * c.head_dim / linear)
 
 
 def test_nodes_are_dearer_where_other_requests_wait_for_them():

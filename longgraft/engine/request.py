@@ -79,6 +79,11 @@ class Request:
         return cache.capacity - cache.length
 
     @property
+    def weight(self) -> float:
+        """What reading its next token costs, in tokens of a prompt's beginning."""
+        return 1 + self.written / self._decoder.verifier.target.costly_context
+
+    @property
     def rows(self) -> int:
         """Rows of its last pass; 1 before it had one."""
         return self._rows
@@ -111,6 +116,8 @@ class Request:
 
     def _prefill_step(self) -> Step:
         assert self._prefill is not None
+        if self._beside.chunk == 0:     # the pass is for shorter prompts
+            return Step()
         with self._clock.part("host"):      # time outside all other parts, such as a memory's own
             step = next(self._prefill)
         if step.tokens:

@@ -23,7 +23,7 @@ from longgraft.target_model.together import together
 
 LOG = logging.getLogger(__name__)
 READ = 128          # prompt tokens of all requests in a pass, where several run: longer chunks are hardly faster
-LEAST = 16          # of each request that reads
+LEAST = 16          # of them for the oldest request that reads
 FILLED = 0.8        # share of the free memory that caches may fill
 AGAIN = 10.0        # seconds after which a session that could not be made is tried again
 
@@ -32,13 +32,13 @@ class Sessions:
     """As many sessions of one target and method as requests run, made as they are needed and kept with the first.
 
     most: requests that run at once
-    lone: prompt tokens that a request may read in a pass of its own, so that nobody who comes waits for long; None: no
-          limit, where nobody can join, and on a GPU, where short chunks are much slower
+    lone: whether a request that runs alone reads as much in a pass as in a common one, so that nobody who comes waits
+          for long: not where nobody can join, nor on a GPU, where short chunks are much slower
     """
 
     def __init__(self, session: Session, most: int) -> None:
         self.first, self.most, self._again = session, most if session.repeatable else 1, 0.0
-        self.lone = READ if self.most > 1 and session.target.device.type == "cpu" else None
+        self.lone = self.most > 1 and session.target.device.type == "cpu"
 
     def free(self, requests: Collection[Request], prompt_tokens: int, max_new_tokens: int) -> Session | None:
         """A session for another request, by its tokens; None while as many run as can, or as fit the memory.
@@ -103,29 +103,38 @@ class Sessions:
                 request.close()
 
 
-def advance(requests: Sequence[Request], lone: int | None = None) -> list[Step | Exception | None]:
+def advance(requests: Sequence[Request], lone: bool = False) -> list[Step | Exception | None]:
     """The next step of each, in order, as `Request.step` returns or raises it.  All wait for the slowest.
 
-    lone: as of `Sessions`
+    requests: the oldest first; lone: as of `Sessions`
     """
+    chunks = shares([one.unread for one in requests], [one.weight for one in requests])
     if len(requests) == 1:
         try:
-            return [requests[0].step(Beside(chunk=lone))]
+            return [requests[0].step(Beside(chunk=chunks[0] if lone else None))]
         except Exception as error:
             return [error]
     rows = sum(request.rows for request in requests)
     return together([partial(request.step, Beside(len(requests) - 1, rows - request.rows, chunk))
-                     for request, chunk in zip(requests, shares([one.unread for one in requests]), strict=True)])
+                     for request, chunk in zip(requests, chunks, strict=True)])
 
 
-def shares(unread: Sequence[int]) -> list[int]:
-    """Prompt tokens that each may read in a common pass.  unread: of each.  What the least shares leave goes to the
-    shortest rest first: a short prompt has its answer begun before a long one is read."""
-    found, room = [LEAST] * len(unread), READ - LEAST * sum(rest > 0 for rest in unread)
+def shares(unread: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Prompt tokens that each may read in a common pass, which takes about as long as READ tokens do in the beginning
+    of a prompt: of the oldest for LEAST of them, so that it ends at last; then the shortest rest first, so that a
+    short prompt's answer begins before a long one is read.  Others may rest.
+
+    unread: of each, the oldest first; 0 of one that decodes.  weights: what a token of it costs, as `Request.weight`
+    """
+    found, room = [0] * len(unread), float(READ)
+    oldest = next((index for index, rest in enumerate(unread) if rest), None)
+    if oldest is not None:
+        found[oldest] = min(unread[oldest], max(1, int(LEAST / weights[oldest])))
+        room -= found[oldest] * weights[oldest]
     for index in sorted(range(len(unread)), key=unread.__getitem__):
-        more = max(0, min(unread[index] - LEAST, room))
+        more = max(0, min(unread[index] - found[index], int(room / weights[index])))
         found[index] += more
-        room -= more
+        room -= more * weights[index]
     return found
 
 

@@ -24,7 +24,7 @@ class Beside:
     """What else is in a request's next passes, as far as can be foreseen.
 
     requests, rows: other requests, and the rows that they have in a pass; chunk: prompt tokens that the request may
-    read in one pass, so that the others need not wait for long; None: no limit
+    read in one pass, so that the others need not wait for long; 0: it rests; None: no limit
     """
 
     requests: int = 0

@@ -7,6 +7,7 @@ installed for one `run` and removed when it ends, also by an exception.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -121,9 +122,22 @@ class Target:
         kinds = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
         return sum(kind not in WITHOUT_ATTENTION for kind in kinds)
 
+    @cached_property
+    def costly_context(self) -> float:
+        """Tokens over which one attends at the cost of its linear layers, by multiplications; windows and experts that
+        rest are not counted."""
+        if not self.attention_layers:
+            return math.inf
+        linear = sum(p.numel() for p in self.layers.parameters() if p.ndim > 1)
+        return linear / (2 * self.attention_layers * self.config.num_attention_heads * self._head_size)
+
     @property
     def max_positions(self) -> int:
         return int(getattr(self.config, "max_position_embeddings", UNBOUNDED))
+
+    @property
+    def _head_size(self) -> int:
+        return getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
 
     @property
     def weights(self) -> str:
@@ -157,9 +171,8 @@ class Target:
         c = self.config
         if not self.attention_layers:
             return 1
-        size = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        return 2 * self.attention_layers * heads * size * (self.cache_dtype or self.dtype).itemsize
+        return 2 * self.attention_layers * heads * self._head_size * (self.cache_dtype or self.dtype).itemsize
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
         """One report per segment, of one forward; inside `together`, of one for all that wait for this target."""
