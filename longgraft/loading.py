@@ -87,7 +87,8 @@ class Loaded:
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
         adaptive = method.chooses(budget)
         if adaptive:
-            costs = costs.copy() if costs else costs_for(self.target, parts.head, self.costs, parts.regions)
+            known = costs or parts.costs
+            costs = known.copy() if known else costs_for(self.target, parts.head, self.costs, parts.regions)
             parts = replace(parts, costs=costs)
         elif budget is None and self.target.device.type == "cpu":
             nodes = min(nodes, CPU_BUDGET)

@@ -70,6 +70,8 @@ MUTATIONS = (
     Mutation("a long prompt holds up the others", "side_by_side:shares", "key=unread.__getitem__", "key=lambda index: -unread[index]", "test_side_by_side.py::test_a_short_prompt_is_read_before_the_rest_of_a_long_one"),
     Mutation("a token far into a prompt counts as any other", "side_by_side:shares", "int(room / weights[index])", "int(room)", "test_side_by_side.py::test_a_token_far_into_a_prompt_counts_as_often_as_it_costs"),
     Mutation("a prompt alone holds up whoever comes", "side_by_side:advance", "Beside(chunk=chunks[0] if lone else None)", "Beside()", "test_side_by_side.py::test_a_short_prompt_is_read_before_the_rest_of_a_long_one"),
+    Mutation("answers at once are compared with nothing", "concurrency:_answered", "sum(mine != theirs for", "sum(False for", "test_concurrency.py::test_what_differs_from_the_request_alone_is_counted"),
+    Mutation("batches that are there are measured again", "concurrency:missing_batches", "if key not in there", "if True", "test_concurrency.py::test_requests_at_once_are_rows_of_their_own_and_each_says_what_it_says_alone"),
     Mutation("nodes cost as if nobody else waited", "Controller._priced", "(1 + ask.beside.requests) * self", "self", "test_side_by_side.py::test_nodes_are_dearer_where_other_requests_wait_for_them"),
     Mutation("shared passes are taken for slow ones", "AcceptanceEstimates.observe", " and plan.alone", "", "test_side_by_side.py::test_passes_that_others_share_say_nothing_of_a_pass_alone"),
     Mutation("caches may be more than the memory", "Sessions.free", " or rows > self._room()", "", "test_side_by_side.py::test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full"),

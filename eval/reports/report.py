@@ -15,6 +15,7 @@ from typing import Any
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
+from longgraft.eval.reports.concurrency import concurrency_table
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
 from longgraft.eval.reports.field_of_methods import COLUMNS as FIELD_COLUMNS
@@ -111,6 +112,7 @@ def summary(run: Run) -> str:
         if any(cell.loops for cell in found):
             out += tables(cells(own, with_loops=False), ", without answers that loop")
         out += [*match_table(measured(own)), lossless_table(found, dtype), *_divergences(own)]
+        out += concurrency_table([batch for batch in run.batches if batch.key.mode == mode])
     if failed := [row for row in rows if isinstance(row, Failure)]:
         out.append("\n## Failures\n")
         out += _listed(_by_error(failed))

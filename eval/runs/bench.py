@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import Fitted, as_it_is
+from longgraft.eval.prompts.suites import Example
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, failed_turn, failures, missing
 from longgraft.eval.runs.measure import Learned, Prefilled, Stock
@@ -136,8 +136,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     """The rows of one turn that are wanted, from one prefill; a variant that fails gets a row with the error, and the
     others go on."""
     session, example = bench.session, fitted.example
-    limit = min(config.max_new_tokens, example.max_new_tokens or config.max_new_tokens)
-    most = session.target.max_positions
+    limit, most = _limit(config, example), session.target.max_positions
     if len(fitted.ids) + limit > most:
         raise ValueError(f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
                          f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
@@ -148,7 +147,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     state = Prefilled(bench.stock, variants, fitted.ids, max(limit, config.check_tokens or 0), bench.learned)
     checks = _Checks(config, state)
     for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
-        draw = _draw(config, bench, example, mode, limit)
+        draw = draw_of(config, bench, example, mode)
         checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
         with suppress(*FAILURES):       # nothing of this length is timed cold; what fails will do so again below
             state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
@@ -164,7 +163,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
         yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise)
 
 
-def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: _Draw, key: Key, fitted: Fitted) -> Result:
+def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: Key, fitted: Fitted) -> Result:
     """One row."""
     state, example, tokenizer = checks.state, fitted.example, bench.session.tokenizer
     try:
@@ -183,7 +182,7 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: _Draw, key: 
 
 
 @dataclass(frozen=True)
-class _Draw:
+class Draw:
     """How a mode draws tokens, how many, and what ends them."""
 
     sampling: Sampling
@@ -191,13 +190,19 @@ class _Draw:
     eos: Sequence[int]
 
 
-def _draw(config: SweepConfig, bench: Bench, example: Any, mode: str, limit: int) -> _Draw:
+def draw_of(config: SweepConfig, bench: Bench, example: Example, mode: str) -> Draw:
+    """ValueError where there is nothing to replay."""
+    limit = _limit(config, example)
     if mode != "replay":
-        return _Draw(config.sampling(mode), limit, bench.session.eos)
+        return Draw(config.sampling(mode), limit, bench.session.eos)
     recording = bench.session.tokenizer(example.recording, add_special_tokens=False)["input_ids"][:limit]
     if not recording:
         raise ValueError(f"The recorded continuation of {example.id} has no token.")
-    return _Draw(config.sampling(mode, recording), len(recording), ())
+    return Draw(config.sampling(mode, recording), len(recording), ())
+
+
+def _limit(config: SweepConfig, example: Example) -> int:
+    return min(config.max_new_tokens, example.max_new_tokens or config.max_new_tokens)
 
 
 class _Checks:
@@ -208,7 +213,7 @@ class _Checks:
         self.plain: dict[str, list[int]] = {}
         self._beside: dict[str, Check | None] = {}
 
-    def of(self, variant: Variant, mode: str, draw: _Draw, tokens: list[int]) -> Check | None:
+    def of(self, variant: Variant, mode: str, draw: Draw, tokens: list[int]) -> Check | None:
         """A replay cannot diverge: tokens are drawn beside it, in the mode in which the method must have plain
         decoding's, and compared.
 
@@ -223,7 +228,7 @@ class _Checks:
             # In half precision only greedy draws have a margin to judge a divergence by.
             exact = self.state.target.dtype == torch.float32 and variant.promise == "exact"
             how = "sampled" if exact else "greedy"
-            draw = _Draw(self._config.sampling(how), self._config.check_tokens or draw.limit, ())
+            draw = Draw(self._config.sampling(how), self._config.check_tokens or draw.limit, ())
             beside = f"{how} beside replay"
             ours = self.state.decode(variant, draw.sampling, draw.limit)[0]
             if variant.name == PLAIN:
@@ -233,7 +238,7 @@ class _Checks:
             self._beside[variant.name] = self._compare(self.plain[beside], draw, ours)
         return self._beside[variant.name]
 
-    def _compare(self, theirs: list[int], draw: _Draw, ours: list[int]) -> Check | None:
+    def _compare(self, theirs: list[int], draw: Draw, ours: list[int]) -> Check | None:
         if not theirs:
             return None
         at = first_divergence(ours, theirs)

@@ -49,6 +49,9 @@ class SweepConfig:
                           low=1, high=10 ** 6)
     repeats: int = option(3, "Of each decoding", low=1, high=1000)
     max_new_tokens: int = like(Ends, "max_new_tokens", default=128, help="Of an answer, at most")
+    concurrency: tuple[int, ...] = option((), "Requests at once, e.g. 1,2,4,8,16: each suite and length is answered "
+                                          "again by so many, and the tables say what all of them and each of them get",
+                                          low=1, high=1024, none="each prompt alone")
     temperature: float = like(Draw, "temperature", default=1.0, help="Of mode sampled")
     seed: int = like(Draw, "seed", help="Of mode sampled")
     # A replay itself can show no divergence.
@@ -83,6 +86,9 @@ class SweepConfig:
         self.sampling("sampled")
         if not (self.suites and self.modes):
             raise ValueError("A sweep needs a suite and a mode; none was given.")
+        if max(self.concurrency, default=0) > self.prompts:
+            raise ValueError(f"concurrency is {max(self.concurrency)}, and of each suite and length {self.prompts} "
+                             "prompts are taken. Give --prompts of as many or more.")
         for variant in self.variants:
             for what, switch, wanted, given in (
                     ("head", "head", [variant.head] if variant.head else [], self.heads),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from longgraft.config.json_input import read_object
+from longgraft.eval.runs.batches import Batch, read_batches
 from longgraft.eval.runs.rows import Result, read_rows
 
 CONFIG: Mapping[str, type | tuple[type, ...]] = {
@@ -19,18 +20,20 @@ ENVIRONMENT: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left: its rows, the configuration that it had, and the environment that it ended in."""
+    """What a run left: its rows, the configuration that it had, and the environment that it ended in; the batches of
+    `--concurrency`."""
 
     folder: Path
     rows: list[Result]
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
+    batches: Sequence[Batch] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Run:
         """ValueError names the file, and what of it is missing or of another shape."""
         return cls(folder, read_rows(folder), read_object(folder / "config.json", CONFIG),
-                   read_object(folder / "environment.json", ENVIRONMENT))
+                   read_object(folder / "environment.json", ENVIRONMENT), read_batches(folder))
 
     def describe(self) -> str:
         """Which run this is, in a line."""

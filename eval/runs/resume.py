@@ -15,7 +15,7 @@ from longgraft.eval.runs.rows import rows_file
 CONFIG = "config.json"
 # What a run may have more of than before: its rows stand as they are.
 MORE = ("prompts", "repeats")
-ADDED = ("suites", "lengths", "methods", "modes", "heads", "calibrations")
+ADDED = ("suites", "lengths", "methods", "modes", "heads", "calibrations", "concurrency")
 
 
 def save_config(folder: Path, config: SweepConfig) -> None:

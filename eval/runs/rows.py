@@ -112,14 +112,14 @@ def parse_row(text: str | bytes, where: str) -> Result:
     ValueError names the field that is missing or of the wrong kind.
     """
     given = parse_object(text, where)
-    key = Key(*_values(Key, given, where).values())
+    key = Key(*values_of(Key, given, where).values())
     kind = Failure if "error" in given else Row
-    return kind(key, **_values(kind, given, where))
+    return kind(key, **values_of(kind, given, where))
 
 
-def _values(kind: Any, given: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a type, checked."""
-    needed = Key._fields if kind is Key else [
+def values_of(kind: Any, given: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a row, or of its key, checked; ValueError names the one that is missing or of the wrong kind."""
+    needed = kind._fields if issubclass(kind, tuple) else [
         f.name for f in fields(kind) if f.name != "key" and f.default is f.default_factory is MISSING]
     if missing := [name for name in needed if name not in given]:
         raise ValueError(f"{where}: no row of a sweep: {', '.join(missing)} is missing. Found: "
@@ -166,6 +166,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     float: ("a number", _number, float),
     bool: ("true or false", lambda v: isinstance(v, bool), _same),
     str: ("text", lambda v: isinstance(v, str), _same),
+    tuple[float, ...]: ("a list of numbers", lambda v: isinstance(v, list) and all(map(_number, v)), tuple),
     list[int]: ("a list of whole numbers", lambda v: isinstance(v, list) and all(map(whole, v)), _same),
     dict[str, int]: ("an object of whole numbers", _mapped(whole), _same),
     dict[str, float]: ("an object of numbers", _mapped(_number), _same),

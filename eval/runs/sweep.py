@@ -14,7 +14,9 @@ from typing import Any
 
 from longgraft.config.json_input import read_object
 from longgraft.eval.prompts.buckets import Fitted
+from longgraft.eval.runs.batches import read_batches, write_batches
 from longgraft.eval.runs.bench import Bench, run_prompt, warm_up
+from longgraft.eval.runs.concurrency import batch, missing_batches
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, count_missing, jobs_of, turns_of
 from longgraft.eval.runs.measure import Prefilled
@@ -38,6 +40,8 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}; it must be 1 or more.")
+    if config.concurrency and (ray is not None or (workers or 1) > 1):
+        raise ValueError("With --concurrency requests share one target's passes. Leave --workers and --ray out.")
     resume = resume or retry
     check_folder(out, config, resume)
     suites = check_plan(config)
@@ -74,14 +78,21 @@ def _sweep(config: SweepConfig, suites: Suites, out: Path, retry: bool, crew: Cr
     with closing(RowLog(out, retry)) as log:
         save_config(out, config)
         jobs = jobs_of(config, plan, done(log.rows))
-        if not jobs:
+        found = [one for one in read_batches(out) if not (retry and one.error)]
+        wanted = missing_batches(config, bench, plan, {one.key for one in found}) if bench else []
+        if not (jobs or wanted):
             return log.rows
         opened = _opened(out, crew)
         if bench:
             opened(environment(bench.session))
-        progress = Progress(sum(count_missing(config, job) for job in jobs))
+        progress = Progress(sum(count_missing(config, job) for job in jobs) + len(wanted))
         for row in _rows(config, bench, jobs, crew, opened):
             log.append(row)
+            progress.add()
+        for key in wanted:
+            assert bench is not None
+            found.append(batch(config, bench, plan, key, done(log.rows)))
+            write_batches(out, found)
             progress.add()
         progress.close()
         return log.rows
@@ -109,7 +120,8 @@ def _rows(config: SweepConfig, bench: Bench | None, jobs: Sequence[Job], crew: C
         assert crew is not None
         yield from spread(config, jobs, crew, opened)
         return
-    warm_up(config, bench, jobs[0].fitted)
+    for job in jobs[:1]:
+        warm_up(config, bench, job.fitted)
     for job in jobs:
         yield from run_prompt(config, bench, job)
 

@@ -1,0 +1,75 @@
+"""The rows of `--concurrency`: several prompts at once by one method, and the file that they are in.
+
+Knows files and fields; knows no model and no table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from longgraft.config.json_input import parse_object
+from longgraft.eval.runs.rows import values_of
+
+BATCHES = "concurrency.jsonl"
+
+
+class BatchKey(NamedTuple):
+    """What a batch is of: a run has each once.  running: requests at once, where so many prompts are left."""
+
+    suite: str
+    bucket: int
+    mode: str
+    method: str
+    running: int
+    repeat: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All prompts of a suite and length, so many at once; each that ends makes room for the next.
+
+    seconds: from the first's beginning to the last's end, prompts being read among them; first_token_seconds,
+    tokens_per_second: of each request, from its beginning and after its first token; mat: pooled over all steps;
+    different: answers that are not those of the request alone; compared: answers that could be compared
+    error: why there is no figure
+    """
+
+    key: BatchKey
+    prompts: int = 0
+    new_tokens: int = 0
+    seconds: float = 0.0
+    first_token_seconds: tuple[float, ...] = ()
+    tokens_per_second: tuple[float, ...] = ()
+    mat: float = 0.0
+    different: int = 0
+    compared: int = 0
+    error: str = ""
+
+
+def read_batches(folder: Path) -> list[Batch]:
+    """Those of a run, none where it has no file; a last line without its end is left out.  ValueError names a line that
+    is broken."""
+    path = folder / BATCHES
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    found = []
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        given = parse_object(line, where)
+        found.append(Batch(BatchKey(**values_of(BatchKey, given, where)), **values_of(Batch, given, where)))
+    return found
+
+
+def write_batches(folder: Path, batches: list[Batch]) -> None:
+    """The file, whole or not at all."""
+    lines = [json.dumps(batch.key._asdict() | {name: value for name, value in asdict(batch).items() if name != "key"})
+             for batch in batches]
+    beside = folder / f"{BATCHES}.part"
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(folder / BATCHES)

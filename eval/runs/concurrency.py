@@ -1,0 +1,80 @@
+"""Several prompts at once, as a server has them: what all requests together get, and each of them.
+
+Knows the target with its heads, and prompts; knows no table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from longgraft.engine.request import Request
+from longgraft.engine.session import Session
+from longgraft.engine.side_by_side import Sessions
+from longgraft.eval.prompts.buckets import Fitted
+from longgraft.eval.runs.batches import Batch, BatchKey
+from longgraft.eval.runs.bench import FAILURES, Bench, Draw, draw_of
+from longgraft.eval.runs.config import SweepConfig
+from longgraft.eval.runs.jobs import Plan
+from longgraft.eval.runs.rows import Done, Key
+from longgraft.eval.runs.variants import Variant
+from longgraft.methods.find import find
+
+
+def missing_batches(config: SweepConfig, bench: Bench, plan: Plan, there: Set[BatchKey]) -> list[BatchKey]:
+    """Those of `--concurrency` that are not there yet.  Methods alternate, so that a machine that slows down favours
+    none."""
+    names = [variant.name for variant in bench.able(config.variants) if variant.ours]
+    cells = [(suite, length) for suite, by_length in plan.items() for length, prompts in by_length.items() if prompts]
+    wanted = [BatchKey(*cell, mode, name, running, repeat) for cell in cells for mode in config.modes
+              for repeat in range(config.repeats) for running in config.concurrency for name in names]
+    return [key for key in wanted if key not in there]
+
+
+def batch(config: SweepConfig, bench: Bench, plan: Plan, key: BatchKey, done: Done) -> Batch:
+    """One row, beside those of each request alone.
+
+    It has sessions of its own: what a method learns over requests is learnt within it.  Of a conversation the first
+    turn.
+    """
+    prompts = plan[key.suite][key.bucket]
+    try:
+        draws = [draw_of(config, bench, prompt.example, key.mode) for prompt in prompts]
+        return _answered(_session(config, bench, Variant.parse(key.method)), key, prompts, draws, done)
+    except FAILURES as error:
+        return Batch(key, error=f"{type(error).__name__}: {error}")
+
+
+def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
+    """One with the budget that the variant has alone."""
+    parts = replace(bench.stock.parts(variant), kept={})
+    budget = variant.numbers.get("budget", config.budget)
+    return replace(bench.loaded, method=find(variant.method), parts=parts).session(
+        budget if variant.adaptive(config.budget) else variant.budget(config.budget))
+
+
+def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws: Sequence[Draw], done: Done) -> Batch:
+    tokens: list[list[int]] = [[] for _ in prompts]
+    began, waits, ended = [0.0] * len(prompts), list[float](), dict[int, Request]()
+
+    def opened(free: Session, index: int) -> Request:
+        began[index] = time.perf_counter()
+        return free.open(prompts[index].ids, draws[index].limit, draws[index].sampling, eos=draws[index].eos)
+
+    since = time.perf_counter()
+    ids = [prompt.ids for prompt in prompts]
+    for index, step, request in Sessions(session, key.running).steps(ids, max(d.limit for d in draws), opened):
+        if step.tokens and not tokens[index]:
+            waits.append(time.perf_counter() - began[index])
+        tokens[index] += step.tokens
+        ended[index] = request
+    seconds = time.perf_counter() - since
+    stats = [request.stats for request in ended.values()]
+    alone = [done.get(Key(key.suite, key.bucket, prompt.example.id, key.mode, key.method, 0)) for prompt in prompts]
+    pairs = [(mine, theirs) for mine, theirs in zip(tokens, alone, strict=True) if theirs]
+    steps = sum(one.steps for one in stats)
+    return Batch(key, len(prompts), sum(map(len, tokens)), seconds, tuple(waits),
+                 tuple(one.decode_tokens_per_second for one in stats),
+                 sum(sum(one.accepted_per_step) for one in stats) / steps if steps else 0.0,
+                 sum(mine != theirs for mine, theirs in pairs), len(pairs))
