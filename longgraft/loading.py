@@ -95,7 +95,7 @@ class Loaded:
         gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
         kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
-        kernels += f" and {self.target.weights} weights" if self.target.integers else ""
+        kernels += f" and {self.target.weights} weights" if self.target.weights != "float" else ""
         kernels += f", cache in {str(self.target.cache_dtype)[6:]}" if self.target.cache_dtype else ""
         about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
                  f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
@@ -158,9 +158,11 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
     settings = with_own_settings(settings)
     method, source = find(settings.method), resolve(model)
     check_given(settings.given, method.needs)
-    target, tokenizer = load_target(source, settings)
+    found = load_target(source, settings)
+    target, tokenizer = found.target, found.tokenizer
     method, given, notes = load_needs(method, Sources(target, None if drafter == "none" else drafter, settings.head,
                                                       settings.given, tokenizer))
+    notes = (*found.notes, *notes)
     if target.kernels is None and isinstance(why := kernels_for(settings, target.model), NotBuilt):
         notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly")
     regions, why_eager = _regions(settings, target)
@@ -220,6 +222,6 @@ def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -
     """What a calibration belongs to: token ids are of one tokenizer and target, thresholds of one drafter.  A few
     values of the weights identify them."""
     drafter = "none" if network is None else digest([network.config, network.fc.weight[0].tolist()])
-    numbers = {} if target.integers is None else {"linear weights": target.weights}
+    numbers = {} if target.weights == "float" else {"linear weights": target.weights}
     return {**numbers, "target": Path(target.name).name, "vocab_size": str(target.vocab_size),
             "tokenizer": vocabulary(tokenizer), "weights": digest(target.head.weight[-1].tolist()), "drafter": drafter}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,14 +45,14 @@ def test_a_file_is_the_model_it_was_written_from_bit_for_bit(tmp_path, tied, div
     target = load(tmp_path / "toy.gguf").target
     assert torch.equal(target.model(IDS).logits, written(IDS).logits)
     assert target.config.tie_word_embeddings == tied and target.max_positions == 512
-    folder = place_of(str(tmp_path / "toy.gguf")).path
+    folder = place_of(str(tmp_path / "toy.gguf")).with_floats()
     assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(IDS).logits, written(IDS).logits)
 
 
 def test_tokenizer_template_and_every_end_token_are_the_files(file):
     session = load(file)
     tokenizer = session.tokenizer
-    assert session.eos == (END, TURN) and tokenizer.eos_token == "<|im_end|>"
+    assert session.eos == (END, TURN, SPECIAL.index("<|endoftext|>")) and tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.chat_template == TEMPLATE and tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3]
     text = "the end\t of 123  “it”<|im_end|>"
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -60,12 +61,25 @@ def test_tokenizer_template_and_every_end_token_are_the_files(file):
     assert tokenizer.decode(session.encode(chat)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize(("tokens", "ends"), [
+    (("a", "<|im_end|>", "<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>"),
+     [1, 2, 3, 4, 5]),
+    (("<|end|>", "b", "<end_of_turn>"), [1, 0, 2]),
+    (("<|end|>", "b", "<|return|>", "<|call|>"), [1, 2, 3])])       # gpt-oss: <|end|> ends a part of an answer
+def test_ends_of_a_file_follow_the_names_of_its_tokens(tokens, ends):
+    def field(value):
+        return SimpleNamespace(contents=lambda: value)
+
+    fields = {"tokenizer.ggml.eos_token_id": field(1), "tokenizer.ggml.tokens": field(list(tokens))}
+    assert gguf_files.end_ids(SimpleNamespace(fields=fields)) == ends
+
+
 def test_a_file_is_dequantised_once_wherever_it_lies_and_for_each_dtype(file, tmp_path, cache, monkeypatch, capsys):
     first = load(file).generate("the", max_new_tokens=8).token_ids
     assert f"dequantising toy.gguf to float32, once: 0 MB in {cache}" in capsys.readouterr().err
     half = load(file, dtype="bfloat16")
     assert half.target.dtype == torch.bfloat16 and len(list(cache.glob("*-*"))) == 2
-    monkeypatch.setattr(gguf_files, "_convert", lambda *_: pytest.fail("a kept model was dequantised again"))
+    monkeypatch.setattr(gguf_files, "_write_floats", lambda *_: pytest.fail("a kept model was dequantised again"))
     shutil.copy(file, tmp_path / "copy.gguf")
     assert load(tmp_path / "copy.gguf").generate("the", max_new_tokens=8).token_ids == first
     assert load(file, dtype="float16").target.dtype == torch.float16
@@ -138,7 +152,7 @@ def test_a_file_is_refused(what, tmp_path, cache):
     make, said = REFUSED[what]
     make(tmp_path / "toy.gguf")
     with pytest.raises(ValueError, match=f"^{said}") as error:
-        place_of(tmp_path / "toy.gguf")
+        place_of(tmp_path / "toy.gguf").with_floats()
     assert str(error.value).count("\n") <= 1
     assert not list(cache.glob("*-*")) and not (cache / "partial").exists()
 

@@ -1,9 +1,6 @@
-"""Products with weights in integers are those of the numbers that the integers stand for, and a GGUF file's blocks are
-its own dequantised weights."""
+"""Weights in blocks of integers: products, a GGUF file's blocks, rounding to bytes, and what needs floats."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -15,10 +12,9 @@ from toys.models import toy_model
 from toys.sessions import answered, toy_prompt
 
 import longgraft
-from longgraft.kernels.cpu import SPAN, cpu_kernels
+from longgraft.kernels.block_weight import NeedsFloats, block_weights
+from longgraft.kernels.cpu import BLOCK_TYPES, SPAN, cpu_kernels
 from longgraft.kernels.integers import IntegerWeight, rounded
-from longgraft.models.gguf_blocks import READ, integers_of, read_blocks
-from longgraft.models.places import place_of
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +47,7 @@ def in_bytes(x: torch.Tensor) -> torch.Tensor:
 def test_products_are_those_of_what_the_integers_stand_for(rows, size, out, group, bits, low, kernels):
     weight, x, bias = random_weight(out, size, group, bits, low), torch.randn(rows, size), torch.randn(out)
     packed = kernels.packed_integers(weight)
+    assert torch.equal(packed[:], weight.floats())
     found = kernels.integer_product(x, packed, bias)
     expected = in_bytes(x) @ weight.floats().double().T + bias
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
@@ -89,54 +86,87 @@ def test_rounding_takes_the_nearest_of_255_steps():
     assert (nn.functional.pad(found.floats() - weight, (0, 26)).view(9, 3, 32).abs() <= 0.501 * steps).all()
 
 
-@pytest.mark.parametrize("kind", READ)
-def test_a_files_blocks_are_its_dequantised_weights_bit_for_bit(kind):
-    """Scales of blocks that the package cannot write are small and finite; all else is random."""
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_packed_blocks_equal_dequantized_weights(kind, kernels):
+    """Scales are finite, one of them subnormal; all else is random."""
     type_ = gguf.GGMLQuantizationType[kind]
     inputs, size = gguf.GGML_QUANT_SIZES[type_]
-    raw = np.random.default_rng(0).integers(0, 256, (3, 2, size), dtype=np.uint8)
-    scales = np.frombuffer(np.array([0.01, 0.03], np.float16).tobytes(), np.uint8)
+    assert inputs == BLOCK_TYPES[kind].inputs and type_.value == BLOCK_TYPES[kind].number
+    rows = 2 * kernels.lanes + 3
+    raw = np.random.default_rng(0).integers(0, 256, (rows, 2, size), dtype=np.uint8)
+    scales = np.frombuffer(np.array([0.01, 3e-5], np.float16).tobytes(), np.uint8)
     if kind == "Q6_K":
         raw[..., -2:] = scales[:2]
     else:
         raw[..., :4] = scales
-    found = integers_of(kind, torch.from_numpy(raw.reshape(3, 2 * size)))
-    assert torch.equal(found.floats(), torch.from_numpy(gguf.dequantize(raw.reshape(3, 2 * size), type_)))
-    assert found.codes.shape == (3, 2 * inputs) and int(found.codes.max()) < 2 ** found.bits
+    raw = raw.reshape(rows, 2 * size)
+    slabs = torch.from_numpy(raw).split(kernels.lanes)
+    found = kernels.packed_blocks(kind, (rows, 2 * inputs), torch.float32, slabs)
+    expected = torch.from_numpy(gguf.dequantize(raw, type_))
+    assert torch.equal(found[:], expected)
+    assert torch.equal(found[torch.tensor([[4, 1]])], expected[torch.tensor([[4, 1]])])
+    x = torch.randn(3, 2 * inputs)
+    torch.testing.assert_close(found.product(x, None).double(), in_bytes(x) @ expected.double().T, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
-def test_a_model_decodes_with_its_files_blocks(tmp_path, kind, kernels):
-    """transformers turns the rows of queries and keys: the blocks follow them."""
-    write_gguf(tmp_path / "toy.gguf", kind=kind)
-    session = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld", weights="gguf")
-    assert any("gguf weights" in line for line in session.about)
-    folder = Path(place_of(str(tmp_path / "toy.gguf")).path)
-    weights, blocks = dict(session.target.model.named_parameters()), read_blocks(folder)
-    assert {name for name, of in weights.items() if of.ndim == 2 and of.shape[1] % 32 == 0} == blocks.keys()
-    assert all(torch.equal(of.floats(), weights[name]) for name, of in blocks.items())
-    float_ = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])      # that the package can write
+def test_blocks_of_a_file_equal_its_dequantized_weights(tmp_path, kind, tied, kernels):
+    """transformers changes the order of rows of queries and keys: the blocks follow it."""
+    write_gguf(tmp_path / "toy.gguf", tied, kind=kind)
+    session = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld")
+    assert "weights are the file's own blocks (--weights float dequantises them)" in session.about
+    floats = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld", weights="float")
+    expected = dict(floats.target.model.named_parameters())
+    found = dict(block_weights(session.target.model))
+    assert {name for name, of in expected.items() if of.ndim == 2 and of.shape[1] % 32 == 0} <= found.keys()
+    assert all(torch.equal(of[:], expected.get(name, floats.target.head.weight)) for name, of in found.items())
+    others = dict(session.target.model.named_parameters())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in others.items()) and len(others) > 4
+    assert session.target.costly_context == floats.target.costly_context
+    assert session.target.identity["linear weights"] == "gguf" and "linear weights" not in floats.target.identity
+    plain = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="ar")
     ids = toy_prompt(50)
-    near, exact = (each.engine.target for each in (session, float_))
-    assert near.identity["linear weights"] == "gguf" and "linear weights" not in exact.identity
-    plain = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="ar", weights="gguf")
     assert answered(session, ids, 40).token_ids == answered(plain, ids, 40).token_ids
+    assert not list((tmp_path / "cache" / "models").glob("*-bfloat16"))
+
+
+def test_no_float_copy_of_a_file_in_blocks_is_made(tmp_path, kernels):
+    write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
+    session = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld")
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    floats = {name for name, parameter in session.target.model.named_parameters() if parameter.ndim == 2}
+    assert {name.split(".", 3)[3] for name in floats} == {"mlp.down_proj.weight"}      # its rows are no whole blocks
+
+
+def test_what_needs_floats_is_refused_in_one_sentence(tmp_path, kernels):
+    write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
+    head = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld").target.head
+    for asks in (lambda: head.weight.T, lambda: torch.ones(2, 2) @ head.weight, lambda: head.weight.float()):
+        with pytest.raises(NeedsFloats, match=r"^The weights are blocks of integers, and .* needs them as floats\. "
+                                              r"Load the model with --weights float\.$"):
+            asks()
 
 
 def test_int8_rounds_any_model(kernels):
     model = toy_model("qwen3")
     ids = toy_prompt(50)
-    said = [answered(longgraft.load((model, None), None, tell=False, method=method, weights="int8"), ids, 40).token_ids
-             for method in ("pld", "ar")]
-    assert said[0] == said[1]
+    sessions = [longgraft.load((model, None), None, tell=False, method=method, weights="int8")
+                for method in ("pld", "ar")]
+    assert answered(sessions[0], ids, 40).token_ids == answered(sessions[1], ids, 40).token_ids
+    assert not list(block_weights(model))       # the model that was given is as it was
+    rounded_model = sessions[0].target.model
+    assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
 
-def test_what_has_no_blocks_or_no_kernels_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="no GGUF file, which has blocks"):
+def test_blocks_are_refused_where_there_are_none_or_no_kernels(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"^The file's blocks cannot be multiplied with: 'embedded' is no GGUF file"):
         longgraft.load(None, None, tell=False, weights="gguf")
     write_gguf(tmp_path / "floats.gguf")
-    with pytest.raises(ValueError, match="no matrix in blocks"):
+    with pytest.raises(ValueError, match="the file has no matrix in blocks that the kernels multiply with"):
         longgraft.load(tmp_path / "floats.gguf", None, tell=False, weights="gguf")
+    session = longgraft.load(tmp_path / "floats.gguf", None, tell=False, method="pld")
+    assert session.about[0].startswith("weights are dequantised to floats: the file has no matrix in blocks")
     with pytest.raises(ValueError, match="has no blocks of a GGUF file"):
         longgraft.load((toy_model(), None), None, tell=False, weights="gguf")
     with pytest.raises(ValueError, match=r"--weights: for a CPU's compiled kernels, .* this model is float16"):

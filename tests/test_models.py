@@ -203,7 +203,7 @@ def test_two_processes_at_once_fetch_it_once(tmp_path, cache):
 def test_a_name_is_a_model_in_python_on_the_command_line_in_sweeps_and_in_servers(model, tmp_path, monkeypatch, capsys):
     session = longgraft.load("toy", None, tell=False, method="pld")
     assert torch.equal(session.target.model(IDS).logits, model(IDS).logits) and session.target.name == "toy"
-    monkeypatch.setattr(gguf_files, "_convert", lambda *_: pytest.fail("dequantised again"))
+    monkeypatch.setattr(gguf_files, "_write_floats", lambda *_: pytest.fail("dequantised again"))
     (fetch.cached(CATALOGUE["toy"])).unlink()       # what was dequantised is enough
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the end " * 40, "continuation": "the end " * 8}))
     swept = SweepConfig((str(tmp_path / "rows.jsonl"),), lengths=(64,), methods=("pld",), prompts=1, repeats=1,

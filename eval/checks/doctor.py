@@ -1,7 +1,4 @@
-"""What is here, and whether a target and a head fit together and into memory: from configs and file headers alone.
-
-Knows devices, packages and configurations; reads no weights.
-"""
+"""What is here, and whether a target and a head fit together and into memory: from configs and file headers alone."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from longgraft.config.settings import HeadOverrides, Pair
 from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
+from longgraft.models.gguf_blocks import TensorTable
 from longgraft.models.places import place_of
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
@@ -48,19 +46,24 @@ class Share:
     per_token: int      # keys and values of one token
 
 
-def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None, weights: str = "float",
+def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None, weights: str = "auto",
             cache: torch.dtype | None = None) -> Report:
-    """weights, cache: a session's `--weights` and `--kv-dtype`.  ValueError where the target cannot be decoded
-    here, or the head is another target's."""
-    programs = resident() if device.type == "cpu" else 0      # before a GGUF file is dequantised, which leaves memory
-    place = place_of(pair.model, dtype)
+    """Whether a target and a head fit together and into memory.
+
+    weights, cache: a session's `--weights` and `--kv-dtype`.  ValueError where the target cannot be decoded here, or
+    the head is another target's.
+    """
+    programs = resident() if device.type == "cpu" else 0      # before a GGUF file is described, which leaves memory
+    place = place_of(pair.model)
     name, config = place.name, cast(Any, read_config(place.path, place.name))
     dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
     text, shape = config.get_text_config(decoder=True), TargetShape.of(config)
     lines = [*machine(device),
              f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
              f"{shape.vocab:,}, {text.max_position_embeddings:,} positions, {str(dtype)[6:]} on {device}"]
-    target, packed = _target(config, dtype, weights != "float", cache or dtype)
+    in_blocks = place.gguf and weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
+    blocks = TensorTable.read(Path(place.path)).packed_bytes if in_blocks else None
+    target, packed = _target(config, dtype, weights == "int8", cache or dtype, blocks)
     shares, positions = {"target": target}, text.max_position_embeddings
     head, described = _head(pair, name, shape)
     lines.append(described)
@@ -76,8 +79,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
               f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
     left = free_bytes(device)
     needed, enough = memory(shares, beside, context, left, programs)
-    if device.type == "cpu" and dtype in DTYPES and enough:
-        name = "packed weights" if weights == "float" else f"packed {weights} weights"
+    if packed and device.type == "cpu" and dtype in DTYPES and enough:
+        name = "packed int8 weights" if weights == "int8" else "packed weights"
         both, room = memory(shares, beside | {name: packed}, context, left, programs)
         needed = both if room else [*needed, "memory: none for packed weights, so torch multiplies, at half the speed"]
     return Report([*lines, *needed], fits and enough)
@@ -124,8 +127,8 @@ def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left:
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
 
-def _target(config: Any, dtype: torch.dtype, integers: bool, cache: torch.dtype) -> tuple[Share, int]:
-    """(what a target keeps, bytes of its packed weights)."""
+def _target(config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blocks: int | None) -> tuple[Share, int]:
+    """(what a target keeps, bytes of its packed weights).  blocks: bytes of weights that are blocks of a GGUF file."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -134,7 +137,9 @@ def _target(config: Any, dtype: torch.dtype, integers: bool, cache: torch.dtype)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     per_token = 2 * text.num_hidden_layers * heads * size * cache.itemsize
-    return Share(_bytes(model), per_token), packed_bytes(model, integers)
+    if blocks is not None:
+        return Share(blocks, per_token), 0
+    return Share(_bytes(model), per_token), packed_bytes(model, int8)
 
 
 def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, bool] | None, str]:

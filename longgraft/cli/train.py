@@ -89,7 +89,7 @@ def train_extend(
 
     kind, length = _dtype(dtype, device), _number(to)
     assert length is not None
-    target = place_of(model, kind)
+    target = place_of(model)
     config = read_config(target.path, target.name)
     shape, longest = TargetShape.of(config), _positions(config)
     made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),

@@ -1,4 +1,4 @@
-"""Every option of decoding, once.  Knows names, units and ranges; knows no tensor, no model and no command.
+"""Every option of decoding, once: names, units and ranges.
 
 Sources of defaults: EAGLE is SafeAILab's release, Graft is arXiv 2605.20104.
 """
@@ -77,8 +77,9 @@ class Settings:
     device: str | None = option(None, "cpu, cuda, cuda:1 ...", none="a GPU if there is one")
     dtype: str | None = option(None, "Of weights and caches", choices=("float32", "bfloat16", "float16"),
                                none="float32 on a CPU, else what the weights were saved in")
-    weights: str = option("float", "Of linear layers, in a CPU's compiled kernels: int8 rounds them to bytes, 32 by "
-                          "32; gguf takes the file's own blocks", choices=("float", "int8", "gguf"))
+    weights: str = option("auto", "Of linear layers: gguf keeps a GGUF file's own blocks, int8 rounds to bytes, float "
+                          "keeps or makes floats; auto is gguf where a CPU's compiled kernels can multiply with the "
+                          "file's blocks, else float", choices=("auto", "gguf", "int8", "float"))
     kv_dtype: str | None = option(None, "Of cached keys and values, in a CPU's compiled kernels", choices=("bfloat16",),
                                   none="that of --dtype")
     attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash", "triton"))

@@ -1,16 +1,16 @@
 """Products, norms, attention and whole decoder layers of a pass on a CPU: large weights and long caches are read once.
 
-In float32 and bfloat16, weights also in integers.  Knows tensors, layouts and linear modules; knows no model.  Products
-and attention of inputs that do not fit go to torch.
+Activations are float32 or bfloat16; weights are of the same dtype or blocks of integers.  torch computes products and
+attention of inputs that the kernels cannot take.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
+from longgraft.kernels.block_weight import BlockWeight
 from longgraft.kernels.build import NotBuilt, loaded
 from longgraft.kernels.integers import IntegerWeight, linear_weights
 
@@ -27,6 +28,25 @@ LINEAR = ("q", "k", "v", "o", "gate", "up", "down")             # of a decoder l
 NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_gate", "after_gate")
 SPAN = 32               # numbers of a row that are rounded to integers by one scale
 SAMPLES = 32
+
+
+class BlockType(NamedTuple):
+    """A type of GGUF blocks: ggml's number, inputs of a block, inputs that share a scale, bits of a code (fifth and
+    sixth bits take a byte), the code of 0, and whether groups have a low."""
+
+    number: int
+    inputs: int
+    group: int
+    bits: int
+    zero: int
+    lows: bool = False
+
+
+BLOCK_TYPES = {
+    "Q4_0": BlockType(2, 32, 32, 4, 8), "Q4_1": BlockType(3, 32, 32, 4, 0, lows=True),
+    "Q5_0": BlockType(6, 32, 32, 8, 16), "Q5_1": BlockType(7, 32, 32, 8, 0, lows=True),
+    "Q8_0": BlockType(8, 32, 32, 8, 128), "Q4_K": BlockType(12, 256, 32, 4, 0, lows=True),
+    "Q5_K": BlockType(13, 256, 32, 8, 0, lows=True), "Q6_K": BlockType(14, 256, 16, 8, 32)}
 
 
 class _Weight(ctypes.Structure):
@@ -73,25 +93,51 @@ class _Packed:
     described: _Weight
 
 
-@dataclass(frozen=True, eq=False)
-class PackedIntegers:
-    """An integer weight as the kernels read it.  parts: codes [tiles, groups, steps, lanes, 4], of nibbles two steps in
-    one, and scales and lows [tiles, groups, lanes], which `described` points to."""
+class PackedWeight(BlockWeight):
+    """Blocks of integers as the kernels read them: weight = scales * (codes - zero) - lows.
 
-    parts: tuple[Tensor | None, ...]
-    described: _Weight
+    Args:
+        kernels: what multiplies with them.
+        kind: where they come from, for people: int8 or gguf.
+        dtype: of the model's activations.
+        codes: [tiles, groups, steps, lanes, 4] uint8; a byte of nibbles holds two steps.
+        scales, lows: [tiles, groups, lanes] float32; lows may be None for zeros.
+        form: group, bits and zero, as of `IntegerWeight`.
+    """
+
+    def __init__(self, kernels: CpuKernels, kind: str, shape: tuple[int, int], dtype: torch.dtype, codes: Tensor,
+                 scales: Tensor, lows: Tensor | None, form: tuple[int, int, int]) -> None:
+        super().__init__(shape, dtype)
+        self.kind, self._kernels = kind, kernels
+        self.codes, self.scales, self.lows, self._form = codes, scales, lows, form
+        self.described = _Weight(codes.data_ptr(), scales.data_ptr(), None if lows is None else lows.data_ptr(), None,
+                                 shape[1], shape[0], *form)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """F.linear of x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by their own scale."""
+        return self._kernels.integer_product(x, self, bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        tile, lane, (_, bits, zero) = ids // self.codes.shape[3], ids % self.codes.shape[3], self._form
+        codes = self.codes[tile, :, :, lane]        # [n, groups, steps, 4]
+        if bits == 4:
+            codes = torch.cat([codes & 15, codes >> 4], 2)
+        whole = self.scales[tile, :, lane][..., None] * (codes.flatten(2).float() - zero)
+        if self.lows is not None:
+            whole = whole - self.lows[tile, :, lane][..., None]
+        return whole.flatten(1)[:, :self.shape[1]]
+
+    @property
+    def sample(self) -> Tensor:
+        return sample(self.codes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.codes, self.scales, self.lows) if part is not None)
 
 
-@dataclass(frozen=True, eq=False)
-class Integers:
-    """Weights in the places of a model's linear modules' own.  kind: int8 or gguf; packed: by the parameter's name."""
-
-    kind: str
-    packed: Mapping[str, PackedIntegers]
-
-
-Linear = tuple[Tensor, Tensor | None, PackedIntegers | None]
-"""A linear module's weight and bias, and the integers in the weight's place."""
+Linear = tuple[Tensor | PackedWeight, Tensor | None]
+"""A linear module's weight and bias."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +183,9 @@ class CpuKernels:
         self._attention.argtypes = [pointer] * 7 + [ctypes.c_float] + [ctypes.c_int] * 3
         self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_int]
         self._layer.argtypes = [pointer] * 7 + [number] + [ctypes.c_int] * 3
-        for function in (self._product, self._attention, self._norm, self._layer):
+        self._pack_blocks = compiled.longgraft_pack_blocks
+        self._pack_blocks.argtypes = [pointer, number, pointer, *[number] * 4, ctypes.c_int]
+        for function in (self._product, self._attention, self._norm, self._layer, self._pack_blocks):
             function.restype = None
         self._sizes = ctypes.c_int64 * 13
         compiled.longgraft_outputs.restype = compiled.longgraft_lanes.restype = number
@@ -157,9 +205,8 @@ class CpuKernels:
             return F.linear(x, weight, bias)
         return self._multiplied(x, self._packed_of(weight).described.with_bias(bias))
 
-    def integer_product(self, x: Tensor, weight: PackedIntegers, bias: Tensor | None = None) -> Tensor:
-        """The same with a weight in integers and x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by
-        their own scale."""
+    def integer_product(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        """`PackedWeight.product`."""
         x = x.contiguous()
         return self._multiplied(x, weight.described.with_bias(bias))
 
@@ -185,8 +232,9 @@ class CpuKernels:
             self._packed[weight] = found
         return found
 
-    def packed_integers(self, weight: IntegerWeight) -> PackedIntegers:
-        """For `integer_product`."""
+    def packed_integers(self, weight: IntegerWeight, kind: str = "int8", dtype: torch.dtype = torch.float32
+                        ) -> PackedWeight:
+        """A weight in integers as the kernels read it."""
         lanes, (out, size), group = self._lanes, weight.codes.shape, weight.group
         groups = -(-size // SPAN) * SPAN // group
         missing = (0, groups * group - size, 0, -out % lanes)
@@ -197,9 +245,34 @@ class CpuKernels:
         scales, lows = (part if part is None else
                         F.pad(part, (0, groups - part.shape[1], 0, -out % lanes)).view(-1, lanes, groups).mT.clone(
                             memory_format=torch.contiguous_format) for part in (weight.scales, weight.lows))
-        parts = codes.clone(memory_format=torch.contiguous_format), scales, lows
-        pointers = (None if part is None else part.data_ptr() for part in parts)
-        return PackedIntegers(parts, _Weight(*pointers, None, size, out, group, weight.bits, weight.zero))
+        assert scales is not None
+        return PackedWeight(self, kind, (out, size), dtype, codes.clone(memory_format=torch.contiguous_format), scales,
+                            lows, (group, weight.bits, weight.zero))
+
+    def packed_blocks(self, type_: str, shape: tuple[int, int], dtype: torch.dtype, slabs: Iterable[Tensor]
+                      ) -> PackedWeight:
+        """A tensor of a GGUF file as the kernels read it.
+
+        Args:
+            type_: a name of BLOCK_TYPES.
+            shape: rows and inputs, a multiple of the type's block.
+            dtype: of the model's activations.
+            slabs: the tensor's rows in order, as bytes [n, bytes of a row]; all but the last a multiple of `lanes`.
+        """
+        of, lanes = BLOCK_TYPES[type_], self._lanes
+        tiles, groups = -(-shape[0] // lanes), shape[1] // of.group
+        codes = torch.zeros(tiles, groups, of.group * of.bits // 32, lanes, 4, dtype=torch.uint8)
+        scales = torch.zeros(tiles, groups, lanes)
+        lows = torch.zeros(tiles, groups, lanes) if of.lows else None
+        packed = PackedWeight(self, "gguf", shape, dtype, codes, scales, lows, (of.group, of.bits, of.zero))
+        first = 0
+        for raw in slabs:
+            whole = [None if part is None else part[first // lanes:].data_ptr() for part in (codes, scales, lows)]
+            tile = _Weight(*whole, None, shape[1], shape[0], of.group, of.bits, of.zero)
+            self._pack_blocks(ctypes.byref(tile), of.number, raw.data_ptr(), len(raw), raw.shape[1], of.inputs,
+                              raw.shape[1] * of.inputs // shape[1], torch.get_num_threads())
+            first += len(raw)
+        return packed
 
     def forget_changed(self, weight: Tensor) -> None:
         """Drop the packed copy if some numbers of the weight are others, as after `weight.data += ...`."""
@@ -217,7 +290,8 @@ class CpuKernels:
 
     def layer(self, layer: DecoderLayer) -> DescribedLayer:
         """A decoder layer with its weights as they are now, for `pass_layer`."""
-        kept = {name: integers or self._packed_of(weight) for name, (weight, _, integers) in layer.linear.items()}
+        kept = {name: weight if isinstance(weight, PackedWeight) else self._packed_of(weight)
+                for name, (weight, _) in layer.linear.items()}
         linear = {name: _Weight.from_buffer_copy(of.described).with_bias(layer.linear[name][1])
                   for name, of in kept.items()}
         described = _Layer(**linear, **{name: _norm_of(*norm) for name, norm in layer.norms.items()})

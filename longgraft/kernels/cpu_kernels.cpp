@@ -372,6 +372,95 @@ void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weigh
     }
 }
 
+// GGUF blocks (ggml-common.h of llama.cpp) -> codes, scales and lows.  A row of a file's tensor is a run of blocks.
+
+inline float half_at(const uint8_t* at) {
+    uint16_t half;
+    __builtin_memcpy(&half, at, sizeof half);
+    const uint32_t bits = (half & 0x7fffu) << 13 | ((half & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    if (bits < 0x7f800000u) x *= 0x1p112f;      // the exponents' biases differ by 112; halves below 2^-14 become exact
+    return half & 0x8000u ? -x : x;
+}
+
+inline void unpack_nibbles(const uint8_t* packed, int64_t bytes, uint8_t* codes) {      // low halves, then high ones
+    for (int64_t i = 0; i < bytes; ++i) {
+        codes[i] = packed[i] & 15;
+        codes[bytes + i] = packed[i] >> 4;
+    }
+}
+
+// 16 bytes of nibbles, each code with a fifth bit from `high` [4].
+inline void unpack_fives(const uint8_t* high, const uint8_t* packed, uint8_t* codes) {
+    unpack_nibbles(packed, 16, codes);
+    for (int64_t i = 0; i < 32; ++i) codes[i] |= (high[i / 8] >> i % 8 & 1) << 4;
+}
+
+// Q4_K and Q5_K: 8 groups of 32.  high: null, or [32] bytes, of which bit g is the fifth bit of group g.
+inline void unpack_k(const uint8_t* block, const uint8_t* high, const uint8_t* packed, uint8_t* codes, float* scales,
+                     float* lows) {
+    const uint8_t* const six = block + 4;       // scales and lows of six bits each, in 12 bytes
+    for (int64_t g = 0; g < 8; ++g) {
+        const int scale = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4;
+        const int low = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
+        scales[g] = half_at(block) * static_cast<float>(scale);
+        lows[g] = half_at(block + 2) * static_cast<float>(low);
+    }
+    for (int64_t pair = 0; pair < 4; ++pair) unpack_nibbles(packed + pair * 32, 32, codes + pair * 64);
+    for (int64_t i = 0; high && i < 256; ++i) codes[i] |= (high[i % 32] >> i / 32 & 1) << 4;
+}
+
+inline void unpack_q6_k(const uint8_t* block, uint8_t* codes, float* scales) {
+    for (int64_t i = 0; i < 256; ++i) {
+        const int64_t part = i / 128, at = i % 128;
+        const uint8_t low = block[part * 64 + at % 64] >> at / 64 * 4 & 15;
+        codes[i] = low | (block[128 + part * 32 + at % 32] >> at / 32 * 2 & 3) << 4;
+    }
+    for (int64_t g = 0; g < 16; ++g)
+        scales[g] = half_at(block + 208) * static_cast<float>(static_cast<int8_t>(block[192 + g]));
+}
+
+// type: ggml's number.
+inline void unpack_block(int64_t type, const uint8_t* block, uint8_t* codes, float* scales, float* lows) {
+    if (type == 12) return unpack_k(block, nullptr, block + 16, codes, scales, lows);           // Q4_K
+    if (type == 13) return unpack_k(block, block + 16, block + 48, codes, scales, lows);        // Q5_K
+    if (type == 14) return unpack_q6_k(block, codes, scales);                                   // Q6_K
+    *scales = half_at(block);
+    if (type == 3 || type == 7) *lows = -half_at(block + 2);
+    switch (type) {
+        case 2: return unpack_nibbles(block + 2, 16, codes);                // Q4_0
+        case 3: return unpack_nibbles(block + 4, 16, codes);                // Q4_1
+        case 6: return unpack_fives(block + 2, block + 6, codes);           // Q5_0
+        case 7: return unpack_fives(block + 4, block + 8, codes);           // Q5_1
+        case 8: for (int64_t i = 0; i < 32; ++i) codes[i] = block[2 + i] ^ 128;        // Q8_0: signed bytes
+    }
+}
+
+// Rows of blocks -> the tiles of `Weight`, whose codes, scales and lows are written.
+void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows, int64_t row_bytes,
+                 int64_t block_size, int64_t block_bytes, int threads) {
+    const int64_t groups = w.in / w.group, inside = block_size / w.group, steps = w.group / 4 * w.bits / 8;
+    uint8_t* const data = static_cast<uint8_t*>(const_cast<void*>(w.data));
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < rows; first += LANES)
+        for (int64_t lane = 0; lane < std::min(LANES, rows - first); ++lane)
+            for (int64_t g = 0; g < groups; g += inside) {
+                uint8_t codes[256];
+                float scales[16], lows[16];
+                unpack_block(type, raw + (first + lane) * row_bytes + g / inside * block_bytes, codes, scales, lows);
+                for (int64_t i = 0; i < inside; ++i) {
+                    const int64_t at = (first / LANES * groups + g + i) * LANES;
+                    const_cast<float*>(w.scales)[at + lane] = scales[i];
+                    if (w.lows) const_cast<float*>(w.lows)[at + lane] = lows[i];
+                    uint8_t* const to = data + at * steps * 4 + lane * 4;
+                    const uint8_t* const own = codes + i * w.group;
+                    for (int64_t k = 0; k < steps * 4; ++k)
+                        to[k / 4 * LANES * 4 + k % 4] = w.bits == 8 ? own[k] : own[k] | own[steps * 4 + k] << 4;
+                }
+            }
+}
+
 // Attention, summed in float32.  What a row gets is the same bits in any pass: its columns stand at their positions, in
 // chunks that begin at fixed ones, and a score, a sum of weights and a mix of values each have one order.  An ancestor
 // in a tree, whose column is elsewhere, is put in the place of its position.
@@ -774,6 +863,12 @@ int64_t longgraft_outputs() { return OUTPUTS; }
 void longgraft_product(const void* x, const Weight* weight, void* y, int64_t n, int half, int threads) {
     if (half) products(static_cast<const uint16_t*>(x), n, {{weight, static_cast<uint16_t*>(y)}}, threads);
     else products(static_cast<const float*>(x), n, {{weight, static_cast<float*>(y)}}, threads);
+}
+
+// Rows of a GGUF file's blocks, as ggml numbers their type, into a weight's tiles from its first on.
+void longgraft_pack_blocks(const Weight* weight, int64_t type, const uint8_t* raw, int64_t rows, int64_t row_bytes,
+                           int64_t block_size, int64_t block_bytes, int threads) {
+    pack_blocks(*weight, type, raw, rows, row_bytes, block_size, block_bytes, threads);
 }
 
 // y [n, size] = (weight + plus) [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.

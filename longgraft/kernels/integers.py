@@ -1,4 +1,4 @@
-"""Weights as small integers: their form, and rounding to it.  Knows arithmetic; knows no file, kernel or model."""
+"""Weights as small integers: their form, and rounding to it."""
 
 from __future__ import annotations
 

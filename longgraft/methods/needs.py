@@ -1,7 +1,4 @@
-"""What methods need besides the target: each need has a name, its own loader and its own error.
-
-Knows drafter files and known heads; knows no method.
-"""
+"""What methods need besides the target: each need has a name, its own loader and its own error."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from longgraft.config.settings import HeadOverrides
+from longgraft.config.settings import HeadOverrides, Settings
 from longgraft.models.catalogue import shipped_head
-from longgraft.models.places import EMBEDDED, embedded, place_of
+from longgraft.models.places import EMBEDDED, embedded
+from longgraft.models.targets import load_target, resolve
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import TargetShape
@@ -109,12 +106,12 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
 def _small(sources: Sources) -> Target:
     """A smaller model in the target's precision, on its device; ValueError where its vocabulary is another."""
     target, name = sources.target, str(sources.path("small-model", "small"))
-    path = place_of(name, target.dtype).path
-    config = read_config(path, name)
+    alike = Settings(dtype=str(target.dtype), device=str(target.device), attention=target.attention,
+                     kernels="auto" if target.kernels else "none")
+    found = load_target(resolve(name), alike)
+    small = found.target
     if sources.tokenizer is not None:
-        _check_vocabulary(sources, read_tokenizer(path, name), name)
-    loaded: Any = read_model(path, name, config, target.dtype)
-    small = Target(loaded.to(target.device), name, target.attention, target.kernels)
+        _check_vocabulary(sources, found.tokenizer, name)
     if sources.tokenizer is None and small.vocab_size != target.vocab_size:
         raise ValueError(f"The small model {name} has {small.vocab_size:,} tokens and {target.name} "
                          f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of equal size.")

@@ -1,144 +1,232 @@
-"""A GGUF file's own integers, for the weights of the model that transformers makes of it.
+"""A model whose linear weights are the blocks of its GGUF file, as they are: no float copy is made of them.
 
-Knows the blocks' layouts (ggml-common.h and `dequantize_row_*` of ggml) and the file's names; knows no kernel.
+transformers says which tensor belongs where, and how it changes it (`modeling_gguf_pytorch_utils`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from longgraft.kernels.integers import IntegerWeight
+from longgraft.kernels.block_weight import BlockWeight, NeedsFloats, put_weight
+from longgraft.kernels.cpu import BLOCK_TYPES, CpuKernels
 
-FILE = "blocks.safetensors"     # in the dequantised model's folder
-
-
-class _Blocks(NamedTuple):
-    """n blocks.  codes [n, inputs] uint8; scales, lows [n, groups] float32, as in `IntegerWeight`."""
-
-    codes: Tensor
-    scales: Tensor
-    lows: Tensor | None
-    zero: int
+TENSORS = "tensors.json"        # in the folder that describes a file
+SLAB = 1 << 23                  # bytes of a tensor that are read at once
+EMBEDDING = "token_embd.weight"
+UNUSED = ("rope_freqs.weight",)     # tensors that become a part of the configuration
 
 
-def _half(raw: Tensor) -> Tensor:
-    """[n, 2 m] bytes -> [n, m] float32."""
-    return raw.contiguous().view(torch.float16).float()
+class NoBlocks(ValueError):
+    """A model that cannot be decoded in its file's blocks, with the reason in one clause."""
 
 
-def _nibbles(raw: Tensor) -> Tensor:
-    """[.., m] bytes -> [.., 2 m]: first the low halves, then the high ones."""
-    return torch.cat([raw & 15, raw >> 4], -1)
+@dataclass(frozen=True)
+class FileTensor:
+    """Where a tensor lies in a GGUF file.  type: ggml's name; shape: as torch has it; row: bytes of a row."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    row: int
+
+    @property
+    def rows(self) -> int:
+        return int(np.prod(self.shape[:-1], dtype=int))
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that it takes, packed for the kernels if it is in blocks, else as float32."""
+        numbers = int(np.prod(self.shape, dtype=int))
+        if self.type not in BLOCK_TYPES:
+            return numbers * 4
+        of = BLOCK_TYPES[self.type]
+        return numbers * of.bits // 8 + numbers // of.group * (8 if of.lows else 4)
+
+    def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
+        """Rows as bytes [count, row]."""
+        count = self.rows - first if count is None else count
+        return np.fromfile(file, np.uint8, count * self.row, offset=self.offset + first * self.row).reshape(count, -1)
 
 
-def _fifth(raw: Tensor) -> Tensor:
-    """[n, 4] bytes -> [n, 32]: each bit, in its place as the fifth of a code."""
-    bits = raw[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.flatten(1) << 4
+@dataclass(frozen=True)
+class TensorTable:
+    """The tensors of a file.  architecture: by which transformers knows how to change them."""
+
+    architecture: str
+    tensors: tuple[FileTensor, ...]
+
+    @classmethod
+    def of(cls, reader: Any) -> TensorTable:
+        """Of a file that is open."""
+        return cls(reader.fields["general.architecture"].contents(), tuple(
+            FileTensor(t.name, t.tensor_type.name, tuple(int(n) for n in reversed(t.shape)), int(t.data_offset),
+                       int(t.n_bytes) * int(t.shape[0]) // int(t.n_elements)) for t in reader.tensors))
+
+    @classmethod
+    def read(cls, folder: Path) -> TensorTable:
+        """As `write` kept it."""
+        kept = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
+        return cls(kept["architecture"], tuple(
+            FileTensor(name, type_, tuple(shape), offset, row) for name, type_, shape, offset, row in kept["tensors"]))
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of a model with these tensors, all matrices but the embedding packed for the kernels."""
+        return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
+
+    def write(self, folder: Path) -> None:
+        (folder / TENSORS).write_text(json.dumps({
+            "architecture": self.architecture, "tensors": [list(vars(t).values()) for t in self.tensors]}),
+            encoding="utf-8")
 
 
-def _six_bits(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, 12] bytes -> scales and lows [n, 8], of six bits each."""
-    first, second, third = raw.split(4, 1)
-    return (torch.cat([first & 63, third & 15 | first >> 6 << 4], 1).float(),
-            torch.cat([second & 63, third >> 4 | second >> 6 << 4], 1).float())
+class FileRows(BlockWeight):
+    """An embedding in a file's blocks, of which a lookup reads the rows that it needs."""
+
+    def __init__(self, file: Path, tensor: FileTensor, dtype: torch.dtype) -> None:
+        super().__init__((tensor.shape[0], tensor.shape[1]), dtype)
+        self.tensor = tensor
+        self._raw = np.memmap(file, np.uint8, "r", tensor.offset, (tensor.rows, tensor.row))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return _floats(self.tensor.type, self._raw[ids.numpy()])
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        raise NeedsFloats("a product with the embedding")
+
+    @property
+    def sample(self) -> Tensor:
+        return torch.tensor(self._raw[:: max(1, len(self) // 32), 0])
 
 
-def _k_blocks(raw: Tensor, high: Tensor | None, nibbles: Tensor) -> _Blocks:
-    """Of Q4_K and Q5_K.  high: [n, 32], of which bit g is the fifth of group g."""
-    scales, lows = _six_bits(raw[:, 4:16])
-    codes = _nibbles(nibbles.unflatten(1, (4, 32))).view(-1, 8, 32)
-    if high is not None:
-        codes = codes | (high[:, None] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4
-    return _Blocks(codes.flatten(1), _half(raw[:, :2]) * scales, _half(raw[:, 2:4]) * lows, 0)
+def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfig, dtype: torch.dtype,
+                    kernels: CpuKernels) -> PreTrainedModel:
+    """The model of a GGUF file, on the CPU and in eval mode.
+
+    Args:
+        file: the GGUF file, which stays open: embeddings are read from it.
+        folder: what describes it (`gguf_files.described`).
+        name: for people.
+        dtype: of activations, norms and biases; matrices of types that are no blocks become floats of it.
+
+    Raises:
+        NoBlocks: transformers changes a matrix by more than the order of its rows, or nothing is in blocks.
+        ValueError: a tensor is missing or has another shape.
+    """
+    from accelerate import init_empty_weights
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    table = TensorTable.read(folder)
+    processor = TENSOR_PROCESSORS.get(table.architecture, TensorProcessor)(config.to_dict())
+    names = _parameters(model, table) or get_gguf_hf_weights_map(model, processor)
+    filler = _Filler(file, model, dtype, kernels, processor)
+    for tensor in table.tensors:
+        if parameter := names.get(tensor.name):
+            filler.fill(parameter, tensor)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if config.tie_word_embeddings and isinstance(embedding.weight, FileRows):
+        filler.fill_product(head, embedding.weight.tensor)
+    elif config.tie_word_embeddings:
+        head.weight = embedding.weight
+    if missing := sorted(key for key, parameter in model.named_parameters() if parameter.is_meta):
+        raise ValueError(f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download it "
+                         "again.")
+    if not filler.products:
+        raise NoBlocks(f"the file has no matrix in blocks that the kernels multiply with ({', '.join(BLOCK_TYPES)})")
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model.eval()
 
 
-def _q6_k(raw: Tensor) -> _Blocks:
-    low, high, scales = raw[:, :128].view(-1, 2, 64), raw[:, 128:192].view(-1, 2, 32), raw[:, 192:208]
-    upper = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], -1)        # [n, 2, 128]
-    codes = _nibbles(low) | upper << 4
-    return _Blocks(codes.flatten(1), _half(raw[:, 208:]) * scales.view(torch.int8).float(), None, 32)
+def _parameters(model: PreTrainedModel, table: TensorTable) -> dict[str, str]:
+    """The model's parameter for each tensor of the file; empty where some have none by their full names.
 
-
-READ: dict[str, tuple[int, int, Callable[[Tensor], _Blocks]]] = {       # type -> group, bits, of blocks [n, bytes]
-    "Q8_0": (32, 8, lambda raw: _Blocks(raw[:, 2:] ^ 128, _half(raw[:, :2]), None, 128)),
-    "Q4_0": (32, 4, lambda raw: _Blocks(_nibbles(raw[:, 2:]), _half(raw[:, :2]), None, 8)),
-    "Q4_1": (32, 4, lambda raw: _Blocks(_nibbles(raw[:, 4:]), _half(raw[:, :2]), -_half(raw[:, 2:4]), 0)),
-    "Q5_0": (32, 8, lambda raw: _Blocks(_nibbles(raw[:, 6:]) | _fifth(raw[:, 2:6]), _half(raw[:, :2]), None, 16)),
-    "Q5_1": (32, 8, lambda raw: _Blocks(_nibbles(raw[:, 8:]) | _fifth(raw[:, 4:8]), _half(raw[:, :2]),
-                                        -_half(raw[:, 2:4]), 0)),
-    "Q4_K": (32, 4, lambda raw: _k_blocks(raw, None, raw[:, 16:])),
-    "Q5_K": (32, 8, lambda raw: _k_blocks(raw, raw[:, 16:48], raw[:, 48:])),
-    "Q6_K": (16, 8, _q6_k),
-}
-
-
-def integers_of(kind: str, raw: Tensor) -> IntegerWeight | None:
-    """A file's tensor [out, bytes of a row]; None for a type that is no blocks of integers, or of unknown ones."""
-    if kind not in READ:
-        return None
-    import gguf
-
-    group, bits, read = READ[kind]
-    found = read(raw.reshape(-1, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]))
-    rows = len(raw), -1
-    return IntegerWeight(found.codes.reshape(rows), found.scales.reshape(rows),
-                         None if found.lows is None else found.lows.reshape(rows), group, bits, found.zero)
-
-
-def write_blocks(reader: Any, folder: Path, out: Path) -> None:
-    """Write to `out` the integers of all weights of a dequantised model's folder that are the file's, row by row.
-
-    transformers reorders rows of some, and rounds some to another dtype: which row is which is found by its numbers.
-    A weight that is not the file's is left out.
+    transformers' own function also tries parts of names, for which it makes the package's table 300 times.
     """
     import gguf
 
-    arch = reader.fields["general.architecture"].contents()
-    layers = int(reader.fields[f"{arch}.block_count"].contents())
-    names = gguf.get_tensor_name_map({name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch], layers)
-    theirs = {tensor.name: tensor for tensor in reader.tensors}
-    parts: dict[str, Tensor] = {}
-    forms: dict[str, list[int]] = {}
-    with safe_open(folder / "model.safetensors", "pt") as weights:
-        for name in weights.keys():     # noqa: SIM118 - no dictionary
-            tensor = theirs.get(names.get_name(name, try_suffixes=(".weight",)))
-            found = None if tensor is None else integers_of(tensor.tensor_type.name, torch.tensor(tensor.data))
-            order = None if found is None else _order(found, weights.get_tensor(name))
-            if found is not None and order is not None:
-                of = {"codes": found.codes, "scales": found.scales, "lows": found.lows}
-                parts |= {f"{name}.{part}": all_[order] for part, all_ in of.items() if all_ is not None}
-                forms[name] = [found.group, found.bits, found.zero]
-    save_file(parts, out, {"forms": json.dumps(forms)})
+    kinds = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    if table.architecture not in kinds:
+        return {}
+    stems = gguf.get_tensor_name_map(kinds[table.architecture], model.config.num_hidden_layers)
+    found = {}
+    for parameter in model.state_dict():
+        stem, _, suffix = parameter.rpartition(".")
+        found[f"{stems.get_name(stem)}.{suffix}"] = parameter
+    return found if all(tensor.name in found or tensor.name in UNUSED for tensor in table.tensors) else {}
 
 
-def _order(found: IntegerWeight, weight: Tensor) -> Tensor | None:
-    """For each row of the weight the file's row that equals it; None where one has none."""
-    rows = found.floats().to(weight.dtype)
-    if rows.shape != weight.shape:
-        return None
-    if torch.equal(rows, weight):
-        return torch.arange(len(rows))
-    place = {row.numpy().tobytes(): i for i, row in enumerate(rows.view(torch.uint8))}
-    order = [place.get(row.numpy().tobytes(), -1) for row in weight.contiguous().view(torch.uint8)]
-    return None if -1 in order else torch.tensor(order)
+@dataclass
+class _Filler:
+    """Puts tensors of a file into a model without weights.  products: how many matrices stayed in blocks."""
+
+    file: Path
+    model: Any
+    dtype: torch.dtype
+    kernels: CpuKernels
+    processor: Any
+    products: int = 0
+
+    def fill(self, parameter: str, tensor: FileTensor) -> None:
+        path, _, last = parameter.rpartition(".")
+        module = self.model.get_submodule(path)
+        matrix = last == "weight" and isinstance(module, nn.Linear | nn.Embedding)
+        if tensor.type in BLOCK_TYPES and not matrix:
+            raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
+        if tensor.type not in BLOCK_TYPES:
+            floats = _floats(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+            changed = self.processor.process(floats.numpy(), tensor.name)
+            if changed.name != tensor.name or changed.weights.shape != getattr(module, last).shape:
+                raise NoBlocks(f"transformers changes {tensor.name}")
+            setattr(module, last, nn.Parameter(torch.tensor(changed.weights, dtype=self.dtype), requires_grad=False))
+        elif tensor.shape != tuple(module.weight.shape):
+            raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {list(module.weight.shape)} in the model")
+        elif isinstance(module, nn.Embedding):
+            put_weight(module, FileRows(self.file, tensor, self.dtype))
+        else:
+            self.fill_product(module, tensor)
+
+    def fill_product(self, module: nn.Module, tensor: FileTensor) -> None:
+        """The weight of a linear module."""
+        slabs = self._slabs(tensor, self._order(tensor))
+        packed = self.kernels.packed_blocks(tensor.type, (tensor.shape[0], tensor.shape[1]), self.dtype, slabs)
+        if not bool(packed.scales.isfinite().all() and (packed.lows is None or packed.lows.isfinite().all())):
+            raise ValueError(f"{tensor.name} holds NaN or infinite numbers. Download the file again.")
+        put_weight(module, packed)
+        self.products += 1
+
+    def _order(self, tensor: FileTensor) -> np.ndarray:
+        """For each row of the model's matrix, which row of the file it is.  NoBlocks if it is no row of the file."""
+        rows = np.arange(tensor.rows)[:, None]
+        changed = self.processor.process(rows, tensor.name)
+        if changed.name != tensor.name or changed.weights.shape != rows.shape or (
+                not np.array_equal(np.sort(changed.weights, 0), rows)):
+            raise NoBlocks(f"transformers changes {tensor.name}")
+        return changed.weights[:, 0]
+
+    def _slabs(self, tensor: FileTensor, order: np.ndarray) -> Iterator[Tensor]:
+        """The rows in this order, as `CpuKernels.packed_blocks` takes them."""
+        if not np.array_equal(order, np.arange(tensor.rows)):
+            yield torch.from_numpy(tensor.bytes_of(self.file)[order])
+            return
+        step = max(1, SLAB // tensor.row // self.kernels.lanes) * self.kernels.lanes
+        for first in range(0, tensor.rows, step):
+            yield torch.from_numpy(tensor.bytes_of(self.file, first, min(step, tensor.rows - first)))
 
 
-def read_blocks(folder: Path) -> dict[str, IntegerWeight]:
-    """What `write_blocks` kept, by the weight's name."""
-    with safe_open(folder / FILE, "pt") as file:
-        keys = set(file.keys())
+def _floats(type_: str, raw: Any) -> Tensor:
+    """Rows of bytes [n, bytes] -> [n, inputs] float32."""
+    import gguf
 
-        def part(name: str, kind: str) -> Any:
-            return file.get_tensor(f"{name}.{kind}") if f"{name}.{kind}" in keys else None
-
-        return {name: IntegerWeight(part(name, "codes"), part(name, "scales"), part(name, "lows"), *form)
-                for name, form in json.loads(file.metadata()["forms"]).items()}
+    return torch.from_numpy(np.array(gguf.dequantize(raw, gguf.GGMLQuantizationType[type_]), np.float32))

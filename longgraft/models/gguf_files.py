@@ -1,32 +1,46 @@
-"""GGUF files: which one is meant, whether transformers can read it, and its weights as an ordinary folder, made once.
+"""GGUF files: which one is meant, whether it can be read, and the folders that are made of it once.
 
-Knows transformers' reading of GGUF; knows no catalogue.
+One folder describes a file: configuration, tokenizer, end tokens, where its tensors lie.  Another holds its weights as
+floats, where they are needed that way.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import GenerationConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longgraft.config.file_errors import reason
-from longgraft.models import gguf_blocks
+from longgraft.models.gguf_blocks import TENSORS, TensorTable
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
 from longgraft.runtime.hub import hub_answers, offline
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 
-ENDS = ("eos", "eot", "eom")        # of an answer, a turn, a message
+END_KEYS = ("eos", "eot", "eom")    # metadata: ends of an answer, a turn, a message
+# Tokens that end an answer wherever a vocabulary has them, by llama.cpp's rule (`special_eog_ids` in llama-vocab.cpp).
+END_TOKENS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
+    "< EOT >", "_< EOT >",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",                                     # fill in the middle: padding,
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",                # a repository,
+    "<|file_sep|>"))                                                                      # a file
+HARMONY = frozenset(("<|return|>", "<|call|>"))     # gpt-oss: <|end|> ends a part of an answer there
 KEPT = (torch.float32, torch.bfloat16)
 NAMED = 6           # files that a message names
+ROOM = 50_000_000   # bytes that a description may take
 
 
 def gguf_of(model: str) -> Path | None:
@@ -45,62 +59,68 @@ def gguf_of(model: str) -> Path | None:
     return None
 
 
-def dequantised(file: Path, sha256: str, name: str, dtype: torch.dtype | None, blocks: bool = False) -> Path:
-    """A transformers folder of a GGUF file's weights, made in the cache where it is not there.
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file.
 
-    dtype: as in `kept`; blocks: keep the file's integers in it
+    Args:
+        name: of the model, for people.
+        sha256: of the file; folders made of it are named by it.
+        where: gives the file's path, which may mean a download.
     """
-    if path := kept(sha256, dtype, blocks):
+
+    name: str
+    sha256: str
+    where: Callable[[], Path]
+
+    @property
+    def _described(self) -> Path:
+        return models_folder() / self.sha256[:32]
+
+    def described(self) -> Path:
+        """The folder with configuration, tokenizer, end tokens and table of tensors, made where it is not there.
+
+        Raises:
+            ValueError: the file is damaged, is no language model, or cannot be read rightly; there is no room.
+            ImportError: the packages of the extra `gguf` are missing.
+        """
+        if not (path := self._described).exists():
+            check_packages(self.name)       # before a download
+            file = self.where()
+            with making(f"Model {self.name!r}", path, ROOM) as part:
+                if part:
+                    _describe(_read(file, self.name), file, self.name, part)
+                    part.rename(path)
         return path
-    reader = _read(file, name)
-    if path := kept(sha256, dtype):
-        _keep_blocks(reader, path, name)
+
+    def floats(self, dtype: torch.dtype | None = None) -> Path:
+        """A transformers folder of the weights in floats, made where it is not there.
+
+        dtype: None for what this machine decodes in; float16 is kept as float32
+        """
+        dtype = _dtype(dtype)
+        path = models_folder() / f"{self.sha256[:32]}-{str(dtype)[6:]}"
+        if path.exists():
+            return path
+        described, file = self.described(), self.where()
+        reader = _read(file, self.name)
+        size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
+        with making(f"Model {self.name!r}", path, size) as part:
+            if part:
+                print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
+                      file=sys.stderr, flush=True)
+                shutil.copytree(described, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TENSORS))
+                with _parsed_once(reader):
+                    _write_floats(file, self.name, dtype, part)
+                part.rename(path)
         return path
-    dtype = _dtype(dtype)
-    path, size = _folder(sha256, dtype), dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    with making(f"Model {name!r}", path, size) as part:
-        if part:
-            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
-                  file=sys.stderr, flush=True)
-            with _parsed_once(reader):
-                _convert(reader, file, name, dtype, part)
-            part.rename(path)
-    if blocks:
-        _keep_blocks(reader, path, name)
-    return path
-
-
-def _keep_blocks(reader: Any, path: Path, name: str) -> None:
-    """The file's integers, in the folder of its dequantised weights."""
-    size = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    with making(f"Model {name!r}", path / gguf_blocks.FILE, 2 * size) as part:
-        if part:
-            print(f"longgraft: taking the blocks of {name}, once: {size / 1e6:,.0f} MB or more in {path}",
-                  file=sys.stderr, flush=True)
-            gguf_blocks.write_blocks(reader, path, part / gguf_blocks.FILE)
-            (part / gguf_blocks.FILE).rename(path / gguf_blocks.FILE)
-
-
-def kept(sha256: str, dtype: torch.dtype | None, blocks: bool = False) -> Path | None:
-    """The folder that an earlier call of `dequantised` made; None where there is none.
-
-    sha256: of the GGUF file; dtype: float16 is kept as float32; None: what this machine decodes in, else any;
-    blocks: only one that holds the file's integers
-    """
-    wanted = (_dtype(None), *KEPT) if dtype is None else (_dtype(dtype),)
-    needed = gguf_blocks.FILE if blocks else ""
-    return next((path for kind in wanted if ((path := _folder(sha256, kind)) / needed).exists()), None)
 
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """In which weights are kept."""
+    """In which weights are kept as floats."""
     if dtype is None:
         return torch.float32 if device_of(None).type == "cpu" else torch.bfloat16
     return dtype if dtype in KEPT else torch.float32
-
-
-def _folder(sha256: str, dtype: torch.dtype) -> Path:
-    return models_folder() / f"{sha256[:32]}-{str(dtype)[6:]}"
 
 
 def _only(folder: Path) -> Path | None:
@@ -138,10 +158,10 @@ def check_packages(name: str) -> None:
 def _read(file: Path, name: str) -> Any:
     """The file's reader; ValueError where the file is cut, or is no language model."""
     check_packages(name)
-    import gguf
+    from longgraft.models.gguf_reader import Reader
 
     try:
-        reader = gguf.GGUFReader(file)
+        reader = Reader(file)
         metadata = {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
         arch = metadata["general.architecture"]
     except Exception as error:      # cut and foreign files raise errors of numpy, and of the package's enums
@@ -197,22 +217,35 @@ def _parsed_once(reader: Any) -> Iterator[None]:
         gguf.GGUFReader = before        # type: ignore[misc]
 
 
-def _convert(reader: Any, file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
-    """Write configuration, tokenizer, end tokens and weights as transformers' own files."""
+def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
+    """Write configuration, tokenizer and end tokens as transformers' own files, and the table of tensors."""
     place = str(file.parent)
-    config = read_config(place, name, file.name)
+    with _parsed_once(reader):
+        config = read_config(place, name, file.name)
+        tokenizer = read_tokenizer(place, name, file.name)
     _restore_rope(config, reader, name)
-    tokenizer = read_tokenizer(place, name, file.name)
+    config.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    ends = end_ids(reader)
+    GenerationConfig(eos_token_id=ends[0] if len(ends) == 1 else ends or None).save_pretrained(out)
+    TensorTable.of(reader).write(out)
+
+
+def end_ids(reader: Any) -> list[int]:
+    """The ids that end an answer: those of the metadata first, then tokens with the name of an end."""
+    keys = [f"tokenizer.ggml.{end}_token_id" for end in END_KEYS]
+    ids = [int(reader.fields[key].contents()) for key in keys if key in reader.fields]
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    names = END_TOKENS - {"<|end|>"} if set(tokens) >= HARMONY else END_TOKENS
+    return list(dict.fromkeys([*ids, *(i for i, token in enumerate(tokens) if token in names)]))
+
+
+def _write_floats(file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
+    """Write the weights into a folder that has the configuration."""
+    config = read_config(str(out), name)
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):      # transformers' bar
-        model: Any = read_model(place, name, config, dtype, file.name)
-    keys = [f"tokenizer.ggml.{end}_token_id" for end in ENDS]
-    ends = list(dict.fromkeys(int(reader.fields[key].contents()) for key in keys if key in reader.fields))
-    model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+        model: Any = read_model(str(file.parent), name, config, dtype, file.name)
     first: dict[int, str] = {}      # tied weights are written once
     tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()
                if first.setdefault(tensor.data_ptr(), key) == key}
-    for written in (model.config, model.generation_config, tokenizer):
-        if hasattr(written, "quantization_config"):
-            del written.quantization_config
-        written.save_pretrained(out)
     save_file(tensors, out / "model.safetensors", {"format": "pt"})

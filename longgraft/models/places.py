@@ -9,7 +9,7 @@ import torch
 
 from longgraft.models.catalogue import CATALOGUE, shipped
 from longgraft.models.fetch import get
-from longgraft.models.gguf_files import check_packages, dequantised, gguf_of, kept
+from longgraft.models.gguf_files import GgufFile, gguf_of
 from longgraft.models.store import sha256_of
 
 EMBEDDED = "embedded"       # the pair that ships with the package
@@ -17,29 +17,43 @@ EMBEDDED = "embedded"       # the pair that ships with the package
 
 @dataclass(frozen=True)
 class Place:
-    """name: for people and identities, as the model was given; path: a folder with config.json, or a hub id."""
+    """Where a model's files are.
+
+    Args:
+        name: for people and identities, as the model was given.
+        path: a folder with config.json and the tokenizer, or a hub id.
+        gguf: the GGUF file that holds the weights; None where `path` holds them.
+    """
 
     name: str
     path: str
+    gguf: GgufFile | None = None
+
+    def with_floats(self, dtype: torch.dtype | None = None) -> str:
+        """A folder or hub id with the weights as floats; those of a GGUF file are dequantised once.
+
+        dtype: in which they are wanted; None: what this machine decodes in
+        """
+        return self.path if self.gguf is None else str(self.gguf.floats(dtype))
 
 
-def place_of(model: str | Path | None, dtype: torch.dtype | None = None, blocks: bool = False) -> Place:
-    """Of the embedded target (None, "embedded"), a name of the catalogue, a folder, a GGUF file or a hub id.
+def place_of(model: str | Path | None) -> Place:
+    """The place of the embedded target (None, "embedded"), a name of the catalogue, a folder, a GGUF file or a hub id.
 
-    A model of the catalogue is fetched where it is not here, and what is GGUF is dequantised once, which both are
-    printed on stderr.  dtype: in which weights are wanted; None: of no importance.  blocks: keep a GGUF file's integers
-    beside them.  ValueError for all that goes wrong
+    A model of the catalogue is fetched where it is not here, which is printed on stderr.
+
+    Raises:
+        ValueError: for all that goes wrong, in one sentence.
+        ImportError: the model is GGUF and the packages of the extra `gguf` are missing.
     """
     name = EMBEDDED if model is None else str(model)
+    gguf = None
     if entry := CATALOGUE.get(name):
-        if (path := kept(entry.sha256, dtype, blocks)) is None:
-            check_packages(name)        # before a download
-            path = dequantised(get(entry), entry.sha256, name, dtype, blocks)
-        return Place(name, str(path))
-    if name != EMBEDDED and (file := gguf_of(name)):
-        return Place(name, str(dequantised(file, sha256_of(file), name, dtype, blocks)))
-    if blocks:
-        raise ValueError(f"Model {name!r} is no GGUF file, which has blocks of its own. Give --weights int8 or float.")
+        gguf = GgufFile(name, entry.sha256, lambda: get(entry))
+    elif name != EMBEDDED and (file := gguf_of(name)):
+        gguf = GgufFile(name, sha256_of(file), lambda: file)
+    if gguf:
+        return Place(name, str(gguf.described()), gguf)
     return Place(name, str(embedded("target")) if name == EMBEDDED else name)
 
 

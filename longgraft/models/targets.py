@@ -1,24 +1,24 @@
-"""From a model's name and settings to a target: its folder, weights, kernels and tokenizer.
-
-Knows hub ids, folders and GGUF files; knows no method.
-"""
+"""From a model's name and settings to a target: its folder, weights, kernels and tokenizer."""
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from longgraft.config.settings import Settings
+from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import DTYPES, CpuKernels, Integers, cpu_kernels, packed_bytes
-from longgraft.kernels.integers import linear_weights, rounded
-from longgraft.models.gguf_blocks import READ, read_blocks
-from longgraft.models.places import EMBEDDED, place_of
+from longgraft.kernels.cpu import DTYPES, CpuKernels, PackedWeight, cpu_kernels, packed_bytes
+from longgraft.kernels.integers import rounded
+from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
+from longgraft.models.places import EMBEDDED, Place, place_of
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
 from longgraft.runtime.hub import hub_answers, offline
@@ -29,14 +29,19 @@ from longgraft.target_model.weights import check_finite, read_config, read_model
 
 @dataclass(frozen=True)
 class Source:
-    """Where a target comes from.  name: as it was given; given: a loaded model and its tokenizer."""
+    """Where a target comes from.
+
+    Args:
+        name: as it was given.
+        given: a loaded model and its tokenizer.
+    """
 
     name: str
     given: tuple[PreTrainedModel, Any] | None = None
 
 
 def resolve(model: Any) -> Source:
-    """Reads nothing.  ValueError for what is no model."""
+    """The source that a `load(model)` argument means; reads nothing.  ValueError for what is no model."""
     if model in (None, EMBEDDED):
         return Source(EMBEDDED)
     if isinstance(model, (str, Path)):
@@ -50,65 +55,111 @@ def resolve(model: Any) -> Source:
     return Source(getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__, given=model)
 
 
-def load_target(source: Source, settings: Settings) -> tuple[Target, Any]:
-    """(target, its tokenizer or None); ValueError where they do not fit each other or the settings."""
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target, its tokenizer or None, and notes for people about the choices that were made."""
+
+    target: Target
+    tokenizer: Any
+    notes: tuple[str, ...] = ()
+
+
+def load_target(source: Source, settings: Settings) -> LoadedTarget:
+    """Load a target with its kernels, in the weights that the settings ask for.
+
+    Raises:
+        ValueError: model, tokenizer and settings do not fit each other, or something is damaged.
+        ImportError: the model is GGUF and the packages of the extra `gguf` are missing.
+    """
     if source.given is not None:
-        model, tokenizer = source.given
-        if settings.weights == "gguf":
-            raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or "
-                             "float, or the file.")
-        target = _target(model, source.name, settings)
-        asked = None if settings.dtype is None else dtype_of(settings.dtype)
-        if asked not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
-            raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
-                             f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
-        check_finite(model, source.name)
-    else:
-        name, device = source.name, device_of(settings.device)
+        return LoadedTarget(_given(source, settings), source.given[1])
+    place, device = place_of(source.name), device_of(settings.device)
+    local = Path(place.path).exists()
+    with nullcontext() if local or hub_answers() else offline():
+        config: Any = read_config(place.path, place.name)
+        tokenizer = read_tokenizer(place.path, place.name)
         wanted = _wanted(settings.dtype, device)
-        path = place_of(name, wanted, blocks=settings.weights == "gguf").path
-        with nullcontext() if Path(path).exists() or hub_answers() else offline():
-            config: Any = read_config(path, name)
-            tokenizer = read_tokenizer(path, name)
-            read: Any = read_model(path, name, config, wanted or config.dtype or torch.bfloat16)
-        target = _target(read.to(device), name, settings, Path(path))
+        found, notes = _in_blocks(place, config, wanted, device, settings)
+        model: Any = found or read_model(place.with_floats(wanted), place.name, config,
+                                         wanted or config.dtype or torch.bfloat16)
+    target = _target(model.to(device), source.name, settings)
     # Without added tokens: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    return target, tokenizer
+    return LoadedTarget(target, tokenizer, notes)
 
 
-def _target(model: PreTrainedModel, name: str, settings: Settings, folder: Path | None = None) -> Target:
-    """folder: where its weights are, and a GGUF file's blocks."""
+def _given(source: Source, settings: Settings) -> Target:
+    """The target of a model that was given loaded."""
+    assert source.given is not None
+    model, _ = source.given
+    if settings.weights == "gguf":
+        raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or "
+                         "float, or the file.")
+    target = _target(model, source.name, settings)
+    asked = None if settings.dtype is None else dtype_of(settings.dtype)
+    if asked not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
+        raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
+                         f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
+    check_finite(model, source.name)
+    return target
+
+
+def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
+               ) -> tuple[PreTrainedModel | None, tuple[str, ...]]:
+    """(the model with the file's blocks as weights, or None for floats; notes).  ValueError if blocks were asked for
+    and cannot be had."""
+    if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and place.gguf is None):
+        return None, ()
+    try:
+        kernels = cpu_kernels()
+        if place.gguf is None:
+            raise NoBlocks(f"{place.name!r} is no GGUF file")
+        if device.type != "cpu" or dtype not in DTYPES or settings.kernels != "auto":
+            raise NoBlocks("they are for a CPU's compiled kernels in float32 or bfloat16, and "
+                           f"{str(dtype)[6:] if dtype else 'another dtype'} on {device} with --kernels "
+                           f"{settings.kernels} was asked for")
+        if isinstance(kernels, NotBuilt):
+            raise NoBlocks(str(kernels))
+        model = model_in_blocks(place.gguf.where(), Path(place.path), place.name, config, dtype, kernels)
+    except NoBlocks as why:
+        if settings.weights == "gguf":
+            raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why
+        return None, (f"weights are dequantised to floats: {why}",)
+    return model, ("weights are the file's own blocks (--weights float dequantises them)",)
+
+
+def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
     kernels = kernels_for(settings, model)
     small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
     if not isinstance(kernels, CpuKernels) and (asked := [
-            name for name, is_asked in (("--weights", settings.weights != "float"), ("--kv-dtype", settings.kv_dtype))
-            if is_asked]):
+            name for name, is_asked in (("--weights", settings.weights in ("int8", "gguf")),
+                                        ("--kv-dtype", settings.kv_dtype)) if is_asked]):
         why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
         raise ValueError(f"{' and '.join(asked)}: for a CPU's compiled kernels, in float32 or bfloat16, and {why}. "
                          f"Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
     if settings.kv_dtype and settings.attention not in ("auto", "split"):
         raise ValueError(f"--kv-dtype is for the compiled kernels' attention, and --attention {settings.attention} was "
                          "given. Leave one of them out.")
+    if settings.weights == "int8" and isinstance(kernels, CpuKernels):
+        model = in_int8(model, kernels)
     return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                  small if isinstance(small, FusedModules) else None, _integers(settings, model, kernels, folder),
+                  small if isinstance(small, FusedModules) else None,
                   dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
 
 
-def _integers(settings: Settings, model: PreTrainedModel, kernels: Any, folder: Path | None) -> Integers | None:
-    """The linear weights in integers, where the settings ask for them."""
-    if settings.weights == "float":
-        return None
-    linear = dict(linear_weights(model))
-    if settings.weights == "gguf" and folder:
-        blocks = {name: of for name, of in read_blocks(folder).items() if name in linear}
-        if not blocks:
-            raise ValueError("The GGUF file has no matrix in blocks that the kernels multiply with "
-                             f"({', '.join(READ)}). Give --weights int8, or leave --weights out.")
-        return Integers("gguf", {name: kernels.packed_integers(of) for name, of in blocks.items()})
-    return Integers("int8", {name: kernels.packed_integers(rounded(weight)) for name, weight in linear.items()})
+def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
+    """A model whose linear weights are rounded to bytes; it shares all other tensors with the one given."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    found: Any = copy.deepcopy(model, shared)
+    packed: dict[int, PackedWeight] = {}        # tied weights are packed once
+    for module in found.modules():
+        if type(module) is nn.Linear and type(weight := module.weight) is nn.Parameter:
+            if id(weight) not in packed:
+                packed[id(weight)] = kernels.packed_integers(rounded(weight), "int8", weight.dtype)
+            put_weight(module, packed[id(weight)])
+    return found
 
 
 def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
@@ -122,7 +173,7 @@ def kernels_for(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotB
     """None where they are switched off, or do not apply to the device and dtype."""
     if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
         return None
-    if (packed := packed_bytes(model, settings.weights != "float")) > (free := free_bytes(model.device)):
+    if (packed := packed_bytes(model, settings.weights == "int8")) > (free := free_bytes(model.device)):
         needed, left = (size / 2 ** 30 for size in (packed, free))
         return NotBuilt(f"their copy of the weights takes {needed:.1f} GiB, and {left:.1f} are free")
     return cpu_kernels()

@@ -1,13 +1,13 @@
 """An unmodified model's linear modules, norms and whole decoder layers, computed by a CPU's compiled kernels in a pass.
 
-Knows modules, their forms and the pass; knows no arithmetic.  A decoder layer of the common form is one call; it is
-recognised by its parts, and must give what its own code gives for fixed random rows at near and far positions, whatever
-is decoded first.  Other layers keep their own code, and so does one whose parts are others than they were.
+A decoder layer of the common form is one call.  It is recognised by its parts, and its output for fixed random rows at
+near and far positions must equal its own code's before it is used.  Other layers keep their own code, and so does a
+layer whose parts have changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +21,9 @@ from longgraft.kernels.cpu import (
     CpuKernels,
     DecoderLayer,
     DescribedLayer,
-    Integers,
     Linear,
-    PackedIntegers,
+    PackedWeight,
     fits,
-    sample,
 )
 from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.runtime.kv_cache import KVCache
@@ -45,7 +43,7 @@ KNOWN = {"training", "config", "layer_idx", "hidden_size", "intermediate_size", 
          "num_heads", "num_key_value_heads", "max_position_embeddings", "in_features", "out_features"}
 PROBED, APART = 24, 9973        # rows of the trial, and how far their positions are from one another
 TOLERANCE = 1e-3        # of what a layer adds to a row
-HALF_TOLERANCE = 3e-2   # in bfloat16, or with integers, where a rounding may fall on the other side
+HALF_TOLERANCE = 3e-2   # in bfloat16, or with blocks, where a rounding may fall on the other side
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,14 @@ class CommonForm:
     scale: float
     index: int
 
+    @property
+    def blocks(self) -> bool:
+        """Whether a linear module's weight is in blocks of integers."""
+        return any(isinstance(one.weight, PackedWeight) for one in self.linear.values())
+
     def tensors(self) -> list[Tensor]:
-        """Weights, biases and norms, as they are now."""
-        linear = [t for one in self.linear.values() for t in (one.weight, one.bias) if t is not None]
+        """Weights in floats, biases and norms, as they are now."""
+        linear = [t for one in self.linear.values() for t in (one.weight, one.bias) if isinstance(t, Tensor)]
         norms: list[Any] = [norm.weight for norm, _, _ in self.norms.values()]
         return linear + norms
 
@@ -97,7 +100,8 @@ def common_form(layer: nn.Module) -> CommonForm | None:
     scalars: Any = [getattr(attention, name, None) for name in ("head_dim", "scaling", "layer_idx")]
     if (forms.keys() != norms.keys() or None in scalars or (activation := gate_of(gated)) is None
             or within.keys() - {*ATTENTION.values(), *OF_HEADS.values()}
-            or any(type(one) is not nn.Linear or type(one.weight) is not nn.Parameter for one in linear.values())):
+            or any(type(one) is not nn.Linear or type(one.weight) not in (nn.Parameter, PackedWeight)
+                   for one in linear.values())):
         return None
     found = CommonForm(linear, forms, activation, *scalars)
     return found if found.fits(linear["q"].weight.dtype) else None
@@ -119,14 +123,11 @@ def _hooked(module: nn.Module) -> bool:
 class CompiledModules:
     """Active inside a `with` block of this object, and only there.
 
-    Only plain modules: quantised or wrapped ones keep their own forwards.
+    Only plain modules: those that other libraries quantized or wrapped keep their own forwards.
     """
 
-    def __init__(self, model: nn.Module, kernels: CpuKernels, integers: Integers | None = None) -> None:
+    def __init__(self, model: nn.Module, kernels: CpuKernels) -> None:
         self.kernels, self._model = kernels, model
-        own = dict(model.named_parameters())
-        self._integers = {id(own[name]): packed for name, packed in (integers.packed if integers else {}).items()}
-        self._rounded = [(name, own[name], sample(own[name])) for name in (integers.packed if integers else ())]
         self._layers: list[_Layer] = []
         self._override = ModuleOverride(model, self._replacement)
 
@@ -134,13 +135,10 @@ class CompiledModules:
         """A replacement for the module's forward, which reads its parameters at each call; None: no replacement."""
         own: Any = module._parameters
         ordinary = type(module).forward
-        if type(module) is nn.Linear and (packed := self._integers.get(id(module.weight))):
-            return lambda x: (self.kernels.integer_product(x, packed, own["bias"]) if x.dtype in DTYPES
-                              else ordinary(module, x))
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
             return lambda x: self.kernels.product(x, own["weight"], own["bias"])
         if (form := common_form(module)) is not None and form.size % self.kernels.lanes == 0:
-            self._layers.append(_Layer(module, form, self.kernels, self._integers))
+            self._layers.append(_Layer(module, form, self.kernels))
             return self._layers[-1].forward
         if (found := norm_of(module)) is not None:
             kind, epsilon = found
@@ -152,16 +150,9 @@ class CompiledModules:
         return None
 
     def forget_changed(self) -> None:
-        """Before an answer: see `CpuKernels.forget_changed`.
-
-        ValueError where a weight is another than the one that was rounded to integers
-        """
+        """Before an answer: see `CpuKernels.forget_changed`."""
         for parameter in self._model.parameters():
             self.kernels.forget_changed(parameter)
-        own = dict(self._model.named_parameters())
-        for name, weight, before in self._rounded:
-            if own.get(name) is not weight or not torch.equal(sample(weight), before):
-                raise ValueError(f"{name} has changed since it was rounded to integers. Load the model again.")
         for layer in self._layers:
             layer.forget()
 
@@ -173,9 +164,8 @@ class CompiledModules:
 class _Layer:
     """One decoder layer's forward: the compiled one, where it gives what the layer's own code gives."""
 
-    def __init__(self, module: nn.Module, form: CommonForm, kernels: CpuKernels,
-                 integers: Mapping[int, PackedIntegers]) -> None:
-        self.module, self.form, self.kernels, self._integers = module, form, kernels, integers
+    def __init__(self, module: nn.Module, form: CommonForm, kernels: CpuKernels) -> None:
+        self.module, self.form, self.kernels = module, form, kernels
         self._ordinary: Forward = type(module).forward
         self._dtype = form.linear["q"].weight.dtype
         self._parts = [(parent._modules, name, part) for parent in module.modules()
@@ -228,8 +218,7 @@ class _Layer:
 
     def _describe(self) -> DescribedLayer:
         form = self.form
-        linear: dict[str, Linear] = {name: (one.weight, one.bias, self._integers.get(id(one.weight)))
-                                     for name, one in form.linear.items()}
+        linear: dict[str, Linear] = {name: (one.weight, one.bias) for name, one in form.linear.items()}
         norms: dict[str, Any] = {name: (norm.weight, epsilon, kind)
                                  for name, (norm, kind, epsilon) in form.norms.items()}
         return self.kernels.layer(DecoderLayer(linear, norms, form.size, form.activation, form.scale))
@@ -266,7 +255,7 @@ class _Layer:
     def _close(self, found: Tensor, expected: Any, x: Tensor) -> bool:
         if not isinstance(expected, Tensor) or expected.shape != found.shape:
             return False
-        exact = self._dtype == torch.float32 and not self._integers
+        exact = self._dtype == torch.float32 and not self.form.blocks
         share, least = TOLERANCE if exact else HALF_TOLERANCE, torch.finfo(self._dtype).eps
         wrong = (found - expected).float().norm(dim=-1)
         allowed = share * (expected - x).float().norm(dim=-1) + least * expected.float().norm(dim=-1)

@@ -1,7 +1,7 @@
 """An unmodified transformers causal LM, run on a tree or a prompt chunk, and what it reports.
 
-Knows transformers' attention interface and hooks; knows no method.  Nothing stays on the model: attention and hooks are
-installed for one `run` and removed when it ends, also by an exception.
+Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also by an
+exception.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
-from longgraft.kernels.cpu import CpuKernels, Integers
+from longgraft.kernels.block_weight import block_weights
+from longgraft.kernels.cpu import CpuKernels, PackedWeight
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
@@ -46,17 +47,26 @@ UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_versi
 
 @dataclass
 class Target:
-    """model: PreTrainedModel in eval mode; attention: "auto" or a backend's name, resolved on construction; kernels:
-    compiled, for a CPU; fused: modules that passes of fixed shape compute in one launch each; integers: what the
-    compiled kernels multiply with in the place of the linear modules' own weights; cache_dtype: of keys and values,
-    None for the model's; packs: whether several sequences may share a pass, until one fails that way."""
+    """A model that decodes.
+
+    Args:
+        model: PreTrainedModel in eval mode.
+        name: for people and identities.
+        attention: "auto" or a backend's name, resolved on construction.
+        kernels: compiled, for a CPU.
+        fused: modules that passes of fixed shape compute in one launch each.
+        cache_dtype: of keys and values; None for the model's.
+        packs: whether several sequences may share a pass, until one fails that way.
+
+    Raises:
+        ValueError: the model cannot be decoded, trains, has no weights, or is spread over devices.
+    """
 
     model: Any
     name: str = "target"
     attention: str = "auto"
     kernels: CpuKernels | None = None
     fused: FusedModules | None = None
-    integers: Integers | None = None
     cache_dtype: torch.dtype | None = None
     packs: bool = True
     _configs: list[Any] = field(default_factory=list, init=False, repr=False)
@@ -75,8 +85,7 @@ class Target:
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
         self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
-        self._compiled = (None if self.kernels is None
-                          else CompiledModules(self.model, self.kernels, self.integers))
+        self._compiled = None if self.kernels is None else CompiledModules(self.model, self.kernels)
         self.stateful = StatefulModules(self.model)
         self._cache_name = next(name for name in ("past_key_values", "cache_params")       # the latter: Mamba
                                 if name in signature(self.model.forward).parameters)
@@ -128,7 +137,8 @@ class Target:
         rest are not counted."""
         if not self.attention_layers:
             return math.inf
-        linear = sum(p.numel() for p in self.layers.parameters() if p.ndim > 1)
+        shapes = [p.shape for p in self.layers.parameters()] + [of.shape for _, of in block_weights(self.layers)]
+        linear = sum(shape.numel() for shape in shapes if len(shape) > 1)
         return linear / (2 * self.attention_layers * self.config.num_attention_heads * self._head_size)
 
     @property
@@ -141,14 +151,14 @@ class Target:
 
     @property
     def weights(self) -> str:
-        """Of the linear layers: float, or the kind of the integers."""
-        return self.integers.kind if self.integers else "float"
+        """What the linear layers multiply with: float, or the kind of the blocks (gguf, int8)."""
+        return next((of.kind for _, of in block_weights(self.model) if isinstance(of, PackedWeight)), "float")
 
     @property
     def identity(self) -> dict[str, str]:
         """What the rows of its cache depend on besides the tokens."""
         config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
-        of = {} if self.integers is None else {"linear weights": self.weights}
+        of = {} if self.weights == "float" else {"linear weights": self.weights}
         if self.cache_dtype is not None:
             of["cache"] = str(self.cache_dtype)[6:]
         return {"dtype": str(self.dtype)[6:], **of,

@@ -1,6 +1,6 @@
 """A target's configuration, tokenizer and weights from a folder or a hub id: complete and finite, or a ValueError.
 
-Knows transformers' loading and which errors it only warns about; knows no decoding.
+transformers only warns about some errors, such as missing tensors; here they are errors.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 from longgraft.config.file_errors import reason
+from longgraft.kernels.block_weight import block_weights
 from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.supported import refuse
 
@@ -94,9 +95,11 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 def sample(module: nn.Module) -> list[Any]:
     """All shapes and a few values of every tensor, which tell apart modules that were trained separately; a change to
     few rows of one tensor may be missed."""
-    shapes = [tuple(t.shape) for t in module.parameters()]
-    values = [t.detach().flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double()
-              for whole in module.parameters() for _, t in parts(whole)]
+    blocks = [weight for _, weight in block_weights(module)]
+    shapes = [tuple(t.shape) for t in module.parameters()] + [tuple(weight.shape) for weight in blocks]
+    tensors = [t.detach() for whole in module.parameters() for _, t in parts(whole)]
+    values = [t.flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double()
+              for t in (*tensors, *(weight.sample for weight in blocks))]
     return [shapes, torch.cat(values).tolist()]
 
 

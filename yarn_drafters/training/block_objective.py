@@ -123,7 +123,7 @@ class _Compared(torch.autograd.Function):
         ours = network.logits(states.to(target.dtype)).float().log_softmax(-1)
         agreed = ours.argmax(-1) == shares.argmax(-1)
         nats = -(shares[:, None] @ ours[..., None]).flatten().float()
-        ctx.save_for_backward(ours.exp_().sub_(shares) @ target.head.weight.to(ours.dtype))
+        ctx.save_for_backward(ours.exp_().sub_(shares) @ target.head.weight[:].to(ours.dtype))
         ctx.mark_non_differentiable(agreed)
         return nats, agreed
 

@@ -50,7 +50,7 @@ class Frozen:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         with sole_trainer(out, world):      # errors of folder and data are raised before a weight is read
-            path = place_of(name, dtype).path
+            path = place_of(name).with_floats(dtype)
             config = read_config(path, name)
             tokenizer = read_tokenizer(path, name)
             with world.first_in_turn():

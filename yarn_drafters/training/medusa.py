@@ -59,7 +59,7 @@ class MedusaTrainer(DistillingTrainer):
         if not recipe.tied:
             with torch.no_grad():
                 for head in heads.heads:
-                    head[-1].weight.copy_(target.head.weight)
+                    head[-1].weight.copy_(target.head.weight[:])
         return heads
 
     def proposer(self, network: MedusaHeads) -> tuple[Proposer, int]:

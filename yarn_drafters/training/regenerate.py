@@ -228,9 +228,9 @@ def regenerate(model: str, out: Path, sampling: Sampling, prompts: Sequence[Path
     texts = [document for document in read_documents(documents) if len(document.text) >= SHORTEST]
     if not given and not texts and not magpie:
         raise ValueError("Nothing to answer: give --prompts, --documents or --magpie.")
-    place = place_of(model, dtype)
+    place = place_of(model)
     tokenizer, config = read_tokenizer(place.path, place.name), read_config(place.path, place.name)
-    loaded: Any = read_model(place.path, place.name, config, dtype)
+    loaded: Any = read_model(place.with_floats(dtype), place.name, config, dtype)
     rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
     texts_of_rows = (text for row in rows for text in _strings(row))
     worker = Regenerator(loaded.to(device_of(device)), tokenizer, sampling, texts_of_rows)

@@ -258,7 +258,7 @@ def _same_tokenizer(loaded: Any, folder: Path, given: str) -> None:
 
 
 def _teacher(name: str, recipe: TargetRecipe, world: World) -> Target:
-    path = place_of(name, torch.float32).path
+    path = place_of(name).with_floats(torch.float32)
     loaded: Any = read_model(path, name, read_config(path, name), torch.float32).requires_grad_(False)
     teacher = Target(loaded.to(world.device), name)
     if teacher.vocab_size != recipe.vocab_size:

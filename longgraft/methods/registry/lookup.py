@@ -99,7 +99,7 @@ def pld_plus(p: Parts) -> PldPlus:
 def adapld(p: Parts) -> AdaPld:
     """With likeness and branches as chosen."""
     target, chosen = p.target, p.choices
-    likeness = Likeness(target.model.get_input_embeddings().weight, chosen.likeness) \
+    likeness = Likeness(target.model.get_input_embeddings().weight[:], chosen.likeness) \
         if chosen.likeness is not None else None
     branches = Branches(chosen.branches, states(p, None), target.logits, chosen.successors) if chosen.branches else None
     return AdaPld(anchors(p, special(target)), chosen.length, likeness, branches, p.clock)
