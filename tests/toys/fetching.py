@@ -1,14 +1,57 @@
-"""A local HTTP server in the place of the hub, which has one file and counts what it serves."""
+"""A cache, a pip and a hub for tests of fetching: a local HTTP server in the place of the hub counts what it serves."""
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
+from huggingface_hub import constants
+
 FILE = "toys/toy/toy.gguf"      # OWNER/REPOSITORY/FILE
+CLOSED = "http://127.0.0.1:9"   # where nobody answers
+
+
+def isolated(tmp_path: Path, monkeypatch) -> Path:
+    """Give an empty cache to longgraft, whose folder of models is returned, and to the hub's client.
+
+    pip finds what is in the folder `wheels` alone.
+    """
+    for name, value in {"LONGGRAFT_CACHE": tmp_path / "cache", "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": tmp_path / "wheels",
+                        "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)      # bytes that an interrupted download may lose
+    monkeypatch.setattr("time.sleep", lambda _: None)               # between the client's attempts
+    return tmp_path / "cache" / "models"
+
+
+def ask_hub_at(address: str, monkeypatch) -> None:
+    """Let the hub's client use this server."""
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+def requirements_asked(monkeypatch) -> list[str]:
+    """Return a list to which each call of pip adds its requirement."""
+    requirements, real = [], subprocess.run
+
+    def recorded(command, **options):
+        requirements.append(command[-1])
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", recorded)
+    return requirements
+
+
+def left(cache: Path) -> list[str]:
+    """Name what is in the cache of models."""
+    return sorted(path.name for path in cache.glob("*") if path.name != "lock")
 
 
 class ToyHub(ThreadingHTTPServer):
