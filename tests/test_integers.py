@@ -163,10 +163,10 @@ def test_blocks_are_refused_where_there_are_none_or_no_kernels(tmp_path, monkeyp
     with pytest.raises(ValueError, match=r"^The file's blocks cannot be multiplied with: 'embedded' is no GGUF file"):
         longgraft.load(None, None, tell=False, weights="gguf")
     write_gguf(tmp_path / "floats.gguf")
-    with pytest.raises(ValueError, match="the file has no matrix in blocks that the kernels multiply with"):
+    with pytest.raises(ValueError, match="no matrix of the file is in blocks that the kernels know"):
         longgraft.load(tmp_path / "floats.gguf", None, tell=False, weights="gguf")
     session = longgraft.load(tmp_path / "floats.gguf", None, tell=False, method="pld")
-    assert session.about[0].startswith("weights are dequantised to floats: the file has no matrix in blocks")
+    assert session.about[0].startswith("weights are dequantised to floats: no matrix of the file is in blocks")
     with pytest.raises(ValueError, match="has no blocks of a GGUF file"):
         longgraft.load((toy_model(), None), None, tell=False, weights="gguf")
     with pytest.raises(ValueError, match=r"--weights: for a CPU's compiled kernels, .* this model is float16"):

@@ -62,7 +62,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
              f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
              f"{shape.vocab:,}, {text.max_position_embeddings:,} positions, {str(dtype)[6:]} on {device}"]
     in_blocks = place.gguf and weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
-    blocks = TensorTable.read(Path(place.path)).packed_bytes if in_blocks else None
+    table = TensorTable.read(Path(place.path)) if in_blocks else None
+    blocks = table.packed_bytes if table and table.in_blocks else None
     target, packed = _target(config, dtype, weights == "int8", cache or dtype, blocks)
     shares, positions = {"target": target}, text.max_position_embeddings
     head, described = _head(pair, name, shape)

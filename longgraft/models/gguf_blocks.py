@@ -80,6 +80,11 @@ class TensorTable:
             FileTensor(name, type_, tuple(shape), offset, row) for name, type_, shape, offset, row in kept["tensors"]))
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether a matrix other than the embedding is in blocks that the kernels multiply with."""
+        return any(tensor.type in BLOCK_TYPES for tensor in self.tensors if tensor.name != EMBEDDING)
+
+    @property
     def packed_bytes(self) -> int:
         """Memory of a model with these tensors, all matrices but the embedding packed for the kernels."""
         return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
@@ -120,7 +125,7 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         dtype: of activations, norms and biases; matrices of types that are no blocks become floats of it.
 
     Raises:
-        NoBlocks: transformers changes a matrix by more than the order of its rows, or nothing is in blocks.
+        NoBlocks: transformers changes a matrix by more than the order of its rows.
         ValueError: a tensor is missing or has another shape.
     """
     from accelerate import init_empty_weights
@@ -143,8 +148,6 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
     if missing := sorted(key for key, parameter in model.named_parameters() if parameter.is_meta):
         raise ValueError(f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download it "
                          "again.")
-    if not filler.products:
-        raise NoBlocks(f"the file has no matrix in blocks that the kernels multiply with ({', '.join(BLOCK_TYPES)})")
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()
 
@@ -169,14 +172,13 @@ def _parameters(model: PreTrainedModel, table: TensorTable) -> dict[str, str]:
 
 @dataclass
 class _Filler:
-    """Puts tensors of a file into a model without weights.  products: how many matrices stayed in blocks."""
+    """Puts tensors of a file into a model without weights."""
 
     file: Path
     model: Any
     dtype: torch.dtype
     kernels: CpuKernels
     processor: Any
-    products: int = 0
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
         path, _, last = parameter.rpartition(".")
@@ -204,7 +206,6 @@ class _Filler:
         if not bool(packed.scales.isfinite().all() and (packed.lows is None or packed.lows.isfinite().all())):
             raise ValueError(f"{tensor.name} holds NaN or infinite numbers. Download the file again.")
         put_weight(module, packed)
-        self.products += 1
 
     def _order(self, tensor: FileTensor) -> np.ndarray:
         """For each row of the model's matrix, which row of the file it is.  NoBlocks if it is no row of the file."""

@@ -1,8 +1,10 @@
-"""The cache of models: one folder, whose files are whole or not there.  Knows files and hashes; knows no format.
+"""The cache of models: one folder, whose files are whole or absent.
 
-    models/NAME.gguf            of the catalogue
-    models/SHA256-DTYPE/        dequantised: an ordinary transformers folder
+    models/NAME.gguf            a model of the catalogue
+    models/NAME.gguf.partial    its beginning, where a fetch was interrupted
+    models/SHA256-DTYPE/        dequantised weights: an ordinary transformers folder
     models/hashes/              SHA-256 of files elsewhere, by path, size and time of change
+    models/partial/             scratch folder of the process that holds models/lock
 """
 
 from __future__ import annotations
@@ -19,46 +21,72 @@ from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
 from longgraft.runtime.fingerprint import digest
 
-ROOM = 1.05         # of the bytes that are written
+ROOM = 1.05         # free bytes that are required for each byte that will be written
 
 
 def models_folder() -> Path:
+    """Return the folder of models, which may not exist yet."""
     return cache_folder() / "models"
 
 
 @contextmanager
 def making(what: str, path: Path, size: int) -> Iterator[Path | None]:
-    """An empty folder to make `path` in: the caller moves the result there.  None where `path` is there already.
+    """Yield an empty folder in which the caller makes `path` and from which it moves the result there.
 
-    One process at a time makes anything; what an interrupted one left is removed.  ValueError where the cache cannot be
-    written, or has no room.  size: bytes that will be written at most
+    One process at a time makes anything. The folder is removed at the end, and what a killed process left in it at the
+    next beginning.
+
+    Args:
+        what: What is made, to begin an error message with.
+        path: The file or folder that is wanted. Where it exists, None is yielded.
+        size: Bytes that will be written at most.
+
+    Raises:
+        ValueError: The cache cannot be written, or has no room for `size` bytes.
     """
     if path.exists():
         yield None
         return
-    part = models_folder() / "partial"
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        with open(part.with_name("lock"), "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)        # freed by the system where a process dies
-            if path.exists():
-                yield None
-                return
+    with locked(what):
+        if path.exists():
+            yield None
+            return
+        check_room(size)
+        part = _scratch()
+        part.mkdir()
+        try:
+            yield part
+        finally:
             shutil.rmtree(part, ignore_errors=True)
-            if (free := shutil.disk_usage(part.parent).free) < ROOM * size:
-                raise OSError(f"{size / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} are free")
-            part.mkdir()
-            try:
-                yield part
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def locked(what: str) -> Iterator[None]:
+    """Wait until no other process changes the cache of models, and clear what a killed one left in the scratch folder.
+
+    Raises:
+        ValueError: The cache cannot be written. Other OSErrors of the body are reported in the same way.
+    """
+    folder = models_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "lock", "a", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)        # the system frees it when a process dies
+            shutil.rmtree(_scratch(), ignore_errors=True)
+            yield
     except OSError as error:
-        raise ValueError(f"{what} cannot be kept in {part.parent}: {reason(error)}. Make room, or set "
-                         "LONGGRAFT_CACHE to another folder.") from error
+        raise ValueError(f"{what} cannot be kept in {folder}: {reason(error)}. Make room, or set LONGGRAFT_CACHE to "
+                         "another folder.") from error
+
+
+def check_room(size: int) -> None:
+    """Raise an OSError where the disk of the cache has no room for `size` more bytes."""
+    if (free := shutil.disk_usage(models_folder()).free) < ROOM * size:
+        raise OSError(f"{size / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} are free")
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file; remembered by path, size and time of change."""
+    """Return a file's SHA-256 in hexadecimal, remembered by its path, size and time of change."""
     found = path.stat()
     known = models_folder() / "hashes" / digest([str(path.resolve()), found.st_size, found.st_mtime_ns])
     if known.exists():
@@ -73,6 +101,10 @@ def sha256_of(path: Path) -> str:
 
 
 def hashed(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Compute a file's SHA-256, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _scratch() -> Path:
+    return models_folder() / "partial"

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from longgraft.config.settings import Settings
 from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import DTYPES, CpuKernels, PackedWeight, cpu_kernels, packed_bytes
+from longgraft.kernels.cpu import BLOCK_TYPES, DTYPES, CpuKernels, PackedWeight, cpu_kernels, packed_bytes
 from longgraft.kernels.integers import rounded
-from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
+from longgraft.models.gguf_blocks import NoBlocks, TensorTable, model_in_blocks
 from longgraft.models.places import EMBEDDED, Place, place_of
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
@@ -122,6 +122,8 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
                            f"{settings.kernels} was asked for")
         if isinstance(kernels, NotBuilt):
             raise NoBlocks(str(kernels))
+        if not TensorTable.read(Path(place.path)).in_blocks:
+            raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({', '.join(BLOCK_TYPES)})")
         model = model_in_blocks(place.gguf.where(), Path(place.path), place.name, config, dtype, kernels)
     except NoBlocks as why:
         if settings.weights == "gguf":

