@@ -24,7 +24,7 @@ from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.compiled_continuations import compiled
 from longgraft.memories.partial_matching import PartialMatching
-from longgraft.methods.calibration import Calibration, default_path, made_for
+from longgraft.methods.calibration import Calibration, any_kept_for, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
 from longgraft.methods.own_settings import with_own_settings
@@ -201,9 +201,10 @@ def _regions(settings: Settings, target: Target) -> tuple[Regions, str]:
 
 
 def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, settings: Settings) -> Calibration:
+    if settings.calibration is None or (settings.calibration == "auto" and target.name != EMBEDDED
+                                        and not any_kept_for(target.name)):
+        return Calibration()        # a vocabulary's fingerprint takes a second
     identity = identity_of(target, tokenizer, network)
-    if settings.calibration is None:
-        return Calibration()
     if settings.calibration == "auto":
         path = default_path(identity)
         if path.exists():

