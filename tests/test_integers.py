@@ -43,7 +43,7 @@ def in_bytes(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 7, 12, 13, 40])
 @pytest.mark.parametrize("size, out", [(64, 48), (100, 17), (576, 64)])
 @pytest.mark.parametrize("group, bits, low", [(32, 8, False), (32, 4, True), (32, 4, False),
-                                              (16, 8, False), (16, 4, True)])
+                                              (32, 5, False), (32, 5, True), (16, 6, False), (16, 8, False)])
 def test_products_are_those_of_what_the_integers_stand_for(rows, size, out, group, bits, low, kernels):
     weight, x, bias = random_weight(out, size, group, bits, low), torch.randn(rows, size), torch.randn(out)
     packed = kernels.packed_integers(weight)
@@ -58,15 +58,17 @@ def test_products_are_those_of_what_the_integers_stand_for(rows, size, out, grou
     torch.testing.assert_close(half.double(), expected, rtol=2 ** -7, atol=1e-2 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group, bits", [(32, 4), (32, 5), (16, 6), (32, 8), (16, 8)])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_sums_of_the_largest_codes_are_exact(bits, sign, kernels):
-    codes, scales = torch.full((16, 64), 2 ** bits - 1, dtype=torch.uint8), torch.ones(16, 2)
-    packed = kernels.packed_integers(IntegerWeight(codes, scales, None, 32, bits, 0))
-    assert kernels.integer_product(torch.full((1, 64), sign * 127), packed).eq(sign * 127 * 64 * (2 ** bits - 1)).all()
+@pytest.mark.parametrize("zero", [0, 8])
+def test_sums_of_the_largest_and_least_codes_are_exact(group, bits, sign, zero, kernels):
+    for code in (0, 2 ** bits - 1):
+        codes, scales = torch.full((16, 64), code, dtype=torch.uint8), torch.ones(16, 64 // group)
+        packed = kernels.packed_integers(IntegerWeight(codes, scales, None, group, bits, zero))
+        assert kernels.integer_product(torch.full((1, 64), sign * 127), packed).eq(sign * 127 * 64 * (code - zero)).all()
 
 
-@pytest.mark.parametrize("group, bits, low", [(32, 8, False), (32, 4, True), (16, 8, False)])
+@pytest.mark.parametrize("group, bits, low", [(32, 8, False), (32, 4, True), (32, 5, False), (16, 6, False)])
 def test_a_rows_product_is_the_same_bits_beside_any_others(group, bits, low, kernels):
     packed, x = kernels.packed_integers(random_weight(200, 160, group, bits, low)), torch.randn(63, 160)
     whole = kernels.integer_product(x, packed)

@@ -31,8 +31,8 @@ SAMPLES = 32
 
 
 class BlockType(NamedTuple):
-    """A type of GGUF blocks: ggml's number, inputs of a block, inputs that share a scale, bits of a code (fifth and
-    sixth bits take a byte), the code of 0, and whether groups have a low."""
+    """A type of GGUF blocks: ggml's number, inputs of a block, inputs that share a scale, bits of a code, the code
+    of 0, and whether groups have a low.  Codes of four bits are kept as nibbles, others as bytes."""
 
     number: int
     inputs: int
@@ -41,12 +41,17 @@ class BlockType(NamedTuple):
     zero: int
     lows: bool = False
 
+    @property
+    def stored(self) -> int:
+        """Bits that a code takes in memory."""
+        return 4 if self.bits == 4 else 8
+
 
 BLOCK_TYPES = {
     "Q4_0": BlockType(2, 32, 32, 4, 8), "Q4_1": BlockType(3, 32, 32, 4, 0, lows=True),
-    "Q5_0": BlockType(6, 32, 32, 8, 16), "Q5_1": BlockType(7, 32, 32, 8, 0, lows=True),
+    "Q5_0": BlockType(6, 32, 32, 5, 16), "Q5_1": BlockType(7, 32, 32, 5, 0, lows=True),
     "Q8_0": BlockType(8, 32, 32, 8, 128), "Q4_K": BlockType(12, 256, 32, 4, 0, lows=True),
-    "Q5_K": BlockType(13, 256, 32, 8, 0, lows=True), "Q6_K": BlockType(14, 256, 16, 8, 32)}
+    "Q5_K": BlockType(13, 256, 32, 5, 0, lows=True), "Q6_K": BlockType(14, 256, 16, 6, 32)}
 
 
 class _Weight(ctypes.Structure):
@@ -261,7 +266,7 @@ class CpuKernels:
         """
         of, lanes = BLOCK_TYPES[type_], self._lanes
         tiles, groups = -(-shape[0] // lanes), shape[1] // of.group
-        codes = torch.zeros(tiles, groups, of.group * of.bits // 32, lanes, 4, dtype=torch.uint8)
+        codes = torch.zeros(tiles, groups, of.group * of.stored // 32, lanes, 4, dtype=torch.uint8)
         scales = torch.zeros(tiles, groups, lanes)
         lows = torch.zeros(tiles, groups, lanes) if of.lows else None
         packed = PackedWeight(self, "gguf", shape, dtype, codes, scales, lows, (of.group, of.bits, of.zero))

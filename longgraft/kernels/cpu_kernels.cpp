@@ -198,34 +198,57 @@ constexpr int64_t INTEGER_ROWS = 12;            // of a block
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
-// A row's sums over a group: the codes (0 to 255, or 0 to 15) of each lane times the row's (-127 to 127), four a step.
+// A row's sums over a group, from a start: codes of BITS bits (4, 5, 6 or 8) of each lane times the row's bytes (-127 to
+// 127), four a step.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__) \
     && defined(__AVX512F__) == defined(__AVX512BW__)
 #if defined(__AVX512F__)
 #define WIDE(operation) _mm512_##operation
 typedef __m512i Pairs;
+inline Pairs with_sign_of(Pairs x, Pairs sign) {
+    return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(sign), _mm512_setzero_si512(), x);
+}
 #else
 #define WIDE(operation) _mm256_##operation
 typedef __m256i Pairs;
+inline Pairs with_sign_of(Pairs x, Pairs sign) { return _mm256_sign_epi8(x, sign); }
 #endif
+// Two products are summed at once, in 16 bits, which hold the sums of several steps.  Codes of eight bits would not fit:
+// they are centred, and the row takes their sign.
 template <int BITS> struct Group {
-    Pairs nibbles[BITS / 4] = {};               // in 16 bits: 16 products of at most 15 * 127 each
+    static constexpr int CENTRE = BITS == 8 ? 128 : 0;
+    static constexpr int STEPS_HELD = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+    Integers sum;
+    Pairs pairs = {};
+    int held = 0;
 
+    explicit Group(int32_t start) : sum(Integers{} + start) {}
     void add(Steps codes, Integers row) {
-        for (int i = 0; i < BITS / 4; ++i)
-            nibbles[i] = WIDE(add_epi16)(nibbles[i], WIDE(maddubs_epi16)(
-                (Pairs)(codes >> 4 * i & 0x0f0f0f0fu), (Pairs)row));
+        Pairs products;
+        if constexpr (BITS == 8) {
+            const Pairs centred = (Pairs)(codes ^ 0x80808080u);
+            products = WIDE(maddubs_epi16)(WIDE(abs_epi8)(centred), with_sign_of((Pairs)row, centred));
+        } else {
+            products = WIDE(maddubs_epi16)((Pairs)codes, (Pairs)row);
+        }
+        pairs = held ? WIDE(add_epi16)(pairs, products) : products;
+        if (++held == STEPS_HELD) flush();
     }
-    Integers whole() const {
-        Integers sum = {};
-        for (int i = 0; i < BITS / 4; ++i) sum += (Integers)WIDE(madd_epi16)(nibbles[i], WIDE(set1_epi16)(1)) << 4 * i;
+    void flush() {
+        sum += (Integers)WIDE(madd_epi16)(pairs, WIDE(set1_epi16)(1));
+        held = 0;
+    }
+    Integers whole() {
+        if (held) flush();
         return sum;
     }
 };
 #else
 template <int BITS> struct Group {
-    Integers sum = {};
+    static constexpr int CENTRE = 0;
+    Integers sum;
 
+    explicit Group(int32_t start) : sum(Integers{} + start) {}
     void add(Steps codes, Integers row) {
 #if defined(__AVX512VNNI__)
         sum = (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)row);
@@ -297,7 +320,9 @@ struct Weight {
     const void* data;           // tiles of floats or bfloat16 as in `tile`, or codes
     const float *scales, *lows; // [tiles, groups, LANES], of codes; lows may be null
     const void* bias;           // of the dtype of rows; may be null
-    int64_t in, out, group, bits, zero;     // group: 0 for no codes
+    int64_t in, out, group, bits, zero;     // group: 0 for no codes; bits: of a code, which takes a nibble or a byte
+
+    int64_t stored() const { return bits == 4 ? 4 : 8; }
 };
 
 // R rows and one tile of outputs -> sums [R].  codes: [groups, GROUP / 4, LANES, 4], of nibbles [groups, GROUP / 8, ..]
@@ -306,24 +331,24 @@ void integer_tile(const Rows& rows, const uint8_t* codes, const float* scales, c
                   Sums* sums) {
     constexpr int STEPS = GROUP / 4, PARTS = SPAN / GROUP;
     Sums own[R] = {};
-    for (int64_t g = 0; g < rows.spans * PARTS; ++g, codes += GROUP * LANES * BITS / 8) {
+    for (int64_t g = 0; g < rows.spans * PARTS; ++g, codes += GROUP * LANES * (BITS == 4 ? 4 : 8) / 8) {
         const Steps* const packed = reinterpret_cast<const Steps*>(codes);
         Steps weight[STEPS];
         for (int s = 0; s < STEPS; ++s)
-            weight[s] = BITS == 8 ? packed[s] : packed[s % (STEPS / 2)] >> (s < STEPS / 2 ? 0 : 4) & 0x0f0f0f0fu;
+            weight[s] = BITS != 4 ? packed[s] : packed[s % (STEPS / 2)] >> (s < STEPS / 2 ? 0 : 4) & 0x0f0f0f0fu;
         for (int s = 0; s < STEPS; ++s) HELD(weight[s]);
         const Sums scale = lanes(scales + g * LANES);
         for (int r = 0; r < R; ++r) {
             const int64_t at = r * rows.spans * PARTS + g, half = at * 2 / PARTS;
             const int32_t all = rows.sums[half] + (PARTS == 1 ? rows.sums[half + 1] : 0);
-            Group<BITS> sum;
+            Group<BITS> sum((Group<BITS>::CENTRE - zero) * all);
             for (int s = 0; s < STEPS; ++s) {
                 int32_t four;
                 __builtin_memcpy(&four, rows.codes + at * GROUP + s * 4, sizeof four);
                 sum.add(weight[s], Integers{} + four);
             }
             const float own_scale = rows.scales[at / PARTS];
-            own[r] = fused(__builtin_convertvector(sum.whole() - zero * all, Sums), scale * own_scale, own[r]);
+            own[r] = fused(__builtin_convertvector(sum.whole(), Sums), scale * own_scale, own[r]);
             if (lows) own[r] = fused(-lanes(lows + g * LANES), Sums{} + own_scale * static_cast<float>(all), own[r]);
         }
     }
@@ -337,12 +362,13 @@ template <int GROUP, int BITS, int... R> IntegerTile integer_tile_of(int64_t row
 }
 
 template <class T> void integer_product(const Rows& x, const Weight& w, T* y, int64_t n, int threads) {
-    const int64_t groups = x.spans * SPAN / w.group, bytes = w.group * w.bits / 8;
+    const int64_t groups = x.spans * SPAN / w.group, bytes = w.group * w.stored() / 8;
     const int64_t blocks = (n + INTEGER_ROWS - 1) / INTEGER_ROWS, most = (n + blocks - 1) / blocks;
     const auto tile_for = [&](int64_t rows) {
         const auto all = std::make_integer_sequence<int, INTEGER_ROWS>();
-        if (w.bits == 4) return w.group == 16 ? integer_tile_of<16, 4>(rows, all) : integer_tile_of<32, 4>(rows, all);
-        return w.group == 16 ? integer_tile_of<16, 8>(rows, all) : integer_tile_of<32, 8>(rows, all);
+        if (w.group == 16) return w.bits == 6 ? integer_tile_of<16, 6>(rows, all) : integer_tile_of<16, 8>(rows, all);
+        if (w.bits == 4) return integer_tile_of<32, 4>(rows, all);
+        return w.bits == 5 ? integer_tile_of<32, 5>(rows, all) : integer_tile_of<32, 8>(rows, all);
     };
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t o = 0; o < w.out; o += LANES)
@@ -440,7 +466,7 @@ inline void unpack_block(int64_t type, const uint8_t* block, uint8_t* codes, flo
 // Rows of blocks -> the tiles of `Weight`, whose codes, scales and lows are written.
 void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows, int64_t row_bytes,
                  int64_t block_size, int64_t block_bytes, int threads) {
-    const int64_t groups = w.in / w.group, inside = block_size / w.group, steps = w.group / 4 * w.bits / 8;
+    const int64_t groups = w.in / w.group, inside = block_size / w.group, steps = w.group / 4 * w.stored() / 8;
     uint8_t* const data = static_cast<uint8_t*>(const_cast<void*>(w.data));
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t first = 0; first < rows; first += LANES)
@@ -456,7 +482,7 @@ void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows
                     uint8_t* const to = data + at * steps * 4 + lane * 4;
                     const uint8_t* const own = codes + i * w.group;
                     for (int64_t k = 0; k < steps * 4; ++k)
-                        to[k / 4 * LANES * 4 + k % 4] = w.bits == 8 ? own[k] : own[k] | own[steps * 4 + k] << 4;
+                        to[k / 4 * LANES * 4 + k % 4] = w.bits != 4 ? own[k] : own[k] | own[steps * 4 + k] << 4;
                 }
             }
 }

@@ -17,7 +17,7 @@ LARGEST = 127
 class IntegerWeight:
     """weight [out, in] = scales * (codes - zero) - lows, where each `group` inputs of an output share both.
 
-    codes: [out, in] uint8; scales, lows: [out, ceil(in / group)] float32, lows None for zeros; bits: 4 or 8 per code
+    codes: [out, in] uint8; scales, lows: [out, ceil(in / group)] float32, lows None for zeros; bits: of a code, 4, 5, 6 (in groups of 16) or 8
     """
 
     codes: Tensor
