@@ -65,7 +65,8 @@ def test_sums_of_the_largest_and_least_codes_are_exact(group, bits, sign, zero, 
     for code in (0, 2 ** bits - 1):
         codes, scales = torch.full((16, 64), code, dtype=torch.uint8), torch.ones(16, 64 // group)
         packed = kernels.packed_integers(IntegerWeight(codes, scales, None, group, bits, zero))
-        assert kernels.integer_product(torch.full((1, 64), sign * 127), packed).eq(sign * 127 * 64 * (code - zero)).all()
+        found = kernels.integer_product(torch.full((1, 64), sign * 127), packed)
+        assert found.eq(sign * 127 * 64 * (code - zero)).all()
 
 
 @pytest.mark.parametrize("group, bits, low", [(32, 8, False), (32, 4, True), (32, 5, False), (16, 6, False)])

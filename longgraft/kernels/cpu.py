@@ -32,7 +32,7 @@ SAMPLES = 32
 
 class BlockType(NamedTuple):
     """A type of GGUF blocks: ggml's number, inputs of a block, inputs that share a scale, bits of a code, the code
-    of 0, and whether groups have a low.  Codes of four bits are kept as nibbles, others as bytes."""
+    of 0, and whether groups have a low."""
 
     number: int
     inputs: int
@@ -40,11 +40,6 @@ class BlockType(NamedTuple):
     bits: int
     zero: int
     lows: bool = False
-
-    @property
-    def stored(self) -> int:
-        """Bits that a code takes in memory."""
-        return 4 if self.bits == 4 else 8
 
 
 BLOCK_TYPES = {
@@ -105,7 +100,8 @@ class PackedWeight(BlockWeight):
         kernels: what multiplies with them.
         kind: where they come from, for people: int8 or gguf.
         dtype: of the model's activations.
-        codes: [tiles, groups, steps, lanes, 4] uint8; a byte of nibbles holds two steps.
+        codes: [tiles, groups, group * bits / 32, lanes, 4] uint8: of 8 bits as they are, four a step; of fewer the
+            lower nibbles, two steps in one, and then the upper bits of all steps.
         scales, lows: [tiles, groups, lanes] float32; lows may be None for zeros.
         form: group, bits and zero, as of `IntegerWeight`.
     """
@@ -123,10 +119,12 @@ class PackedWeight(BlockWeight):
         return self._kernels.integer_product(x, self, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        tile, lane, (_, bits, zero) = ids // self.codes.shape[3], ids % self.codes.shape[3], self._form
-        codes = self.codes[tile, :, :, lane]        # [n, groups, steps, 4]
-        if bits == 4:
-            codes = torch.cat([codes & 15, codes >> 4], 2)
+        tile, lane, (group, bits, zero) = ids // self.codes.shape[3], ids % self.codes.shape[3], self._form
+        codes = self.codes[tile, :, :, lane]        # [n, groups, .., 4]
+        if bits < 8:
+            nibbles = codes[:, :, :group // 8]
+            upper = codes[:, :, group // 8:] >> _shifts(group, bits) & 2 ** (bits - 4) - 1 if bits > 4 else 0
+            codes = torch.cat([nibbles & 15, nibbles >> 4], 2) | upper << 4
         whole = self.scales[tile, :, lane][..., None] * (codes.flatten(2).float() - zero)
         if self.lows is not None:
             whole = whole - self.lows[tile, :, lane][..., None]
@@ -163,6 +161,11 @@ class DescribedLayer:
 
     kept: Any
     described: _Layer
+
+
+def _shifts(group: int, bits: int) -> Tensor:
+    """[steps, 1] where the upper bits of a step's codes lie in their byte."""
+    return (torch.arange(group // 4, dtype=torch.uint8) * (bits - 4))[:, None]
 
 
 def _norm_of(weight: Tensor, epsilon: float, form: str) -> _Norm:
@@ -244,9 +247,10 @@ class CpuKernels:
         groups = -(-size // SPAN) * SPAN // group
         missing = (0, groups * group - size, 0, -out % lanes)
         codes = F.pad(weight.codes, missing).view(-1, lanes, groups, group // 4, 4).permute(0, 2, 3, 1, 4)
-        if weight.bits == 4:
-            first, second = codes.chunk(2, dim=2)
-            codes = first | second << 4
+        if weight.bits < 8:
+            first, second = (codes & 15).chunk(2, dim=2)
+            upper = (codes >> 4 << _shifts(group, weight.bits)[..., None, :]).sum(2, keepdim=True, dtype=torch.uint8)
+            codes = torch.cat([first | second << 4, upper][:1 if weight.bits == 4 else 2], 2)
         scales, lows = (part if part is None else
                         F.pad(part, (0, groups - part.shape[1], 0, -out % lanes)).view(-1, lanes, groups).mT.clone(
                             memory_format=torch.contiguous_format) for part in (weight.scales, weight.lows))
@@ -266,7 +270,7 @@ class CpuKernels:
         """
         of, lanes = BLOCK_TYPES[type_], self._lanes
         tiles, groups = -(-shape[0] // lanes), shape[1] // of.group
-        codes = torch.zeros(tiles, groups, of.group * of.stored // 32, lanes, 4, dtype=torch.uint8)
+        codes = torch.zeros(tiles, groups, of.group * of.bits // 32, lanes, 4, dtype=torch.uint8)
         scales = torch.zeros(tiles, groups, lanes)
         lows = torch.zeros(tiles, groups, lanes) if of.lows else None
         packed = PackedWeight(self, "gguf", shape, dtype, codes, scales, lows, (of.group, of.bits, of.zero))

@@ -189,7 +189,7 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
         }
 }
 
-// A product with integers.  A weight's codes are bytes or nibbles, and each GROUP inputs of an output have one scale and
+// A product with integers.  A weight's codes have 4, 5, 6 or 8 bits, and each GROUP inputs of an output have one scale and
 // maybe one low: weight = scale * (code - zero) - low.  A row is rounded to bytes by itself, each SPAN inputs by their
 // own scale.  Sums of codes are exact, so that their order is free; the groups are summed in theirs.
 
@@ -320,23 +320,37 @@ struct Weight {
     const void* data;           // tiles of floats or bfloat16 as in `tile`, or codes
     const float *scales, *lows; // [tiles, groups, LANES], of codes; lows may be null
     const void* bias;           // of the dtype of rows; may be null
-    int64_t in, out, group, bits, zero;     // group: 0 for no codes; bits: of a code, which takes a nibble or a byte
-
-    int64_t stored() const { return bits == 4 ? 4 : 8; }
+    int64_t in, out, group, bits, zero;     // group: 0 for no codes; bits: of a code
 };
 
-// R rows and one tile of outputs -> sums [R].  codes: [groups, GROUP / 4, LANES, 4], of nibbles [groups, GROUP / 8, ..]
+// A group's codes, four a step, from its bytes: whole ones, or nibbles, of which a byte holds those of two steps, and the
+// upper bits of all steps in one vector, step by step from the lowest.
+template <int GROUP, int BITS> inline void unpack_group(const Steps* packed, Steps* codes) {
+    constexpr int STEPS = GROUP / 4, UPPER = BITS - 4;
+    for (int s = 0; s < STEPS; ++s) {
+        if constexpr (BITS == 8) {
+            codes[s] = packed[s];
+        } else {
+            codes[s] = packed[s % (STEPS / 2)] >> (s < STEPS / 2 ? 0 : 4) & 0x0f0f0f0fu;
+            if constexpr (UPPER > 0) {
+                const int at = s * UPPER;
+                const Steps upper = packed[STEPS / 2];
+                codes[s] |= (at < 4 ? upper << (4 - at) : upper >> (at - 4)) & (UPPER == 1 ? 0x10101010u : 0x30303030u);
+            }
+        }
+        HELD(codes[s]);
+    }
+}
+
+// R rows and one tile of outputs -> sums [R].  codes: [groups, GROUP * BITS / 32, LANES, 4], as of `unpack_group`.
 template <int GROUP, int BITS, int R>
 void integer_tile(const Rows& rows, const uint8_t* codes, const float* scales, const float* lows, int32_t zero,
                   Sums* sums) {
     constexpr int STEPS = GROUP / 4, PARTS = SPAN / GROUP;
     Sums own[R] = {};
-    for (int64_t g = 0; g < rows.spans * PARTS; ++g, codes += GROUP * LANES * (BITS == 4 ? 4 : 8) / 8) {
-        const Steps* const packed = reinterpret_cast<const Steps*>(codes);
+    for (int64_t g = 0; g < rows.spans * PARTS; ++g, codes += GROUP * LANES * BITS / 8) {
         Steps weight[STEPS];
-        for (int s = 0; s < STEPS; ++s)
-            weight[s] = BITS != 4 ? packed[s] : packed[s % (STEPS / 2)] >> (s < STEPS / 2 ? 0 : 4) & 0x0f0f0f0fu;
-        for (int s = 0; s < STEPS; ++s) HELD(weight[s]);
+        unpack_group<GROUP, BITS>(reinterpret_cast<const Steps*>(codes), weight);
         const Sums scale = lanes(scales + g * LANES);
         for (int r = 0; r < R; ++r) {
             const int64_t at = r * rows.spans * PARTS + g, half = at * 2 / PARTS;
@@ -362,7 +376,7 @@ template <int GROUP, int BITS, int... R> IntegerTile integer_tile_of(int64_t row
 }
 
 template <class T> void integer_product(const Rows& x, const Weight& w, T* y, int64_t n, int threads) {
-    const int64_t groups = x.spans * SPAN / w.group, bytes = w.group * w.stored() / 8;
+    const int64_t groups = x.spans * SPAN / w.group, bytes = w.group * w.bits / 8;
     const int64_t blocks = (n + INTEGER_ROWS - 1) / INTEGER_ROWS, most = (n + blocks - 1) / blocks;
     const auto tile_for = [&](int64_t rows) {
         const auto all = std::make_integer_sequence<int, INTEGER_ROWS>();
@@ -466,7 +480,7 @@ inline void unpack_block(int64_t type, const uint8_t* block, uint8_t* codes, flo
 // Rows of blocks -> the tiles of `Weight`, whose codes, scales and lows are written.
 void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows, int64_t row_bytes,
                  int64_t block_size, int64_t block_bytes, int threads) {
-    const int64_t groups = w.in / w.group, inside = block_size / w.group, steps = w.group / 4 * w.stored() / 8;
+    const int64_t groups = w.in / w.group, inside = block_size / w.group, half = w.group / 2, upper = w.bits - 4;
     uint8_t* const data = static_cast<uint8_t*>(const_cast<void*>(w.data));
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t first = 0; first < rows; first += LANES)
@@ -479,10 +493,14 @@ void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows
                     const int64_t at = (first / LANES * groups + g + i) * LANES;
                     const_cast<float*>(w.scales)[at + lane] = scales[i];
                     if (w.lows) const_cast<float*>(w.lows)[at + lane] = lows[i];
-                    uint8_t* const to = data + at * steps * 4 + lane * 4;
+                    uint8_t* const to = data + at * w.group * w.bits / 8 + lane * 4;       // a step's bytes
+                    const auto byte = [&](int64_t step, int64_t k) -> uint8_t& { return to[step * LANES * 4 + k % 4]; };
                     const uint8_t* const own = codes + i * w.group;
-                    for (int64_t k = 0; k < steps * 4; ++k)
-                        to[k / 4 * LANES * 4 + k % 4] = w.bits != 4 ? own[k] : own[k] | own[steps * 4 + k] << 4;
+                    for (int64_t k = 0; k < w.group && w.bits == 8; ++k) byte(k / 4, k) = own[k];
+                    for (int64_t k = 0; k < half && w.bits < 8; ++k)
+                        byte(k / 4, k) = (own[k] & 15) | (own[half + k] & 15) << 4;
+                    for (int64_t k = 0; k < w.group && 4 < w.bits && w.bits < 8; ++k)
+                        byte(half / 4, k) |= (own[k] >> 4) << (k / 4 * upper);
                 }
             }
 }

@@ -17,7 +17,10 @@ LARGEST = 127
 class IntegerWeight:
     """weight [out, in] = scales * (codes - zero) - lows, where each `group` inputs of an output share both.
 
-    codes: [out, in] uint8; scales, lows: [out, ceil(in / group)] float32, lows None for zeros; bits: of a code, 4, 5, 6 (in groups of 16) or 8
+    Args:
+        codes: [out, in] uint8.
+        scales, lows: [out, ceil(in / group)] float32; lows may be None for zeros.
+        bits: of a code: 4, 5 or 8, or in groups of 16 inputs 6 or 8.
     """
 
     codes: Tensor

@@ -50,7 +50,7 @@ class FileTensor:
         if self.type not in BLOCK_TYPES:
             return numbers * 4
         of = BLOCK_TYPES[self.type]
-        return numbers * of.stored // 8 + numbers // of.group * (8 if of.lows else 4)
+        return numbers * of.bits // 8 + numbers // of.group * (8 if of.lows else 4)
 
     def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
         """Rows as bytes [count, row]."""
