@@ -1,4 +1,4 @@
-"""Compiles C++ for this machine once, as a cached shared library.  Knows compilers and folders; knows no tensor.
+"""Compiles C++ for this machine once, as a cached shared library.
 
 Its functions are plain C called through ctypes, without headers of Python or torch, so that a build takes seconds and
 outlives their upgrades.
@@ -18,7 +18,7 @@ from longgraft.config.cache import cache_folder
 
 KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # any loop rounds alike
-BEST_FIRST = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())     # a compiler may lack either
+BEST_FIRST = (("-march=native", "-pthread"), ("-pthread",), ())     # a compiler may lack either
 TIMEOUT = 60        # seconds
 
 
@@ -37,7 +37,8 @@ def loaded(source: Path = KERNELS) -> ctypes.CDLL:
 def library(source: Path = KERNELS) -> Path:
     """The library's path; builds it if it does not exist.  NotBuilt if this machine cannot."""
     compiler = _compiler()
-    key = hashlib.sha256(b"\0".join([source.read_bytes(), compiler.encode(), _machine().encode(),
+    headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
+    key = hashlib.sha256(b"\0".join([source.read_bytes(), *headers, compiler.encode(), _machine().encode(),
                                      repr(FLAGS).encode()]))
     path = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}.so"
     if not path.exists():

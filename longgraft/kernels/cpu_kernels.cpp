@@ -9,6 +9,8 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
+
+#include "parallel.h"
 #if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -175,8 +177,8 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
             __builtin_memcpy(to + i * rows, both, sizeof both);
         }
     }
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t o = 0; o < out; o += OUTPUTS)
+    parallel::loop((out + OUTPUTS - 1) / OUTPUTS, threads, [&](int64_t tile) {
+        const int64_t o = tile * OUTPUTS;
         for (int64_t first = 0; first < n; first += most) {
             Sums sums[MOST_ROWS * VECTORS];
             const int64_t rows = std::min(most, n - first);
@@ -187,6 +189,7 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
                 for (int64_t v = 0; v < VECTORS; ++v)
                     give(sums[r * VECTORS + v], bias, y + (first + r) * out, o + v * LANES, out);
         }
+    });
 }
 
 // A product with integers.  A weight's codes have 4, 5, 6 or 8 bits, and each GROUP inputs of an output have one scale and
@@ -384,8 +387,8 @@ template <class T> void integer_product(const Rows& x, const Weight& w, T* y, in
         if (w.bits == 4) return integer_tile_of<32, 4>(rows, all);
         return w.bits == 5 ? integer_tile_of<32, 5>(rows, all) : integer_tile_of<32, 8>(rows, all);
     };
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t o = 0; o < w.out; o += LANES)
+    parallel::loop((w.out + LANES - 1) / LANES, threads, [&](int64_t index) {
+        const int64_t o = index * LANES;
         for (int64_t first = 0; first < n; first += most) {
             Sums tile[INTEGER_ROWS];
             const int64_t rows = std::min(most, n - first);
@@ -395,6 +398,7 @@ template <class T> void integer_product(const Rows& x, const Weight& w, T* y, in
             for (int64_t r = 0; r < rows; ++r)
                 give(tile[r], static_cast<const T*>(w.bias), y + (first + r) * w.out, o, w.out);
         }
+    });
 }
 
 // y_i [n, out_i] = x [n, in] w_i^T + bias_i, of several weights.
@@ -482,8 +486,8 @@ void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows
                  int64_t block_size, int64_t block_bytes, int threads) {
     const int64_t groups = w.in / w.group, inside = block_size / w.group, half = w.group / 2, upper = w.bits - 4;
     uint8_t* const data = static_cast<uint8_t*>(const_cast<void*>(w.data));
-    #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t first = 0; first < rows; first += LANES)
+    parallel::loop((rows + LANES - 1) / LANES, threads, [&](int64_t tile) {
+        const int64_t first = tile * LANES;
         for (int64_t lane = 0; lane < std::min(LANES, rows - first); ++lane)
             for (int64_t g = 0; g < groups; g += inside) {
                 uint8_t codes[256];
@@ -503,6 +507,7 @@ void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows
                         byte(half / 4, k) |= (own[k] >> 4) << (k / 4 * upper);
                 }
             }
+    });
 }
 
 // Attention, summed in float32.  What a row gets is the same bits in any pass: its columns stand at their positions, in
@@ -737,8 +742,7 @@ template <class T, class K> void attend(const Attention<T, K>& a, int threads) {
             float* const to = turned + (head * a.all() + block) * a.size + (r - block);
             for (int64_t d = 0; d < a.size; ++d) to[d * rows] = single(q[d]) * (a.scale * LOG2_E);
         }
-    #pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t task = 0; task < a.heads * groups * parts; ++task) {
+    parallel::loop(a.heads * groups * parts, threads, [&](int64_t task) {
         const int64_t part = task % parts, first = task / parts % groups * together, head = task / parts / groups;
         const int64_t end = std::min(a.all(), first + together);
         float* const state = states + ((head * parts + part) * a.all() + first) * a.state();
@@ -748,7 +752,7 @@ template <class T, class K> void attend(const Attention<T, K>& a, int threads) {
             for (int64_t r = 0; to != state && r < end - first; ++r)
                 merge(a.state(), state + r * a.state(), to + r * a.state());
         }
-    }
+    });
     for (int64_t head = 0; head < a.heads; ++head)
         for (int64_t r = 0; r < a.all(); ++r) {
             float* const state = states + (head * parts * a.all() + r) * a.state();
@@ -771,8 +775,7 @@ struct Norm {
 template <class T>
 void normed(const T* x, const Norm& norm, T* y, int64_t n, int64_t size, int threads) {
     const T* const weight = static_cast<const T*>(norm.weight);
-    #pragma omp parallel for num_threads(threads) schedule(static) if (n >= 64)
-    for (int64_t r = 0; r < n; ++r) {
+    parallel::loop(n, n >= 64 ? threads : 1, [&](int64_t r) {
         const T *const from = x + r * size;
         T* const to = y + r * size;
         const int64_t whole = size / LANES * LANES;
@@ -791,7 +794,7 @@ void normed(const T* x, const Norm& norm, T* y, int64_t n, int64_t size, int thr
             }
             store((single(weight[i]) + norm.plus) * own, to + i);
         }
-    }
+    });
 }
 
 // A decoder layer of the common form.  after_attention and after_gate may be none.
@@ -817,15 +820,15 @@ inline Sums gelu(Sums x) {
 
 // gate = activation(gate) * up, over [count]
 template <class T> void gated(T* gate, const T* up, int64_t count, bool tanh, int threads) {
-    #pragma omp parallel for num_threads(threads) schedule(static) if (count >= 1 << 16)
-    for (int64_t i = 0; i < count; i += LANES) {
+    parallel::loop((count + LANES - 1) / LANES, count >= 1 << 16 ? threads : 1, [&](int64_t vector) {
+        const int64_t i = vector * LANES;
         const int64_t some = std::min(LANES, count - i);
         T both[2][LANES] = {};
         std::copy_n(gate + i, some, both[0]);
         std::copy_n(up + i, some, both[1]);
         const Sums x = lanes(both[0]), y = (tanh ? gelu(x) : silu(x)) * lanes(both[1]);
         for (int64_t t = 0; t < some; ++t) store(y[t], gate + i + t);
-    }
+    });
 }
 
 // x [n, heads, size], rotated by halves in place.
