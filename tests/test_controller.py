@@ -11,7 +11,7 @@ import torch
 from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, TIMED_EVERY, AcceptanceEstimates, Plan
 from longgraft.budget.controller import LEAST, PROBED, STEPS, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
@@ -242,3 +242,37 @@ def test_a_rewound_request_decides_by_the_costs_that_it_had():
     estimates.rewind(mark)
     assert costs.verify(8, 100) == before and costs.proposal == LiveCosts(TOY_COSTS).proposal
     assert copied.verify(8, 100) > before
+
+
+def test_a_pass_is_timed_by_the_tree_that_was_verified():
+    """A plan of 9 rows whose tree was cut to one node: the price of one row moves, that of 9 only with the machine."""
+    costs = LiveCosts(TOY_COSTS)
+    estimates = AcceptanceEstimates(costs)
+    timed = []
+    costs.timed = lambda *given: timed.append(given)
+    for _ in range(TIMED_EVERY):
+        estimates.expect(Plan(9, 100, 1.0))
+        estimates.observe(Observation(ProposalTree.root_only(0), torch.tensor([0]), 5, seconds=2.0))
+    assert timed == [(1, 100, 2.0)]
+
+
+def test_a_prompt_of_many_chunks_is_probed_once():
+    estimates = AcceptanceEstimates(LiveCosts(TOY_COSTS))
+    probes = []
+    estimates.probe = lambda: probes.append(1)
+    for _ in range(3):
+        estimates.observe(Observation(ProposalTree.root_only(0), torch.tensor([0]), 5, prompt=True))
+    estimates.begin()
+    estimates.begin()
+    assert probes == [1]
+
+
+def test_the_last_token_is_not_drafted_for():
+    asked = []
+    session = toy_session("pld")
+    propose = type(session.engine.proposer).propose
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(session.engine.proposer), "propose",
+                        lambda self, ask: asked.append(1) or propose(self, ask))
+        said = answered(session, toy_prompt(60), 2)
+    assert len(said.token_ids) == 2 and asked == []     # the first token comes with the prompt

@@ -53,6 +53,7 @@ class _Learnt:
     idle:     tokens since the last such proposal; rate: [tokens, seconds] of recent steps; passes: verified
     patience: tokens that must wait for the drafter before it is probed again; doubled by each probe
     spent, probing: seconds of all steps, and of probes of sources that were expected to lose
+    unprobed: whether a prompt was read since the last probe
     """
 
     accuracy: float = 0.0
@@ -66,6 +67,7 @@ class _Learnt:
     patience: float = FIRST_PROBE
     spent: float = 0.0
     probing: float = 0.0
+    unprobed: bool = False
 
 
 class AcceptanceEstimates(Memory):
@@ -84,6 +86,12 @@ class AcceptanceEstimates(Memory):
     def reset(self, capacity: int) -> None:
         self.learnt = _Learnt()
         self._plan: Plan | None = None
+
+    def begin(self) -> None:
+        """Before a step is planned: measure the drafter on a prompt that was read, once for all its chunks."""
+        if self.learnt.unprobed:
+            self.learnt.unprobed = False
+            self.probe()
 
     def expect(self, plan: Plan) -> None:
         """Set the current step's plan; the next observed tree is compared with it."""
@@ -109,17 +117,16 @@ class AcceptanceEstimates(Memory):
             self.probe()
 
     def observe(self, seen: Observation) -> None:
-        """A prompt that the drafter was fed shows its accuracy; a step, what its plan brought."""
+        """Compare a step with its plan; a prompt is measured by `begin`."""
         # A constraint's own tokens are nobody's merit.
         tokens, learnt = int((seen.tree.origin[seen.path] != FORCED).sum()), self.learnt
-        if seen.prompt:
-            self.probe()
+        learnt.unprobed = learnt.unprobed or seen.prompt
         if (plan := self._plan) is None:
             return
         self._plan = None
         learnt.passes += 1
         if learnt.passes % TIMED_EVERY == 0 and plan.alone and not (seen.tree.origin & FORCED).any():
-            self.costs.timed(plan.rows, plan.prefix, seen.seconds)
+            self.costs.timed(len(seen.tree), plan.prefix, seen.seconds)     # some nodes may have been cut off
         learnt.rate = [RATE_DECAY * learnt.rate[0] + tokens, RATE_DECAY * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds
         learnt.idle += tokens

@@ -1,7 +1,7 @@
 """What each step spends: nothing, nodes that memories predict, or a draft of n levels and a tree of m nodes.
 
 The currency is tokens: what costs c more seconds must be expected to bring more than c times the present tokens per
-second.  Knows a ranking, costs, and the results of earlier steps; knows no model.  Its choices never change the answer.
+second.  Its choices never change the answer.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Controller:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("control"):
+            self.estimates.begin()
             prices = self._priced(ask)
             tree = self.ranked.rank(ask, None, prices)
             probabilities = tree.scores.exp().tolist()

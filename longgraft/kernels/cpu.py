@@ -184,6 +184,9 @@ class CpuKernels:
     def __init__(self) -> None:
         """NotBuilt if this machine cannot build or load them."""
         compiled = loaded()
+        sizes, ours = (ctypes.c_int64 * 4)(), [ctypes.sizeof(kind) for kind in (_Weight, _Norm, _Layer, _Part)]
+        compiled.longgraft_sizes(sizes)
+        assert list(sizes) == ours, f"structures of {list(sizes)} bytes are mirrored by ones of {ours}"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._product, self._attention = compiled.longgraft_product, compiled.longgraft_attention
         self._norm, self._layer = compiled.longgraft_norm, compiled.longgraft_layer

@@ -903,6 +903,13 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
 
 extern "C" {
 
+// Bytes of the structures that Python mirrors.
+void longgraft_sizes(int64_t* sizes) {
+    sizes[0] = sizeof(Weight);
+    sizes[1] = sizeof(Norm);
+    sizes[2] = sizeof(Layer);
+    sizes[3] = sizeof(Part);
+}
 int64_t longgraft_lanes() { return LANES; }
 int64_t longgraft_outputs() { return OUTPUTS; }
 

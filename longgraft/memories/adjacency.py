@@ -1,6 +1,6 @@
 """For each token, the K tokens that the target last preferred after it.
 
-Token Recycling's memory (arXiv 2408.08696), seeded by the prompt.  Knows ids; knows no tree and no template.
+Token Recycling's memory (arXiv 2408.08696), seeded by the prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor
 from longgraft.runtime.devices import sent
 
 UNSEEN = -1
-VERSION = "1"   # of the file that `AdjacencyMatrix.save` writes
 WIDTH = 8       # Token Recycling's; the templates' largest rank is 7
 
 
