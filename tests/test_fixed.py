@@ -320,13 +320,13 @@ def test_drafters_of_one_memory_share_their_recordings():
     assert regions.recorded == before == 9 + 2      # levels with the root's, and a selection each
 
 
-def test_of_sampling_s_settings_only_the_last_stay_recorded():
+def test_only_the_last_sampling_settings_stay_recorded():
     regions = Regions(recorder)
     session, counts = toy_session("eagle3", regions=regions), []
     for temperature in (0.7, 0.8, 0.9):
         answered(session, toy_prompt(60), 12, Sampling(temperature=temperature, seed=1))
         counts.append(sum("draw" in key[0] for key in regions._recorded if isinstance(key[0], tuple)))
-    assert counts == [1, 1, 1]
+    assert counts == [2, 2, 2]      # a tree, and the last token alone
 
 
 def test_there_are_never_more_recordings_than_can_be_held():

@@ -76,9 +76,8 @@ class Decoder:
         left = self.goal.limit - self.tally.new_tokens
         ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses,
                   beside=beside)
-        # The last token needs no guess.  A recorded pass keeps its shape: another one would have to be recorded.
-        guess = left > 1 or self.verifier.regions.fixed
-        tree = self.proposer.propose(ask) if guess else ProposalTree.root_only(self._root)
+        # The last token needs no guess: the pass after it would not be run.
+        tree = self.proposer.propose(ask) if left > 1 else ProposalTree.root_only(self._root)
         if self.shaping is not None:
             tree = self.shaping.fitted(on_host(tree), self.budget)
         tree = tree.shallower(left - 1)
