@@ -1,4 +1,4 @@
-"""Tests of the page at / in a real browser: what it shows, the keyboard, themes, and that it loads nothing from outside."""
+"""Tests of the page at / in a real browser: what it shows, the keyboard, themes, and that it loads nothing else."""
 
 from __future__ import annotations
 
@@ -291,8 +291,8 @@ def test_every_control_is_reached_by_tab_in_the_order_of_the_page_and_seen(opene
         opened.press("Tab")
         order.append(focused(opened) or opened.js("document.activeElement.localName"))
     assert order == ["theme", "open", "clear", "prompt", "max_tokens", "temperature", "seed", "stop",
-                     "compare", "chat", "run", "example", "drafted", "retrieved", "both", "target", "copy", "answer", "step",
-                     "canvas", "summary"]
+                     "compare", "chat", "run", "example", "drafted", "retrieved", "both", "target", "copy", "answer",
+                     "step", "canvas", "summary"]
 
 
 def test_example_fills_in_a_program_with_a_request_for_chats_and_sends_it(opened):
