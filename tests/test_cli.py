@@ -355,7 +355,8 @@ def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, cli, 
     monkeypatch.undo()
     import longgraft.eval.checks.losslessness as module
 
-    monkeypatch.setattr(module, "check", lambda *_: {"level": "none", "dtype": "float32", "rows": [], "temperature": 0})
+    monkeypatch.setattr(module, "check", lambda *_: {"level": "none", "dtype": "float32", "weights": "float",
+                                                    "rows": [], "temperature": 0})
     code, out, _ = cli("verify", *common, "--max-prompt-tokens", 40)
     assert code == 1 and "level: none" in out
 
@@ -388,7 +389,8 @@ def test_a_method_is_verified_and_compared_by_what_it_promises(pair, cli, monkey
             "lossy": ", LOSSY: need not say what the target would"}[promise]
     asked = cli(*ask(pair, *draw, "--compare"))
     assert asked[0] == 0 and f"method odd{said}, budget" in asked[2]
-    assert asked[2].rstrip().partition("without reading the prompt); ")[2].removeprefix("answers differ from token") == compared
+    compared_with = asked[2].rstrip().partition("without reading the prompt); ")[2]
+    assert compared_with.removeprefix("answers differ from token") == compared
     assert json.loads(cli(*ask(pair, *draw, "--json"))[1])["promise"] == promise
 
 
