@@ -88,7 +88,7 @@ def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, cli, tmp_
     assert told["prediction"] == {"accepted_tokens": 12, "rejected_tokens": 0}
     assert told["stats"]["steps"] < answer["stats"]["steps"]
     _, _, err = cli(*ask(pair, "--prediction", tmp_path / "right"))
-    assert "prediction: 12 of its 12 tokens were repeated" in err
+    assert "prediction: the answer repeats 12 of its 12 tokens" in err
     code, _, err = cli(*ask(pair, "--prediction", tmp_path / "absent"))
     assert code == 2 and "absent cannot be read" in err and err.count("\n") == 1
 
@@ -242,7 +242,7 @@ def test_text_ids_streaming_and_methods_agree(pair, cli):
         code, out, err = cli(*ask(pair, *more))
         assert code == 0
         if more == ["--stream"]:        # statistics follow it
-            assert "answer: 12 tokens (as many as were asked for) in" in err and "MAT" in err
+            assert "answer: 12 tokens (stopped at --max-new-tokens) in" in err and "MAT" in err
         texts.add(out.strip())
     code, out, _ = cli("generate", "--model", pair / "target", "--drafter", pair / "head",
                        "--prompt-ids", pair / "ids.json", "--max-new-tokens", 12)
@@ -355,7 +355,8 @@ def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, cli, 
     monkeypatch.undo()
     import longgraft.eval.checks.losslessness as module
 
-    monkeypatch.setattr(module, "check", lambda *_: {"level": "none", "dtype": "float32", "rows": [], "temperature": 0})
+    monkeypatch.setattr(module, "check", lambda *_: {"level": "none", "dtype": "float32", "weights": "float",
+                                                    "rows": [], "temperature": 0})
     code, out, _ = cli("verify", *common, "--max-prompt-tokens", 40)
     assert code == 1 and "level: none" in out
 
@@ -388,7 +389,8 @@ def test_a_method_is_verified_and_compared_by_what_it_promises(pair, cli, monkey
             "lossy": ", LOSSY: need not say what the target would"}[promise]
     asked = cli(*ask(pair, *draw, "--compare"))
     assert asked[0] == 0 and f"method odd{said}, budget" in asked[2]
-    assert asked[2].rstrip().partition("one run each); ")[2].removeprefix("answers differ from token") == compared
+    compared_with = asked[2].rstrip().partition("without reading the prompt); ")[2]
+    assert compared_with.removeprefix("answers differ from token") == compared
     assert json.loads(cli(*ask(pair, *draw, "--json"))[1])["promise"] == promise
 
 

@@ -105,7 +105,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
     (["verify", "--prompts", "latin.txt", "--count", "0"], "--count is 0"),
     (["calibrate", "--prompts", "rows.jsonl", "--rounds", "0"], "--rounds is 0"),
     (["calibrate", "--prompts", "rows.jsonl", "--draft-cost", "-1"], "--draft-cost is -1.0"),
-    (["calibrate", "--prompts", "rows.jsonl", "--model", "m"], "none of m is known or was given. Give one with"),
+    (["calibrate", "--prompts", "rows.jsonl", "--model", "m"], "no drafter of m is known or was given. Give one with"),
     (["doctor", "--context", "0"], "--context is 0"), (["doctor", "--dtype", "int8"], "Known: float32"),
     (["sweep"], "No folder was given"), (["sweep", "--resume", "nowhere"], "nowhere holds no run"),
     (["sweep", "--out", "x", "--workers", "0"], "--workers is 0"),

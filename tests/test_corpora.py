@@ -130,7 +130,7 @@ def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
     def text() -> str:
         return tokenizer.decode(load_needs(find("rest"), sources)[1]["datastore"].tokens.tolist())
 
-    assert "none in" in run(capsys, monkeypatch, "corpus")[1]
+    assert "no corpus in" in run(capsys, monkeypatch, "corpus")[1]
     assert run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "rows.jsonl.gz")[0] == 0
     assert text() == f"import torch{end}"
     code, out, _ = run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code", "--endings", ".py,.md")

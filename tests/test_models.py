@@ -86,6 +86,11 @@ def test_auto_drafter_is_the_head_that_ships(model, tmp_path, capsys, monkeypatc
     assert assemble("toy", "auto", Settings(method="eagle3")).parts.head is not None
 
 
+def test_misspelt_name_is_refused_with_the_name_that_was_meant(capsys, monkeypatch):
+    code, _, err = run(capsys, monkeypatch, "generate", "--model", "Qwen2.5-coder-05b", "--prompt", "x")
+    assert code == 2 and "Did you mean qwen2.5-coder-0.5b" in err
+
+
 @pytest.mark.parametrize(("environment", "place"), [
     ({"LONGGRAFT_CACHE": "/a"}, "/a"), ({"XDG_CACHE_HOME": "/b"}, "/b/longgraft"), ({}, "/c/.cache/longgraft")])
 def test_cache_folder_follows_the_environment(environment, place, monkeypatch):

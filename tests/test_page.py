@@ -1,4 +1,4 @@
-"""The page at / in a real browser: it shows what was decoded, by keyboard, in either light, and from here alone."""
+"""Tests of the page at / in a real browser: what it shows, the keyboard, themes, and that it loads nothing else."""
 
 from __future__ import annotations
 
@@ -92,7 +92,14 @@ def opened(page, server) -> Page:
     page.said.clear()
     page.open(f"{server}/")
     page.js("(localStorage.clear(), sessionStorage.clear())")
+    send_raw(page)
     return page
+
+
+def send_raw(page: Page) -> None:
+    """Untick the chat message, which the page ticks once it knows that the model has a chat template."""
+    page.until("document.querySelector('#chat').checked")
+    page.js("document.querySelector('#chat').checked = false")
 
 
 def run(page: Page, new: int = NEW) -> None:
@@ -182,6 +189,7 @@ def test_escape_ends_what_is_decoded_and_what_is_compared(page):
         gate = Gate(steps)
         with listening(session(), gate) as (address, worker):
             page.open(f"{address}/")
+            send_raw(page)
             page.type(PROMPT)
             page.js(f"(document.querySelector('#compare').checked = true, "
                     f"document.querySelector('#max_tokens').value = {NEW})")
@@ -282,8 +290,27 @@ def test_every_control_is_reached_by_tab_in_the_order_of_the_page_and_seen(opene
         assert line == "solid2px", order
         opened.press("Tab")
         order.append(focused(opened) or opened.js("document.activeElement.localName"))
-    assert order == ["theme", "open", "clear", "prompt", "max_tokens", "temperature", "seed", "stop", "compare", "chat",
-                     "run", "drafted", "retrieved", "both", "target", "copy", "answer", "step", "canvas", "summary"]
+    assert order == ["theme", "open", "clear", "prompt", "max_tokens", "temperature", "seed", "stop",
+                     "compare", "chat", "run", "example", "drafted", "retrieved", "both", "target", "copy", "answer",
+                     "step", "canvas", "summary"]
+
+
+def test_example_fills_in_a_program_with_a_request_for_chats_and_sends_it(opened):
+    for chat, ending in ((False, "return self.items[-1]\n"), (True, "attribute limit to capacity.")):
+        opened.js(f"(document.querySelector('#chat').checked = {str(chat).lower()}, "
+                  "document.querySelector('#example').click())")
+        opened.until(f"{IDLE} && document.querySelector('#trouble').textContent.endsWith('Shorten it.')")    # the toy
+        assert opened.js("document.querySelector('#prompt').value").endswith(ending)
+        assert opened.js("document.querySelector('#compare').checked")
+        opened.js("document.querySelector('#trouble').textContent = ''")
+
+
+def test_a_phone_shows_the_answer_before_the_speed_and_scrolls_in_one_direction(opened):
+    opened.screen(390, 844)
+    tops = opened.js("['ask', 'answer-card', 'figures', 'tree-card'].map("
+                     "id => document.getElementById(id).getBoundingClientRect().top)")
+    assert tops == sorted(tops)
+    assert opened.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 def test_what_is_told_along_the_way_is_what_the_figures_say_in_the_end():

@@ -1,4 +1,4 @@
-"""What the README says runs, with the pair that ships; of the first command all but the model's own work."""
+"""Tests of the README: its examples run with the embedded pair, and the first command without its download."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from toys.commands import run
 
 import longgraft
 from longgraft.methods.find import METHODS
+from longgraft.models.catalogue import CATALOGUE
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -33,12 +34,20 @@ def test_the_files_named_there_exist():
         assert (Path(__file__).parents[1] / path).exists(), path
 
 
-def test_the_first_command_installs_what_its_model_needs_and_reads_a_file_that_exists(monkeypatch, capsys):
+def test_first_command_installs_what_its_model_needs_and_its_options_are_valid(monkeypatch, capsys):
     monkeypatch.chdir(Path(__file__).parents[1])
     install, _, words = re.search(r"```bash\n(.*?)\n```", README)[1].partition(" && longgraft ")
     assert ".[gguf]" in install
     code, out, err = run(capsys, monkeypatch, *shlex.split(words), "--dry-run")
-    assert (code, err) == (0, "") and 'model = "smollm2"' in out
+    model = re.search(r'^model = "(.*)"', out, re.MULTILINE)[1]
+    assert (code, err) == (0, "") and f"{CATALOGUE[model].megabytes} MB" in README
+
+
+def test_first_command_asks_for_an_edit_of_the_file_that_it_reads():
+    words = shlex.split(re.search(r"```bash\n(.*?)\n```", README)[1])
+    source = (Path(__file__).parents[1] / words[words.index("--prompt-file") + 1]).read_text()
+    request = words[words.index("--prompt") + 1]
+    assert "ValueError" in request and source.count("ValueError") == 5
 
 
 def test_the_embedded_pair_is_exact_and_drafting_and_retrieval_both_help():

@@ -1,4 +1,4 @@
-"""Whether a node's logits are the same bits in a tree and in plain decoding.  Knows a target; knows no method."""
+"""Whether a node's logits are the same bits in a tree and in plain decoding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def lines(report: dict[str, Any]) -> list[str]:
     out = []
     for row in report["rows"]:
         found = f"{row['differ']} differ, by {row['largest_difference']:.2g} at most"
-        out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['trees']:>5} trees: "
+        trees = "tree" if row["trees"] == 1 else "trees"
+        out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['trees']:>5} {trees}: "
                    + (found if row["differ"] else "the same bits"))
     return [*out, f"level: {report['level']} ({report['dtype']}, {report['weights']} weights, threads: "
                   f"{report['threads']} and 1)"]

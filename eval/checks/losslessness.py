@@ -1,7 +1,4 @@
-"""Whether a method decodes the tokens of plain decoding, and the logits' margin where it does not.
-
-Knows sessions; knows no method by name.
-"""
+"""Whether a method decodes the tokens of plain decoding, and the logits' margin where it does not."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
     parted, why = sum(row["first_divergence"] is not None for row in rows), may_differ(session.promise, sampled)
     reached = f"{session.promise} ({why}; {parted} of {len(rows)} diverge)" if why else _level(rows, dtype)
     return {"level": reached, "promise": session.promise, "dtype": dtype, "rows": rows, "epsilon": EPSILON,
-            "temperature": sampling.temperature}
+            "weights": session.target.weights, "temperature": sampling.temperature}
 
 
 def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO,
@@ -103,7 +100,8 @@ def lines(report: dict[str, Any]) -> list[str]:
         near = "" if row["margin"] is None else f", top-2 margin there {row['margin']:.4f}"
         what = "identical" if at is None else f"differs from token {at}{near}"
         out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['new_tokens']:>5} new: {what}")
-    return [*out, f"level: {report['level']} ({report['dtype']}, temperature {report['temperature']:g})"]
+    weights = "" if report["weights"] == "float" else f", {report['weights']} weights"
+    return [*out, f"level: {report['level']} ({report['dtype']}{weights}, temperature {report['temperature']:g})"]
 
 
 def _level(rows: Sequence[dict[str, Any]], dtype: str) -> str:

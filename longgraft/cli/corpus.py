@@ -1,4 +1,4 @@
-"""`longgraft corpus`: text that answers may repeat, kept by name.  Knows options and printing."""
+"""`longgraft corpus`: text that answers may repeat, kept by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 corpus = typer.Typer(invoke_without_command=True, help="List the texts that answers may repeat, kept by name; add "
                                                        "files, remove one.")
-Name = Annotated[str, typer.Argument(help="Of the corpus: for --corpus NAME, and --with datastore=NAME.")]
+Name = Annotated[str, typer.Argument(help="Name of the corpus, for --corpus NAME and --with datastore=NAME.")]
 
 
 @corpus.callback(epilog="Example: longgraft corpus; then longgraft generate --corpus NAME ...")
@@ -21,7 +21,7 @@ def list_corpora(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     if not (names := known_corpora()):
-        print(f"none in {corpora_folder()}; `longgraft corpus add NAME FILES --model MODEL` makes one")
+        print(f"no corpus in {corpora_folder()}; `longgraft corpus add NAME FILES --model MODEL` makes one")
     for name in names:
         path = corpus_path(name)
         tokens = "damaged" if (found := tokens_in(path)) is None else f"{found:,} tokens"
@@ -37,12 +37,11 @@ def add(
         help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: the "
              "embedded.")] = None,
     endings: Annotated[Optional[str], typer.Option(     # noqa: UP045
-        metavar=".A,.B", help="Of folders, only files with these endings.")] = None,
+        metavar=".A,.B", help="In folders, take only files with these endings.")] = None,
     most: Annotated[Optional[int], typer.Option(        # noqa: UP045
-        min=1, help="Tokens that are kept, the newest; default: all.")] = None,
+        min=1, help="Keep at most this many tokens, the newest; default: all.")] = None,
 ) -> None:
-    """Add files to a corpus, behind what it has: encode them, sort their places.  Requests under way keep what they
-    read; the next ones read the new one."""
+    """Add files to the end of a corpus. Running requests keep the old corpus; later ones read the new one."""
     import numpy as np
     from tqdm import tqdm
 

@@ -1,4 +1,4 @@
-"""The commands methods, doctor, calibrate and verify.  Knows options and printing."""
+"""The commands methods, doctor, calibrate and verify."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Plan:
 @command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k",
          PANEL)
 def doctor(pair: Pair, plan: Plan) -> None:
-    """Device, versions, backends, whether a target and a head fit together, and whether their memory is there.
+    """Show versions, devices and backends; check that a target and a head fit together and into memory.
 
-    No weights are loaded.  Exit status 1 where something does not fit.
+    Loads no weights. Exit status 1 if something does not fit.
     """
     from longgraft.eval.checks.doctor import examine
     from longgraft.runtime.devices import device_of, dtype_of
@@ -97,9 +97,10 @@ class Warming:
     rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
     max_new_tokens: int = like(Ends, "max_new_tokens")
     out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
-    temperature: float = like(Draw, "temperature", help="Thresholds hold for this temperature; 0: greedy")
-    draft_cost: float | None = option(None, "Of a drafted level, in verifications", low=0, none="measured here")
-    keep_acceptance: bool = option(False, "The fastest thresholds that accept no less than a dense tree")
+    temperature: float = like(Draw, "temperature", help="Choose thresholds for this temperature; 0 is greedy")
+    draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
+                                      none="measured here")
+    keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
 
     def __post_init__(self) -> None:
         check(self)
@@ -112,7 +113,7 @@ def calibrate(
                                                "continuation are replayed.")],
     pair: Pair, warming: Warming, settings: Settings,
 ) -> None:
-    """Run warm-up prompts: fill the matrix snapshot, choose thresholds, write one small file that `load` picks up."""
+    """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks up."""
     from longgraft.eval.prompts.suites import read_prompts
 
     out = None if warming.out is None else new_file(warming.out)
@@ -127,8 +128,8 @@ def calibrate(
     Sampling(warming.temperature)
     model = pair.model or EMBEDDED
     if pair.drafter == "none" or head_path(pair.drafter, model) is None:
-        raise ValueError(f"A calibration holds thresholds of a drafter, and none of {model} is known or was given. "
-                         "Give one with --drafter; decoding without one needs no calibration.")
+        raise ValueError(f"A calibration holds thresholds of a drafter, but no drafter of {model} is known or was "
+                         "given. Give one with --drafter; without a drafter no calibration is needed.")
     session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
     print(run(loaded, warm, How(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
@@ -139,12 +140,13 @@ def calibrate(
 class Checking:
     """What a method is checked on."""
 
-    count: int = option(5, "Prompts at most", low=1, high=10 ** 6)
-    max_prompt_tokens: int = option(4096, "Prompts keep their last tokens", unit="tokens", low=1, high=POSITIONS)
+    count: int = option(5, "Most prompts to check", low=1, high=10 ** 6)
+    max_prompt_tokens: int = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens", low=1,
+                                    high=POSITIONS)
     max_new_tokens: int = like(Ends, "max_new_tokens", default=128)
-    level: str = option("ids", "What is compared: answers' ids, or bits of logits, in trees and in plain decoding, "
-                        "whatever the method", choices=("ids", "bits"))
-    trees: int = option(64, "Random trees per prompt, of --level bits", low=1, high=10 ** 6)
+    level: str = option("ids", "What is compared with plain decoding: ids compares answers; bits compares logits of "
+                        "random trees, whatever the method", choices=("ids", "bits"))
+    trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10 ** 6)
 
     def __post_init__(self) -> None:
         check(self)
@@ -155,12 +157,12 @@ def verify(
     prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],
     pair: Pair, checking: Checking, settings: Settings, draw: Draw, as_json: Json = False,
 ) -> None:
-    """Report the lossless level that a method reaches: first divergence from plain decoding and the margin there.
+    """Compare a method with plain decoding: the first token that differs and the margin of the logits there.
 
-    Or, with --level bits, whether the logits of random trees' nodes are plain decoding's bit for bit.
+    With --level bits: whether the logits of random trees' nodes equal plain decoding's bit for bit.
 
-    Exit status 1 where it reaches none.  A method that promises other tokens than plain decoding's (a lossy one, or one
-    that keeps the target's distribution where tokens are sampled) reaches what it promises.
+    Exit status 1 if answers differ that must not. Methods that are lossy, or that keep only the target's distribution
+    when sampling, are checked against what they promise.
     """
     from longgraft.eval.prompts.suites import read_prompts
 

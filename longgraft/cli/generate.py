@@ -1,4 +1,4 @@
-"""`longgraft generate`: answers to prompts.  Knows options and printing."""
+"""`longgraft generate`: answers to prompts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
-SPENT = {"plain": "plain", "memory": "from memory", "draft": "drafted"}      # `Stats.kinds` in words
+# Names of `Stats.kinds`, `Stats.accepted_by_origin` and `Stats.finish_reason`, for people.
+SPENT = {"plain": "without guesses", "memory": "with retrieved guesses", "draft": "with drafted guesses"}
 ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved",
-           "forced": "all that the constraint allows"}
-ENDED = {"length": "as many as were asked for", "eos": "the model ended its answer", "stop": "a stop string ended it",
-         "cancelled": "cancelled"}      # `Stats.finish_reason` in words
-OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="Where the package index does not give the model, say "
-                                          "so and let the embedded one continue the prompt as plain text.")]
+           "forced": "the only ones that the constraint allows"}
+ENDED = {"length": "stopped at --max-new-tokens", "eos": "ended by the model", "stop": "ended by a stop string",
+         "cancelled": "cancelled"}
+OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="If the model cannot be fetched, say so and let "
+                                          "the embedded toy continue the prompt as plain text.")]
 Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What is printed of an answer, and where."""
+    """What is printed about an answer, and where."""
 
     stream: bool = option(False, "Print text as it comes; on a terminal it always does")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
@@ -99,7 +100,7 @@ class Answers:
         found = self._decoded(ids, lambda text: print(text, end="", flush=True))
         print(flush=True)
         if self.compare:
-            print("longgraft: decoding it again, plainly, to compare", file=sys.stderr)
+            print("longgraft: decoding the same prompt again without guesses, to compare", file=sys.stderr)
         return self.report(ids, found)
 
     def _decoded(self, ids: Sequence[int], tell: Callable[[str], None]) -> Generation:
@@ -118,7 +119,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, s
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
                          "with --prompt-file.")
     given = replace(given, prompt_file=(*given.prompt_file, STDIN)) if source else given
-    # Files are checked before the imports, which take seconds, and the rest before a model is loaded.
+    # The imports take seconds, so files are checked before them, and the rest before a model is loaded.
     asked, prediction = given.read(), given.predicted()
     out = None if shown.out is None else new_file(shown.out)
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
@@ -145,8 +146,8 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, s
     except NotFetched as error:
         if not or_embedded:
             raise
-        print(f"longgraft: {error}\nlonggraft: the embedded model answers instead, a toy of 7 million parameters: it "
-              "continues the prompt as plain text", file=sys.stderr)
+        print(f"longgraft: {error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
+              "parameters, which continues the prompt as plain text", file=sys.stderr)
         asked = [one.as_text() for one in asked]
         session, loaded = open_session(Pair(), settings, tell=not shown.as_json)
     if isinstance(recording, str):
@@ -210,16 +211,18 @@ def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None
 def _print_report(found: dict[str, Any]) -> None:
     """What an answer cost, on stderr."""
     s = found["stats"]
-    origin = ", ".join(f"{count} {ORIGINS[name]}" for name, count in s["accepted_by_origin"].items() if count)
+    by_origin = {name: count for name, count in s["accepted_by_origin"].items() if count}
+    own = s["new_tokens"] - sum(by_origin.values())
+    origin = "".join(f"{count} {ORIGINS[name]}, " for name, count in by_origin.items()) + f"{own} by the model itself"
     spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in s["kinds"].items())
     print(f"\nprompt: {s['prompt_tokens']:,} tokens, read in {s['prefill_seconds']:.2f} s\n"
           f"answer: {s['new_tokens']:,} tokens ({ENDED[found['finish_reason']]}) in {s['decode_seconds']:.2f} s: "
           f"{s['decode_tokens_per_second']:.1f} tokens/s\n"
           f"steps: {s['steps']} ({spent or 'none'}), {s['tokens_per_step']:.2f} tokens per step\n"
-          f"accepted guesses: {origin or 'none'}; {s['mat']:.2f} per step (MAT)", file=sys.stderr)
+          f"tokens: {origin}; {s['mat']:.2f} guesses accepted per step (MAT)", file=sys.stderr)
     if "prediction" in found:
         repeated, others = found["prediction"].values()
-        print(f"prediction: {repeated:,} of its {repeated + others:,} tokens were repeated", file=sys.stderr)
+        print(f"prediction: the answer repeats {repeated:,} of its {repeated + others:,} tokens", file=sys.stderr)
     if "compare" in found:
         from longgraft.comparison.levels import may_differ
 
@@ -228,4 +231,4 @@ def _print_report(found: dict[str, Any]) -> None:
         same = "identical answers" if c["identical"] else f"answers differ from token {c['first_divergence'] + 1:,} on"
         same += f" ({found['promise']}: {why})" if why else ""
         print(f"plain decoding: {c['plain_tokens_per_second']:.1f} tokens/s; longgraft was {c['speedup']:.2f} times as "
-              f"fast (the prompt's reading apart, one run each); {same}", file=sys.stderr)
+              f"fast (one run each, without reading the prompt); {same}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The options of a completion.  Knows no model."""
+"""The options of a completion."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class CompletionOptions:
 
     until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
                         "or only where the model does", choices=("line", "block", "stop"))
-    max_new_tokens: int = like(Ends, "max_new_tokens", help="At most")
+    max_new_tokens: int = like(Ends, "max_new_tokens", help="Most tokens of the completion")
     stop: tuple[str, ...] = like(Ends, "stop")
-    tokens: int = option(8192, "Of the prompt at most", unit="tokens", low=LEAST, high=2 ** 20)
-    layout: str = option("auto", "Of the prompt: with fill-in-the-middle tokens, where the model has any, or left to "
-                                 "right", choices=("auto", "fim", "left-to-right"))
+    tokens: int = option(8192, "Most tokens of the prompt; fewer are read sooner", unit="tokens", low=LEAST,
+                         high=2 ** 20)
+    layout: str = option("auto", "Layout of the prompt: with fill-in-the-middle tokens, if the model has any, or left "
+                                 "to right", choices=("auto", "fim", "left-to-right"))
 
     def __post_init__(self) -> None:
         check(self)

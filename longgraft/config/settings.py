@@ -75,38 +75,38 @@ class Settings:
     retrieved_width: int | None = option(None, "Retrieved successors of one token at most", unit="tokens", low=1,
                                          high=8, none="the template's, up to 8", source="Graft, Table 7")
     device: str | None = option(None, "cpu, cuda, cuda:1 ...", none="a GPU if there is one")
-    dtype: str | None = option(None, "Of weights and caches", choices=("float32", "bfloat16", "float16"),
+    dtype: str | None = option(None, "Type of weights and caches", choices=("float32", "bfloat16", "float16"),
                                none="float32 on a CPU, else what the weights were saved in")
-    weights: str = option("auto", "Of linear layers: gguf keeps a GGUF file's own blocks, int8 rounds to bytes, float "
-                          "keeps or makes floats; auto is gguf where a CPU's compiled kernels can multiply with the "
-                          "file's blocks, else float", choices=("auto", "gguf", "int8", "float"))
-    kv_dtype: str | None = option(None, "Of cached keys and values, in a CPU's compiled kernels", choices=("bfloat16",),
-                                  none="that of --dtype")
-    attention: str = option("auto", "Backend", choices=("auto", "sdpa", "split", "flash", "triton"))
-    graphs: str = option("auto", "CUDA graphs: a step's launches recorded once, where the model's can be",
+    weights: str = option("auto", "How linear layers keep their weights. gguf: the quantized blocks of the GGUF file; "
+                          "int8: rounded to bytes; float: floats; auto: gguf for a GGUF file on a CPU with compiled "
+                          "kernels, else float", choices=("auto", "gguf", "int8", "float"))
+    kv_dtype: str | None = option(None, "Type of the cached keys and values, with a CPU's compiled kernels",
+                                  choices=("bfloat16",), none="that of --dtype")
+    attention: str = option("auto", "Attention backend", choices=("auto", "sdpa", "split", "flash", "triton"))
+    graphs: str = option("auto", "CUDA graphs, which record a step's launches once, where the model allows it",
                          choices=("auto", "none"))
-    kernels: str = option("auto", "Compiled ones for a CPU in float32 and bfloat16, built once where a C++ "
-                          "compiler is at hand", choices=("auto", "none"))
+    kernels: str = option("auto", "Compiled kernels for a CPU in float32 and bfloat16, built once if there is a C++ "
+                          "compiler", choices=("auto", "none"))
     chunk: int | None = option(None, "Prompt tokens per prefill pass", unit="tokens", low=1, high=POSITIONS,
-                               none="by memory")
-    prefixes: float | None = option(None, "Cache of prompts' keys and values, on the model's device: of a new prompt "
-                                    "only what follows a cached beginning is read", unit="GiB", low=0, high=2 ** 20,
+                               none="chosen by free memory")
+    prefixes: float | None = option(None, "Size of the cache of earlier prompts, on the model's device; a new prompt "
+                                    "is read from where it differs from them", unit="GiB", low=0, high=2 ** 20,
                                     none="nothing")
-    prefix: tuple[str, ...] = option((), "File of `longgraft prefill`: prompts reuse the text that it was made from; "
-                                     "repeatable", many=True, metavar="FILE")
+    prefix: tuple[str, ...] = option((), "File of `longgraft prefill`; prompts that begin with its text need not read "
+                                     "it again; repeatable", many=True, metavar="FILE")
     corpus: str | None = option(None, "Name of a corpus (`longgraft corpus`) that answers may repeat; graft-x and "
                                 "graft-x-text read it", none="none")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
-    online: float | None = option(None, "Thresholds follow the last 64 steps, where a drafted level costs this "
-                                        "share of a verification", low=0, high=100, none="thresholds stay",
-                                  source="0.06: embedded pair, 60 nodes, one CPU core")
+    online: float | None = option(None, "Let thresholds follow the last 64 steps; the number is the cost of a "
+                                        "drafted level as a share of a verification", low=0, high=100,
+                                  none="thresholds stay", source="0.06: embedded pair, 60 nodes, one CPU core")
     costs: str | None = option(None, "File of `longgraft costs`, which makes decoding's choices reproducible",
                                none="measured at load, and followed")
-    given: dict[str, str] = option({}, "What a method needs besides a head, as `longgraft methods` names it: a hub id, "
-                                   "folder or file; repeatable", flag="--with", many=True,
+    given: dict[str, str] = option({}, "What a method needs besides a head, by its name in `longgraft methods`: a hub "
+                                   "id, folder or file; repeatable", flag="--with", many=True,
                                    metavar="NAME=PATH")
-    persist: bool = option(False, "The matrix outlives a request")
+    persist: bool = option(False, "Keep the matrix after a request")
     head: HeadOverrides = HeadOverrides()
 
     def __post_init__(self) -> None:
@@ -131,11 +131,11 @@ class Draw:
     The fields of `Sampling` that an option can give; `Sampling` checks their ranges.
     """
 
-    temperature: float = option(0.0, "0: greedy")
-    top_p: float = option(1.0, "The most probable tokens up to this mass; 1: off")
-    top_k: int = option(0, "That many most probable tokens; 0: off")
-    min_p: float = option(0.0, "Tokens at least this probable, as a share of the most probable; 0: off")
-    seed: int = option(0, "Of sampling")
+    temperature: float = option(0.0, "0 is greedy")
+    top_p: float = option(1.0, "Draw from the most probable tokens up to this mass; 1 is off")
+    top_k: int = option(0, "Draw from this many most probable tokens; 0 is off")
+    min_p: float = option(0.0, "Draw from tokens at least this probable, relative to the most probable; 0 is off")
+    seed: int = option(0, "Seed of sampling")
 
     def __post_init__(self) -> None:
         check(self)
@@ -153,9 +153,9 @@ class Shape:
     regex: str | None = option(None, "A regular expression (Rust's syntax) of the whole answer", none="none")
     grammar: str | None = option(None, "A grammar (GBNF or Lark), or a file of one, that the answer follows",
                                  none="none", metavar="FILE|TEXT")
-    repetition_penalty: float = option(1.0, "Above 1: tokens of prompt and answer are less likely; 1: off")
-    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens; 0: off")
-    frequency_penalty: float = option(0.0, "The same for each time that the answer has the token; 0: off")
+    repetition_penalty: float = option(1.0, "Above 1, tokens of prompt and answer are less likely; 1 is off")
+    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens; 0 is off")
+    frequency_penalty: float = option(0.0, "The same, for each time that the answer has the token; 0 is off")
     logit_bias: tuple[str, ...] = option((), "Added to a token's logit; repeatable", many=True, metavar="ID=NUMBER")
     logprobs: int | None = option(None, "With --json: log-probabilities of the answer's tokens and that many others",
                                   low=0, high=20, none="none")
@@ -191,8 +191,9 @@ def _text(given: str | None, marks: str) -> str | None:
 class Ends:
     """When an answer ends, besides the model's end token."""
 
-    max_new_tokens: int = option(256, "Exactly this many, or up to the end token", unit="tokens", low=1, high=2 ** 20)
-    stop: tuple[str, ...] = option((), "Text ends before it; repeatable", many=True)
+    max_new_tokens: int = option(256, "Most tokens of the answer; an end token ends it earlier", unit="tokens", low=1,
+                                 high=2 ** 20)
+    stop: tuple[str, ...] = option((), "End the answer before this text; repeatable", many=True)
 
     def __post_init__(self) -> None:
         check(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -52,9 +53,17 @@ def place_of(model: str | Path | None) -> Place:
         gguf = GgufFile(name, entry.sha256, lambda: get(entry))
     elif name != EMBEDDED and (file := gguf_of(name)):
         gguf = GgufFile(name, sha256_of(file), lambda: file)
+    elif near := _similar(name):
+        raise ValueError(f"Model {name!r} is unknown. Did you mean {' or '.join(near)}? `longgraft models` lists all.")
     if gguf:
         return Place(name, str(gguf.described()), gguf)
     return Place(name, str(embedded("target")) if name == EMBEDDED else name)
+
+
+def _similar(name: str) -> list[str]:
+    """Names of the catalogue that a misspelt one may mean; none for a folder or for OWNER/REPOSITORY."""
+    unknown = name != EMBEDDED and "/" not in name and not Path(name).exists()
+    return get_close_matches(name.lower(), CATALOGUE, cutoff=0.8) if unknown else []
 
 
 def embedded(part: str) -> Path:

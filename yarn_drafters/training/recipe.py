@@ -1,7 +1,4 @@
-"""Settings of training runs with their bounds, for any run and for EAGLE-3 drafters, and the files that set them.
-
-Knows values and ranges; knows no model and no corpus.
-"""
+"""Settings of training runs with their bounds, for any run and for EAGLE-3 drafters, and the files that set them."""
 
 from __future__ import annotations
 
@@ -94,9 +91,9 @@ class Recipe:
             raise ValueError(f"A stage has rows of {self.longest:,} tokens and max_positions is "
                              f"{self.max_positions:,}. Raise the latter or shorten the stage.")
         if self.total_tokens < 2 * max(self.tokens_per_step, self.longest):
-            raise ValueError(f"total_tokens is {self.total_tokens:,} and a step takes "
-                             f"{max(self.tokens_per_step, self.longest):,}: a run needs two steps. Raise the one or "
-                             "lower the other.")
+            raise ValueError(f"total_tokens (--tokens) is {self.total_tokens:,}, a step takes "
+                             f"{max(self.tokens_per_step, self.longest):,}, and a run needs two steps. "
+                             "Raise the one or lower the other.")
 
     @property
     def longest(self) -> int:
