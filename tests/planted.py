@@ -139,6 +139,7 @@ MUTATIONS = (
     Mutation("wheels stay on disk", "wheels:_append", "with TemporaryDirectory(dir=scratch) as folder:", "for folder in [scratch]:", "test_wheels.py::test_at_most_one_wheel_is_beside_the_growing_file"),
     Mutation("an installed wheel is imported", "wheels:installed", "importlib.util.find_spec(package)", "getattr(importlib.import_module(package) if importlib.util.find_spec(package) else None, '__spec__', None)", "test_wheels.py::test_nothing_of_a_wheel_is_executed"),
     Mutation("wrong bytes of an interrupted fetch stay", "fetch:_check", "        _partial(entry).unlink()\n", "", "test_fetch.py::test_wrong_bytes_of_an_interrupted_fetch_are_removed"),
+    Mutation("the description of a removed model stays", "fetch:remove", "[:32]}*", "[:32]}-*", "test_fetch.py::test_the_commands_list_fetch_and_remove"),
     Mutation("what an interrupted fetch left is not removed", "fetch:remove", "cached(entry), _partial(entry), ", "cached(entry), ", "test_fetch.py::test_the_commands_list_fetch_and_remove"),
     Mutation("a file that changed keeps its hash", "sha256_of", "found.st_size, found.st_mtime_ns", "0, 0", "test_gguf.py::test_a_file_that_changed_is_another_model"),
     Mutation("bfloat16 and float32 share a folder", "GgufFile.floats", "-{str(dtype)[6:]}", "-kept", "test_gguf.py::test_a_file_is_dequantised_once_wherever_it_lies_and_for_each_dtype"),

@@ -211,7 +211,8 @@ def test_the_commands_list_fetch_and_remove(entry, cache, capsys, monkeypatch):
     assert [line.index(of) for line, of in zip(lines, ("what", "Smol", "Gemma", "Qwen", "Qwen", "a toy"), strict=True)
             ] == [lines[0].index("what")] * 6
     (cache / f"{entry.sha256[:32]}-float32").mkdir()
+    (cache / entry.sha256[:32]).mkdir()
     (cache / "toy.gguf.partial").write_bytes(b"GGUF")
-    assert run(capsys, monkeypatch, "models", "remove", "toy")[1].count("removed ") == 3 and left(cache) == []
+    assert run(capsys, monkeypatch, "models", "remove", "toy")[1].count("removed ") == 4 and left(cache) == []
     assert "Known: smollm2, gemma3-270m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, toy." in run(
         capsys, monkeypatch, "models", "get", "nope")[2]

@@ -1,4 +1,4 @@
-"""What is here, and whether a target and a head fit together and into memory: from configs and file headers alone."""
+"""Report this machine, and check that a target and a head fit together and into memory; no weights are read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Share:
 
 def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None, weights: str = "auto",
             cache: torch.dtype | None = None) -> Report:
-    """Whether a target and a head fit together and into memory.
+    """Check that a target and a head fit together and into memory.
 
     weights, cache: a session's `--weights` and `--kv-dtype`.  ValueError where the target cannot be decoded here, or
     the head is another target's.

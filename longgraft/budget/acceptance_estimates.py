@@ -1,7 +1,4 @@
-"""Estimates of a request: the drafter's accuracy, what drafts and proposals brought, recent tokens per second.
-
-Knows a drafter's cache, and costs; decides nothing.
-"""
+"""Estimates of a request: the drafter's accuracy, what drafts and proposals brought, recent tokens per second."""
 
 from __future__ import annotations
 

@@ -134,10 +134,6 @@ class PackedWeight(BlockWeight):
     def sample(self) -> Tensor:
         return sample(self.codes)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.codes, self.scales, self.lows) if part is not None)
-
 
 Linear = tuple[Tensor | PackedWeight, Tensor | None]
 """A linear module's weight and bias."""
@@ -243,9 +239,8 @@ class CpuKernels:
             self._packed[weight] = found
         return found
 
-    def packed_integers(self, weight: IntegerWeight, kind: str = "int8", dtype: torch.dtype = torch.float32
-                        ) -> PackedWeight:
-        """A weight in integers as the kernels read it."""
+    def packed_integers(self, weight: IntegerWeight, dtype: torch.dtype = torch.float32) -> PackedWeight:
+        """A weight that was rounded to integers, as the kernels read it.  dtype: of the model's activations."""
         lanes, (out, size), group = self._lanes, weight.codes.shape, weight.group
         groups = -(-size // SPAN) * SPAN // group
         missing = (0, groups * group - size, 0, -out % lanes)
@@ -258,8 +253,8 @@ class CpuKernels:
                         F.pad(part, (0, groups - part.shape[1], 0, -out % lanes)).view(-1, lanes, groups).mT.clone(
                             memory_format=torch.contiguous_format) for part in (weight.scales, weight.lows))
         assert scales is not None
-        return PackedWeight(self, kind, (out, size), dtype, codes.clone(memory_format=torch.contiguous_format), scales,
-                            lows, (group, weight.bits, weight.zero))
+        codes = codes.clone(memory_format=torch.contiguous_format)
+        return PackedWeight(self, "int8", (out, size), dtype, codes, scales, lows, (group, weight.bits, weight.zero))
 
     def packed_blocks(self, type_: str, shape: tuple[int, int], dtype: torch.dtype, slabs: Iterable[Tensor]
                       ) -> PackedWeight:

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace parallel {
@@ -36,7 +37,9 @@ public:
         if (!one_loop_.try_lock()) return false;
         const bool ours = getpid() == process_;
         if (ours) {
-            for (; workers_ < threads - 1; ++workers_) std::thread(&Pool::work, this, workers_).detach();
+            try {
+                for (; workers_ < threads - 1; ++workers_) std::thread(&Pool::work, this, workers_).detach();
+            } catch (const std::system_error&) {}       // the system gives no more threads: those that there are do it
             task_ = task;
             context_ = context;
             helpers_.store(threads - 1, std::memory_order_relaxed);

@@ -60,8 +60,8 @@ def get(entry: Entry, accept: str = "") -> Path:
 
 
 def remove(entry: Entry) -> list[Path]:
-    """Remove a model's file, what an interrupted fetch left, and its dequantised weights; return what was removed."""
-    paths = (cached(entry), _partial(entry), *models_folder().glob(f"{entry.sha256[:32]}-*"))
+    """Remove a model's file, what an interrupted fetch left, and the folders made of it; return what was removed."""
+    paths = (cached(entry), _partial(entry), *models_folder().glob(f"{entry.sha256[:32]}*"))
     if not (found := [path for path in paths if path.exists()]):
         return []
     with locked(f"Model {entry.name!r}"):

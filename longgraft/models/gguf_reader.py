@@ -6,7 +6,6 @@ The package makes two arrays of numpy for each token and each merge of a vocabul
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -15,9 +14,6 @@ import numpy as np
 
 class Reader(gguf.GGUFReader):
     """A GGUF file's metadata and tensors, as `gguf.GGUFReader` gives them."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         """(bytes, parts, indices of the values among the parts, types), as the package's own method."""

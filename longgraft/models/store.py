@@ -2,7 +2,8 @@
 
     models/NAME.gguf            a model of the catalogue
     models/NAME.gguf.partial    its beginning, where a fetch was interrupted
-    models/SHA256-DTYPE/        dequantised weights: an ordinary transformers folder
+    models/SHA256/              configuration, tokenizer and table of tensors of a GGUF file
+    models/SHA256-DTYPE/        its dequantised weights: an ordinary transformers folder
     models/hashes/              SHA-256 of files elsewhere, by path, size and time of change
     models/partial/             scratch folder of the process that holds models/lock
 """

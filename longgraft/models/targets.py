@@ -159,7 +159,7 @@ def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
     for module in found.modules():
         if type(module) is nn.Linear and type(weight := module.weight) is nn.Parameter:
             if id(weight) not in packed:
-                packed[id(weight)] = kernels.packed_integers(rounded(weight), "int8", weight.dtype)
+                packed[id(weight)] = kernels.packed_integers(rounded(weight), weight.dtype)
             put_weight(module, packed[id(weight)])
     return found
 
