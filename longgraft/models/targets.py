@@ -113,14 +113,13 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
     if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and place.gguf is None):
         return None, ()
     try:
-        kernels = cpu_kernels()
         if place.gguf is None:
             raise NoBlocks(f"{place.name!r} is no GGUF file")
         if device.type != "cpu" or dtype not in DTYPES or settings.kernels != "auto":
-            raise NoBlocks("they are for a CPU's compiled kernels in float32 or bfloat16, and "
+            raise NoBlocks("blocks are for a CPU's compiled kernels in float32 or bfloat16, and "
                            f"{str(dtype)[6:] if dtype else 'another dtype'} on {device} with --kernels "
                            f"{settings.kernels} was asked for")
-        if isinstance(kernels, NotBuilt):
+        if isinstance(kernels := cpu_kernels(), NotBuilt):     # built only where they would be used
             raise NoBlocks(str(kernels))
         if not TensorTable.read(Path(place.path)).in_blocks:
             raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({', '.join(BLOCK_TYPES)})")
