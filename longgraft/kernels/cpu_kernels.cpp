@@ -197,7 +197,13 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
 // own scale.  Sums of codes are exact, so that their order is free; the groups are summed in theirs.
 
 constexpr int64_t SPAN = 32;                    // inputs of a row that have one scale
+#if defined(__AVX512F__)
 constexpr int64_t INTEGER_ROWS = 12;            // of a block
+constexpr int UNROLLED = 12;                    // rows whose sums stay in registers
+#else
+constexpr int64_t INTEGER_ROWS = 24;
+constexpr int UNROLLED = 1;
+#endif
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
@@ -265,15 +271,17 @@ template <int BITS> struct Group {
 };
 #endif
 
-// Rows [n, spans * SPAN] in bytes, rounded once for all weights that they are multiplied with.
-struct Rows {
-    const int8_t* codes;
-    const float* scales;        // [n, spans]
-    const int32_t* sums;        // [n, spans * 2] of each 16 codes
-    int64_t spans;
+// Rows in bytes, rounded once for all weights that they are multiplied with.  They lie in blocks of at most `block` rows,
+// so that a tile reads what it needs of a block from one address on.
+struct RoundedRows {
+    const int8_t* codes;        // of each block [spans, rows, SPAN]
+    const float* scales;        // of each block [spans, rows]
+    const int32_t* sums;        // of each block [spans, 2, rows]: of each 16 codes
+    int64_t n, spans, block;
 
-    Rows from(int64_t row) const {
-        return {codes + row * spans * SPAN, scales + row * spans, sums + row * spans * 2, spans};
+    // Calls body(first, rows) for each block.
+    template <class Body> void blocks(const Body& body) const {
+        for (int64_t first = 0; first < n; first += block) body(first, std::min(block, n - first));
     }
 };
 
@@ -304,18 +312,25 @@ template <class T> float rounded(const T* some, int8_t* codes, int32_t* sums) {
 }
 
 // Kept until this thread's next call.
-template <class T> Rows rounded_rows(const T* x, int64_t n, int64_t in) {
-    const int64_t spans = (in + SPAN - 1) / SPAN;
+template <class T> RoundedRows rounded_rows(const T* x, int64_t n, int64_t in) {
+    const int64_t spans = (in + SPAN - 1) / SPAN, blocks = (n + INTEGER_ROWS - 1) / INTEGER_ROWS;
     float* const scales = scratch<3>(n * spans * (3 + SPAN / 4));
     int32_t* const sums = reinterpret_cast<int32_t*>(scales + n * spans);
     int8_t* const codes = reinterpret_cast<int8_t*>(sums + n * spans * 2);
-    for (int64_t at = 0; at < n * spans; ++at) {
-        const int64_t first = at % spans * SPAN;
-        T some[SPAN] = {};
-        std::copy_n(x + at / spans * in + first, std::min(SPAN, in - first), some);
-        scales[at] = rounded(some, codes + at * SPAN, sums + at * 2);
-    }
-    return {codes, scales, sums, spans};
+    const RoundedRows all{codes, scales, sums, n, spans, (n + blocks - 1) / blocks};
+    all.blocks([&](int64_t first, int64_t rows) {
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t span = 0; span < spans; ++span) {
+                const int64_t at = first * spans + span * rows + r;
+                T some[SPAN] = {};
+                std::copy_n(x + (first + r) * in + span * SPAN, std::min(SPAN, in - span * SPAN), some);
+                int32_t halves[2];
+                scales[at] = rounded(some, codes + at * SPAN, halves);
+                for (int64_t half = 0; half < 2; ++half)
+                    sums[(first * spans + span * rows) * 2 + half * rows + r] = halves[half];
+            }
+    });
+    return all;
 }
 
 // A linear module's weight and bias, [out, in] and [out], as the kernels read them.
@@ -345,66 +360,93 @@ template <int GROUP, int BITS> inline void unpack_group(const Steps* packed, Ste
     }
 }
 
-// R rows and one tile of outputs -> sums [R].  codes: [groups, GROUP * BITS / 32, LANES, 4], as of `unpack_group`.
+// One block of rows, for weights whose groups have GROUP inputs.
+struct RowBlock {
+    const int8_t* codes;        // [spans, rows, SPAN]
+    const float* scales;        // [spans, rows]
+    const int32_t* starts;      // [groups, rows]: what the codes' zero adds to the sum of a group
+    const float* totals;        // [groups, rows]: the sum of a group's numbers, which its low is multiplied with
+    int64_t groups, rows;
+};
+
+// A block of rows and one tile of outputs -> sums [rows].  codes: [groups, GROUP * BITS / 32, LANES, 4], as of
+// `unpack_group`.  R: the number of rows where the loop over them is unrolled, else 0.
 template <int GROUP, int BITS, int R>
-void integer_tile(const Rows& rows, const uint8_t* codes, const float* scales, const float* lows, int32_t zero,
-                  Sums* sums) {
+void integer_tile(const RowBlock& block, const uint8_t* codes, const float* scales, const float* lows, Sums* sums) {
     constexpr int STEPS = GROUP / 4, PARTS = SPAN / GROUP;
-    Sums own[R] = {};
-    for (int64_t g = 0; g < rows.spans * PARTS; ++g, codes += GROUP * LANES * BITS / 8) {
+    const int64_t rows = R ? R : block.rows;
+    Sums own[R ? R : INTEGER_ROWS];
+    for (int64_t r = 0; r < rows; ++r) own[r] = Sums{};
+    const int32_t* starts = block.starts;
+    const float* totals = block.totals;
+    for (int64_t g = 0; g < block.groups; ++g, codes += GROUP * LANES * BITS / 8, starts += rows, totals += rows) {
         Steps weight[STEPS];
         unpack_group<GROUP, BITS>(reinterpret_cast<const Steps*>(codes), weight);
-        const Sums scale = lanes(scales + g * LANES);
-        for (int r = 0; r < R; ++r) {
-            const int64_t at = r * rows.spans * PARTS + g, half = at * 2 / PARTS;
-            const int32_t all = rows.sums[half] + (PARTS == 1 ? rows.sums[half + 1] : 0);
-            Group<BITS> sum((Group<BITS>::CENTRE - zero) * all);
+        const Sums scale = lanes(scales + g * LANES), low = lows ? lanes(lows + g * LANES) : Sums{};
+        const int8_t* row = block.codes + g / PARTS * rows * SPAN + g % PARTS * GROUP;
+        const float* const row_scales = block.scales + g / PARTS * rows;
+#if defined(__AVX512F__)
+#pragma GCC unroll 12
+#endif
+        for (int64_t r = 0; r < rows; ++r) {
+            Group<BITS> sum(starts[r]);
             for (int s = 0; s < STEPS; ++s) {
                 int32_t four;
-                __builtin_memcpy(&four, rows.codes + at * GROUP + s * 4, sizeof four);
+                __builtin_memcpy(&four, row + r * SPAN + s * 4, sizeof four);
                 sum.add(weight[s], Integers{} + four);
             }
-            const float own_scale = rows.scales[at / PARTS];
-            own[r] = fused(__builtin_convertvector(sum.whole(), Sums), scale * own_scale, own[r]);
-            if (lows) own[r] = fused(-lanes(lows + g * LANES), Sums{} + own_scale * static_cast<float>(all), own[r]);
+            own[r] = fused(__builtin_convertvector(sum.whole(), Sums), scale * row_scales[r], own[r]);
+            if (lows) own[r] = fused(-low, Sums{} + totals[r], own[r]);
         }
     }
-    for (int r = 0; r < R; ++r) sums[r] = own[r];
+    for (int64_t r = 0; r < rows; ++r) sums[r] = own[r];
 }
 
-typedef void (*IntegerTile)(const Rows&, const uint8_t*, const float*, const float*, int32_t, Sums*);
+typedef void (*IntegerTile)(const RowBlock&, const uint8_t*, const float*, const float*, Sums*);
 template <int GROUP, int BITS, int... R> IntegerTile integer_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
-    static const IntegerTile all[] = {integer_tile<GROUP, BITS, R + 1>...};
-    return all[rows - 1];
+    static const IntegerTile all[] = {integer_tile<GROUP, BITS, R>...};
+    return all[rows < static_cast<int64_t>(sizeof...(R)) ? rows : 0];
 }
 
-template <class T> void integer_product(const Rows& x, const Weight& w, T* y, int64_t n, int threads) {
-    const int64_t groups = x.spans * SPAN / w.group, bytes = w.group * w.bits / 8;
-    const int64_t blocks = (n + INTEGER_ROWS - 1) / INTEGER_ROWS, most = (n + blocks - 1) / blocks;
+template <class T> void integer_product(const RoundedRows& x, const Weight& w, T* y, int threads) {
+    const int64_t groups = x.spans * SPAN / w.group, parts = SPAN / w.group, bytes = w.group * w.bits / 8;
+    const int64_t centre = w.bits == 8 ? Group<8>::CENTRE : 0;
+    int32_t* const starts = reinterpret_cast<int32_t*>(scratch<5>(2 * x.n * groups));
+    float* const totals = reinterpret_cast<float*>(starts + x.n * groups);
+    x.blocks([&](int64_t first, int64_t rows) {
+        for (int64_t g = 0; g < groups; ++g)
+            for (int64_t r = 0; r < rows; ++r) {
+                const int64_t span = first * x.spans + g / parts * rows, at = first * groups + g * rows + r;
+                const int32_t* const halves = x.sums + span * 2 + r;
+                const int32_t sum = parts == 1 ? halves[0] + halves[rows] : halves[g % 2 * rows];
+                starts[at] = static_cast<int32_t>(centre - w.zero) * sum;
+                totals[at] = x.scales[span + r] * static_cast<float>(sum);
+            }
+    });
     const auto tile_for = [&](int64_t rows) {
-        const auto all = std::make_integer_sequence<int, INTEGER_ROWS>();
+        const auto all = std::make_integer_sequence<int, UNROLLED + 1>();
         if (w.group == 16) return w.bits == 6 ? integer_tile_of<16, 6>(rows, all) : integer_tile_of<16, 8>(rows, all);
         if (w.bits == 4) return integer_tile_of<32, 4>(rows, all);
         return w.bits == 5 ? integer_tile_of<32, 5>(rows, all) : integer_tile_of<32, 8>(rows, all);
     };
     parallel::loop((w.out + LANES - 1) / LANES, threads, [&](int64_t index) {
         const int64_t o = index * LANES;
-        for (int64_t first = 0; first < n; first += most) {
+        x.blocks([&](int64_t first, int64_t rows) {
             Sums tile[INTEGER_ROWS];
-            const int64_t rows = std::min(most, n - first);
-            tile_for(rows)(x.from(first), static_cast<const uint8_t*>(w.data) + o * groups * bytes,
-                           w.scales + o * groups, w.lows ? w.lows + o * groups : nullptr, static_cast<int32_t>(w.zero),
-                           tile);
+            const RowBlock block{x.codes + first * x.spans * SPAN, x.scales + first * x.spans, starts + first * groups,
+                                 totals + first * groups, groups, rows};
+            tile_for(rows)(block, static_cast<const uint8_t*>(w.data) + o * groups * bytes, w.scales + o * groups,
+                           w.lows ? w.lows + o * groups : nullptr, tile);
             for (int64_t r = 0; r < rows; ++r)
                 give(tile[r], static_cast<const T*>(w.bias), y + (first + r) * w.out, o, w.out);
-        }
+        });
     });
 }
 
 // y_i [n, out_i] = x [n, in] w_i^T + bias_i, of several weights.
 template <class T>
 void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weight*, T*>> all, int threads) {
-    Rows rows{};
+    RoundedRows rows{};
     for (const auto& [w, y] : all) {
         if (!w->group) {
             product(x, static_cast<const uint32_t*>(w->data), static_cast<const T*>(w->bias), y, n, w->in, w->out,
@@ -412,7 +454,7 @@ void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weigh
             continue;
         }
         if (!rows.codes) rows = rounded_rows(x, n, w->in);
-        integer_product(rows, *w, y, n, threads);
+        integer_product(rows, *w, y, threads);
     }
 }
 
