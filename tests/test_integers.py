@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import gguf
 import numpy as np
 import pytest
@@ -13,8 +15,11 @@ from toys.sessions import answered, toy_prompt
 
 import longgraft
 from longgraft.kernels.block_weight import NeedsFloats, block_weights
-from longgraft.kernels.cpu import BLOCK_TYPES, SPAN, cpu_kernels
-from longgraft.kernels.integers import IntegerWeight, rounded
+from longgraft.kernels.cpu import CpuKernels, cpu_kernels
+from longgraft.kernels.integers import rounded
+from longgraft.kernels.packed_weight import BLOCK_TYPES, SPAN, PackedWeight
+
+KINDS = (*BLOCK_TYPES, "int8")
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +27,24 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
 
 
-def random_weight(out: int, size: int, group: int, bits: int, low: bool) -> IntegerWeight:
-    torch.manual_seed(size)
-    groups = -(-size // group)
-    codes = torch.randint(0, 2 ** bits, (out, size), dtype=torch.uint8)
-    return IntegerWeight(codes, torch.rand(out, groups), torch.rand(out, groups) if low else None, group, bits,
-                         0 if low else 2 ** (bits - 1))
+def random_weight(kind: str, out: int, blocks: int, kernels: CpuKernels) -> tuple[PackedWeight, torch.Tensor]:
+    """A weight of random codes and shares, packed, and as floats.  One of its scales is subnormal."""
+    if kind == "int8":
+        weight = rounded(torch.randn(out, blocks * SPAN))
+        return kernels.packed_integers(weight), weight.floats()
+    type_ = gguf.GGMLQuantizationType[kind]
+    inputs, size = gguf.GGML_QUANT_SIZES[type_]
+    raw = np.random.default_rng(blocks).integers(0, 256, (out, blocks, size), dtype=np.uint8)
+    scales = np.array([0.01, 0.02], np.float16).view(np.uint8)
+    if kind == "Q6_K":
+        raw[..., -2:] = scales[:2]
+    else:
+        raw[..., :4] = scales
+    raw[0, 0, -2 if kind == "Q6_K" else 0:][:2] = np.array([3e-5], np.float16).view(np.uint8)
+    raw = raw.reshape(out, blocks * size)
+    slabs = torch.from_numpy(raw).split(kernels.lanes)
+    packed = kernels.packed_blocks(BLOCK_TYPES[kind], (out, blocks * inputs), torch.float32, slabs)
+    return packed, torch.from_numpy(gguf.dequantize(raw, type_))
 
 
 def in_bytes(x: torch.Tensor) -> torch.Tensor:
@@ -40,44 +57,71 @@ def in_bytes(x: torch.Tensor) -> torch.Tensor:
     return (codes * scales).view(n, -1)[:, :size]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weight_equals_dequantized_blocks(kind, kernels):
+    packed, floats = random_weight(kind, 2 * kernels.lanes + 3, 2, kernels)
+    assert torch.equal(packed[:], floats)
+    assert torch.equal(packed[torch.tensor([[4, 1]])], floats[torch.tensor([[4, 1]])])
+
+
 @pytest.mark.parametrize("rows", [1, 7, 12, 13, 40])
-@pytest.mark.parametrize("size, out", [(64, 48), (100, 17), (576, 64)])
-@pytest.mark.parametrize("group, bits, low", [(32, 8, False), (32, 4, True), (32, 4, False),
-                                              (32, 5, False), (32, 5, True), (16, 6, False), (16, 8, False)])
-def test_products_are_those_of_what_the_integers_stand_for(rows, size, out, group, bits, low, kernels):
-    weight, x, bias = random_weight(out, size, group, bits, low), torch.randn(rows, size), torch.randn(out)
-    packed = kernels.packed_integers(weight)
-    assert torch.equal(packed[:], weight.floats())
+@pytest.mark.parametrize("out, blocks", [(48, 1), (17, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_equal_those_of_dequantized_blocks(rows, out, blocks, kind, kernels):
+    packed, floats = random_weight(kind, out, blocks, kernels)
+    x, bias = torch.randn(rows, floats.shape[1]), torch.randn(out)
     found = kernels.integer_product(x, packed, bias)
-    expected = in_bytes(x) @ weight.floats().double().T + bias
+    expected = in_bytes(x) @ floats.double().T + bias
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-    assert torch.allclose(found, x @ weight.floats().T + bias, atol=0.05 * float(expected.abs().max()))
+    assert torch.allclose(found, x @ floats.T + bias, atol=0.05 * float(expected.abs().max()))
     assert kernels.integer_product(x[:0], packed).shape == (0, out)
     half = kernels.integer_product(x.bfloat16(), packed)
-    expected = in_bytes(x.bfloat16().float()) @ weight.floats().double().T
+    expected = in_bytes(x.bfloat16().float()) @ floats.double().T
     torch.testing.assert_close(half.double(), expected, rtol=2 ** -7, atol=1e-2 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("group, bits", [(32, 4), (32, 5), (16, 6), (32, 8), (16, 8)])
+def test_int8_takes_any_number_of_inputs(kernels):
+    weight, x = rounded(torch.randn(17, 100)), torch.randn(5, 100)
+    expected = in_bytes(x) @ weight.floats().double().T
+    found = kernels.packed_integers(weight)
+    assert torch.equal(found[:], weight.floats())
+    torch.testing.assert_close(found.product(x, None).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-@pytest.mark.parametrize("zero", [0, 8])
-def test_sums_of_the_largest_and_least_codes_are_exact(group, bits, sign, zero, kernels):
-    for code in (0, 2 ** bits - 1):
-        codes, scales = torch.full((16, 64), code, dtype=torch.uint8), torch.ones(16, 64 // group)
-        packed = kernels.packed_integers(IntegerWeight(codes, scales, None, group, bits, zero))
-        found = kernels.integer_product(torch.full((1, 64), sign * 127), packed)
-        assert found.eq(sign * 127 * 64 * (code - zero)).all()
+@pytest.mark.parametrize("byte", [0, 255])
+def test_sums_of_the_largest_and_least_codes_are_exact(kind, sign, byte, kernels):
+    """All codes are the largest or all the least, and so are the numbers of the row."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    inputs, size = gguf.GGML_QUANT_SIZES[type_]
+    raw = np.full((kernels.lanes, size), byte, np.uint8)
+    scales = {"Q6_K": slice(size - 2, size), "Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q4_1": slice(0, 4),
+              "Q5_1": slice(0, 4)}.get(kind, slice(0, 2))
+    raw[:, scales] = np.array([1, 0], np.float16).view(np.uint8)[:scales.stop - scales.start]
+    packed = kernels.packed_blocks(BLOCK_TYPES[kind], (len(raw), inputs), torch.float32, [torch.from_numpy(raw)])
+    found = kernels.integer_product(torch.full((1, inputs), sign * 127), packed)
+    expected = sign * 127 * torch.from_numpy(gguf.dequantize(raw, type_)).double().sum(1)
+    assert torch.equal(found.double(), expected[None])
 
 
-@pytest.mark.parametrize("group, bits, low", [(32, 8, False), (32, 4, True), (32, 5, False), (16, 6, False)])
-def test_a_rows_product_is_the_same_bits_beside_any_others(group, bits, low, kernels):
-    packed, x = kernels.packed_integers(random_weight(200, 160, group, bits, low)), torch.randn(63, 160)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rows_product_is_the_same_bits_beside_any_others(kind, kernels):
+    packed, _ = random_weight(kind, 200, 2, kernels)
+    x = torch.randn(63, packed.shape[1])
     whole = kernels.integer_product(x, packed)
     for threads in (1, 3):
         torch.set_num_threads(threads)
         for rows in (1, 2, 11, 12, 13, 25):
             assert torch.equal(kernels.integer_product(x[63 - rows:], packed), whole[63 - rows:])
     torch.set_num_threads(1)
+
+
+def test_kernels_without_memory_say_so(kernels):
+    """The address space ends before what so many rows would take."""
+    packed, x = kernels.packed_integers(rounded(torch.randn(8, 32))), torch.zeros(1, 32)
+    with pytest.raises(MemoryError, match=r"^The system has no memory left for the kernels' buffers"):
+        kernels._product(x.data_ptr(), ctypes.byref(packed.described), x.data_ptr(), 2 ** 45, False, 1)
 
 
 def test_rounding_takes_the_nearest_of_255_steps():
@@ -87,29 +131,6 @@ def test_rounding_takes_the_nearest_of_255_steps():
     padded = nn.functional.pad(weight, (0, 26)).view(9, 3, 32)
     steps = padded.abs().amax(-1, keepdim=True) / 127
     assert (nn.functional.pad(found.floats() - weight, (0, 26)).view(9, 3, 32).abs() <= 0.501 * steps).all()
-
-
-@pytest.mark.parametrize("kind", BLOCK_TYPES)
-def test_packed_blocks_equal_dequantized_weights(kind, kernels):
-    """Scales are finite, one of them subnormal; all else is random."""
-    type_ = gguf.GGMLQuantizationType[kind]
-    inputs, size = gguf.GGML_QUANT_SIZES[type_]
-    assert inputs == BLOCK_TYPES[kind].inputs and type_.value == BLOCK_TYPES[kind].number
-    rows = 2 * kernels.lanes + 3
-    raw = np.random.default_rng(0).integers(0, 256, (rows, 2, size), dtype=np.uint8)
-    scales = np.frombuffer(np.array([0.01, 3e-5], np.float16).tobytes(), np.uint8)
-    if kind == "Q6_K":
-        raw[..., -2:] = scales[:2]
-    else:
-        raw[..., :4] = scales
-    raw = raw.reshape(rows, 2 * size)
-    slabs = torch.from_numpy(raw).split(kernels.lanes)
-    found = kernels.packed_blocks(kind, (rows, 2 * inputs), torch.float32, slabs)
-    expected = torch.from_numpy(gguf.dequantize(raw, type_))
-    assert torch.equal(found[:], expected)
-    assert torch.equal(found[torch.tensor([[4, 1]])], expected[torch.tensor([[4, 1]])])
-    x = torch.randn(3, 2 * inputs)
-    torch.testing.assert_close(found.product(x, None).double(), in_bytes(x) @ expected.double().T, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,45 +19,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
-from longgraft.kernels.block_weight import BlockWeight
 from longgraft.kernels.build import NotBuilt, loaded
 from longgraft.kernels.integers import IntegerWeight, linear_weights
+from longgraft.kernels.packed_weight import INT8, SPAN, BlockType, LinearWeight, PackedWeight, sample
 
 DTYPES = (torch.float32, torch.bfloat16)
 LINEAR = ("q", "k", "v", "o", "gate", "up", "down")             # of a decoder layer, in the C++ structure's order
 NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_gate", "after_gate")
-SPAN = 32               # numbers of a row that are rounded to integers by one scale
-SAMPLES = 32
-
-
-class BlockType(NamedTuple):
-    """A type of GGUF blocks: ggml's number, inputs of a block, inputs that share a scale, bits of a code, the code
-    of 0, and whether groups have a low."""
-
-    number: int
-    inputs: int
-    group: int
-    bits: int
-    zero: int
-    lows: bool = False
-
-
-BLOCK_TYPES = {
-    "Q4_0": BlockType(2, 32, 32, 4, 8), "Q4_1": BlockType(3, 32, 32, 4, 0, lows=True),
-    "Q5_0": BlockType(6, 32, 32, 5, 16), "Q5_1": BlockType(7, 32, 32, 5, 0, lows=True),
-    "Q8_0": BlockType(8, 32, 32, 8, 128), "Q4_K": BlockType(12, 256, 32, 4, 0, lows=True),
-    "Q5_K": BlockType(13, 256, 32, 5, 0, lows=True), "Q6_K": BlockType(14, 256, 16, 6, 32)}
-
-
-class _Weight(ctypes.Structure):
-    """`Weight` of the C++ file."""
-
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("data", "scales", "lows", "bias")),
-                *((name, ctypes.c_int64) for name in ("size", "out", "group", "bits", "zero"))]
-
-    def with_bias(self, bias: Tensor | None) -> _Weight:
-        self.bias = None if bias is None else bias.data_ptr()
-        return self
 
 
 class _Norm(ctypes.Structure):
@@ -70,7 +38,7 @@ class _Norm(ctypes.Structure):
 class _Layer(ctypes.Structure):
     """`Layer` of the C++ file."""
 
-    _fields_ = [*((name, _Weight) for name in LINEAR), *((name, _Norm) for name in NORMS),
+    _fields_ = [*((name, LinearWeight) for name in LINEAR), *((name, _Norm) for name in NORMS),
                 *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "size", "tanh")), ("scale", ctypes.c_float)]
 
 
@@ -90,49 +58,7 @@ class _Packed:
     state: tuple[int, int]
     sample: Tensor
     tiles: Tensor
-    described: _Weight
-
-
-class PackedWeight(BlockWeight):
-    """Blocks of integers as the kernels read them: weight = scales * (codes - zero) - lows.
-
-    Args:
-        kernels: what multiplies with them.
-        kind: where they come from, for people: int8 or gguf.
-        dtype: of the model's activations.
-        codes: [tiles, groups, group * bits / 32, lanes, 4] uint8: of 8 bits as they are, four a step; of fewer the
-            lower nibbles, two steps in one, and then the upper bits of all steps.
-        scales, lows: [tiles, groups, lanes] float32; lows may be None for zeros.
-        form: group, bits and zero, as of `IntegerWeight`.
-    """
-
-    def __init__(self, kernels: CpuKernels, kind: str, shape: tuple[int, int], dtype: torch.dtype, codes: Tensor,
-                 scales: Tensor, lows: Tensor | None, form: tuple[int, int, int]) -> None:
-        super().__init__(shape, dtype)
-        self.kind, self._kernels = kind, kernels
-        self.codes, self.scales, self.lows, self._form = codes, scales, lows, form
-        self.described = _Weight(codes.data_ptr(), scales.data_ptr(), None if lows is None else lows.data_ptr(), None,
-                                 shape[1], shape[0], *form)
-
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """F.linear of x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by their own scale."""
-        return self._kernels.integer_product(x, self, bias)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        tile, lane, (group, bits, zero) = ids // self.codes.shape[3], ids % self.codes.shape[3], self._form
-        codes = self.codes[tile, :, :, lane]        # [n, groups, .., 4]
-        if bits < 8:
-            nibbles = codes[:, :, :group // 8]
-            upper = codes[:, :, group // 8:] >> _shifts(group, bits) & 2 ** (bits - 4) - 1 if bits > 4 else 0
-            codes = torch.cat([nibbles & 15, nibbles >> 4], 2) | upper << 4
-        whole = self.scales[tile, :, lane][..., None] * (codes.flatten(2).float() - zero)
-        if self.lows is not None:
-            whole = whole - self.lows[tile, :, lane][..., None]
-        return whole.flatten(1)[:, :self.shape[1]]
-
-    @property
-    def sample(self) -> Tensor:
-        return sample(self.codes)
+    described: LinearWeight
 
 
 Linear = tuple[Tensor | PackedWeight, Tensor | None]
@@ -159,19 +85,15 @@ class DescribedLayer:
     described: _Layer
 
 
-def _shifts(group: int, bits: int) -> Tensor:
-    """[steps, 1] where the upper bits of a step's codes lie in their byte."""
-    return (torch.arange(group // 4, dtype=torch.uint8) * (bits - 4))[:, None]
-
-
 def _norm_of(weight: Tensor, epsilon: float, form: str) -> _Norm:
     return _Norm(weight.data_ptr(), epsilon, form == "from one", form == "rounded")
 
 
-def sample(weight: Tensor) -> Tensor:
-    """Some numbers of a weight, which show whether it has changed."""
-    flat = weight.detach().flatten()
-    return flat[::max(1, len(flat) // SAMPLES)].clone()
+def _checked(failed: Any, function: Any, given: Any) -> Any:
+    """ctypes calls it with what a compiled function returned."""
+    if failed:
+        raise MemoryError("The system has no memory left for the kernels' buffers. Use a shorter prompt or a smaller "
+                          "model.")
 
 
 class CpuKernels:
@@ -180,7 +102,7 @@ class CpuKernels:
     def __init__(self) -> None:
         """NotBuilt if this machine cannot build or load them."""
         compiled = loaded()
-        sizes, ours = (ctypes.c_int64 * 4)(), [ctypes.sizeof(kind) for kind in (_Weight, _Norm, _Layer, _Part)]
+        sizes, ours = (ctypes.c_int64 * 4)(), [ctypes.sizeof(kind) for kind in (LinearWeight, _Norm, _Layer, _Part)]
         compiled.longgraft_sizes(sizes)
         assert list(sizes) == ours, f"structures of {list(sizes)} bytes are mirrored by ones of {ours}"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -190,10 +112,12 @@ class CpuKernels:
         self._attention.argtypes = [pointer] * 7 + [ctypes.c_float] + [ctypes.c_int] * 3
         self._norm.argtypes = [pointer] * 3 + [number] * 2 + [ctypes.c_int]
         self._layer.argtypes = [pointer] * 7 + [number] + [ctypes.c_int] * 3
-        self._pack_blocks = compiled.longgraft_pack_blocks
-        self._pack_blocks.argtypes = [pointer, number, pointer, *[number] * 4, ctypes.c_int]
-        for function in (self._product, self._attention, self._norm, self._layer, self._pack_blocks):
-            function.restype = None
+        self._pack_blocks, self._integer_rows = compiled.longgraft_pack_blocks, compiled.longgraft_integer_rows
+        self._pack_blocks.argtypes = [pointer, pointer, number, number, ctypes.c_int]
+        self._integer_rows.argtypes = [pointer, pointer, number, pointer]
+        for function in (self._product, self._attention, self._norm, self._layer, self._pack_blocks,
+                         self._integer_rows):
+            function.restype, function.errcheck = ctypes.c_int, _checked
         self._sizes = ctypes.c_int64 * 13
         compiled.longgraft_outputs.restype = compiled.longgraft_lanes.restype = number
         self._outputs, self._lanes = compiled.longgraft_outputs(), compiled.longgraft_lanes()
@@ -217,7 +141,7 @@ class CpuKernels:
         x = x.contiguous()
         return self._multiplied(x, weight.described.with_bias(bias))
 
-    def _multiplied(self, x: Tensor, weight: _Weight) -> Tensor:
+    def _multiplied(self, x: Tensor, weight: LinearWeight) -> Tensor:
         y = x.new_empty(*x.shape[:-1], weight.out)
         if x.numel():       # a chunk of a prompt asks for no row of logits
             self._product(x.data_ptr(), ctypes.byref(weight), y.data_ptr(), x.numel() // weight.size,
@@ -234,52 +158,45 @@ class CpuKernels:
             tiles = padded.view(-1, self._outputs, padded.shape[1] // step, step).transpose(1, 2)
             # A copy in any case: its memory is aligned to vectors.
             tiles = tiles.clone(memory_format=torch.contiguous_format)
-            found = _Packed(state, sample(weight), tiles, _Weight(tiles.data_ptr(), None, None, None,
-                                                                   weight.shape[1], weight.shape[0], 0, 0, 0))
+            found = _Packed(state, sample(weight), tiles, LinearWeight(tiles.data_ptr(), None, None, None,
+                                                                   weight.shape[1], weight.shape[0], 0))
             self._packed[weight] = found
         return found
 
     def packed_integers(self, weight: IntegerWeight, dtype: torch.dtype = torch.float32) -> PackedWeight:
         """A weight that was rounded to integers, as the kernels read it.  dtype: of the model's activations."""
-        lanes, (out, size), group = self._lanes, weight.codes.shape, weight.group
-        groups = -(-size // SPAN) * SPAN // group
-        missing = (0, groups * group - size, 0, -out % lanes)
-        codes = F.pad(weight.codes, missing).view(-1, lanes, groups, group // 4, 4).permute(0, 2, 3, 1, 4)
-        if weight.bits < 8:
-            first, second = (codes & 15).chunk(2, dim=2)
-            upper = (codes >> 4 << _shifts(group, weight.bits)[..., None, :]).sum(2, keepdim=True, dtype=torch.uint8)
-            codes = torch.cat([first | second << 4, upper][:1 if weight.bits == 4 else 2], 2)
-        scales, lows = (part if part is None else
-                        F.pad(part, (0, groups - part.shape[1], 0, -out % lanes)).view(-1, lanes, groups).mT.clone(
-                            memory_format=torch.contiguous_format) for part in (weight.scales, weight.lows))
-        assert scales is not None
-        codes = codes.clone(memory_format=torch.contiguous_format)
-        return PackedWeight(self, "int8", (out, size), dtype, codes, scales, lows, (group, weight.bits, weight.zero))
+        lanes, (out, size) = self._lanes, weight.codes.shape
+        codes = F.pad(weight.codes, (0, -size % SPAN, 0, -out % lanes))
+        scales = F.pad(weight.scales, (0, 0, 0, -out % lanes))
+        contiguous = torch.contiguous_format        # a copy in any case: its memory is aligned to vectors
+        return PackedWeight(
+            self, INT8, (out, size), dtype, shares=None,
+            codes=codes.view(-1, lanes, scales.shape[1], SPAN // 4, 4).permute(0, 2, 3, 1, 4).clone(
+                memory_format=contiguous),
+            scales=scales.view(-1, lanes, scales.shape[1], 1).permute(0, 2, 3, 1).clone(memory_format=contiguous))
 
-    def packed_blocks(self, type_: str, shape: tuple[int, int], dtype: torch.dtype, slabs: Iterable[Tensor]
+    def packed_blocks(self, of: BlockType, shape: tuple[int, int], dtype: torch.dtype, slabs: Iterable[Tensor]
                       ) -> PackedWeight:
         """A tensor of a GGUF file as the kernels read it.
 
         Args:
-            type_: a name of BLOCK_TYPES.
+            of: its type.
             shape: rows and inputs, a multiple of the type's block.
             dtype: of the model's activations.
             slabs: the tensor's rows in order, as bytes [n, bytes of a row]; all but the last a multiple of `lanes`.
         """
-        of, lanes = BLOCK_TYPES[type_], self._lanes
-        tiles, groups = -(-shape[0] // lanes), shape[1] // of.group
-        codes = torch.zeros(tiles, groups, of.group * of.bits // 32, lanes, 4, dtype=torch.uint8)
-        scales = torch.zeros(tiles, groups, lanes)
-        lows = torch.zeros(tiles, groups, lanes) if of.lows else None
-        packed = PackedWeight(self, "gguf", shape, dtype, codes, scales, lows, (of.group, of.bits, of.zero))
-        first = 0
+        packed, first = PackedWeight.empty(self, of, shape, dtype), 0
         for raw in slabs:
-            whole = [None if part is None else part[first // lanes:].data_ptr() for part in (codes, scales, lows)]
-            tile = _Weight(*whole, None, shape[1], shape[0], of.group, of.bits, of.zero)
-            self._pack_blocks(ctypes.byref(tile), of.number, raw.data_ptr(), len(raw), raw.shape[1], of.inputs,
-                              raw.shape[1] * of.inputs // shape[1], torch.get_num_threads())
+            self._pack_blocks(ctypes.byref(packed.from_row(first)), raw.data_ptr(), len(raw), raw.shape[1],
+                              torch.get_num_threads())
             first += len(raw)
         return packed
+
+    def integer_rows(self, weight: PackedWeight, ids: Tensor) -> Tensor:
+        """`PackedWeight.rows`: ids [n] -> [n, inputs] float32."""
+        ids, floats = ids.contiguous(), torch.empty(len(ids), weight.shape[1])
+        self._integer_rows(ctypes.byref(weight.described), ids.data_ptr(), len(ids), floats.data_ptr())
+        return floats
 
     def forget_changed(self, weight: Tensor) -> None:
         """Drop the packed copy if some numbers of the weight are others, as after `weight.data += ...`."""
@@ -299,7 +216,7 @@ class CpuKernels:
         """A decoder layer with its weights as they are now, for `pass_layer`."""
         kept = {name: weight if isinstance(weight, PackedWeight) else self._packed_of(weight)
                 for name, (weight, _) in layer.linear.items()}
-        linear = {name: _Weight.from_buffer_copy(of.described).with_bias(layer.linear[name][1])
+        linear = {name: LinearWeight.from_buffer_copy(of.described).with_bias(layer.linear[name][1])
                   for name, of in kept.items()}
         described = _Layer(**linear, **{name: _norm_of(*norm) for name, norm in layer.norms.items()})
         described.heads, described.kv_heads = (layer.linear[name][0].shape[0] // layer.size for name in "qk")

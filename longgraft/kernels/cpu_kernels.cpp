@@ -4,121 +4,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <initializer_list>
-#include <memory>
-#include <type_traits>
 #include <utility>
 
+#include "integer_products.h"
 #include "parallel.h"
-#if defined(__AVX2__) || defined(__FMA__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "vectors.h"
 
 namespace {
-
-constexpr float LOG2_E = 1.44269504088896341f;
-
-template <int L> struct Of {
-    typedef float Vector __attribute__((vector_size(4 * L)));
-    typedef float Loose __attribute__((vector_size(4 * L), aligned(4), may_alias));      // at any address
-    typedef int32_t Whole __attribute__((vector_size(4 * L)));
-};
-
-struct Free { void operator()(void* p) const { std::free(p); } };
-
-// A buffer of that many floats, 64 bytes aligned and kept per thread: a pass requests one hundreds of times.
-template <int WHICH = 0> float* scratch(int64_t floats) {
-    thread_local std::unique_ptr<float, Free> kept;
-    thread_local int64_t room = 0;
-    if (floats > room) {
-        room = (floats + 4095) / 4096 * 4096;
-        kept.reset(static_cast<float*>(std::aligned_alloc(64, room * sizeof(float))));
-        if (!kept) std::abort();
-    }
-    return kept.get();
-}
 
 // A product.  Outputs are the lanes: weights lie packed tile by tile, step by step, so that a tile is read from one
 // address on, and what a row has at a step is one number for all lanes.  A step is four bytes: a float, two bfloat16.
 // Each output is one sum over the steps in their order, whatever the number of rows, blocks and threads.
-
-#if defined(__AVX512F__)
-constexpr int64_t LANES = 16, MOST_ROWS = 12;       // a block's sums, a step's weights and a row's number: 27 registers
-#define HELD(v) __asm__("" : "+v"(v))               // in a register: GCC would read it again for each row
-#elif defined(__AVX__)
-constexpr int64_t LANES = 8, MOST_ROWS = 6;
-#define HELD(v)
-#else
-constexpr int64_t LANES = 4, MOST_ROWS = 12;
-#define HELD(v)
-#endif
-constexpr int64_t VECTORS = 2, OUTPUTS = LANES * VECTORS;   // of a tile
-typedef Of<LANES>::Vector Sums;
-typedef uint32_t Steps __attribute__((vector_size(4 * LANES), may_alias));
-typedef Of<LANES>::Loose Loose;
-typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-
-// a * b + c, rounded once where the machine can.  By name: whether a compiler contracts the expression depends on what is
-// around it, and a row would not get the same bits from two loops.
-inline Sums fused(Sums a, Sums b, Sums c) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, c);
-#elif defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, c);
-#elif defined(__aarch64__)
-    return vfmaq_f32(c, a, b);
-#else
-    return a * b + c;
-#endif
-}
-
-// 2^x for x <= 0, within 2e-7 of it; 0 below 2^-126.  The polynomial is Cephes' exp2f.
-inline Sums power_of_two(Sums x) {
-    typedef Of<LANES>::Whole Whole;
-    const Whole vanishes = x < -126.0f;
-    x = vanishes ? x * 0.0f : x;
-    const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
-    const Sums rest = x - __builtin_convertvector(whole, Sums);
-    Sums y = Sums{} + 1.535336188319500e-4f;
-    for (const float next : {1.339887440266574e-3f, 9.618437357674640e-3f, 5.550332471162809e-2f,
-                             2.402264791363012e-1f, 6.931472028550421e-1f, 1.0f}) y = fused(y, rest, Sums{} + next);
-    const Whole bits = (whole + 127) << 23;
-    Sums scale;
-    __builtin_memcpy(&scale, &bits, sizeof scale);
-    return vanishes ? Sums{} : y * scale;
-}
-
-inline Sums lanes(const float* x) { return *reinterpret_cast<const Loose*>(x); }
-inline Sums lanes(const uint16_t* x) {
-    return (Sums)(__builtin_convertvector(*reinterpret_cast<const Halves*>(x), Steps) << 16);
-}
-
-inline float single(float x) { return x; }
-inline float single(uint16_t half) {
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
-    float x;
-    __builtin_memcpy(&x, &bits, sizeof x);
-    return x;
-}
-inline void store(float x, float* y) { *y = x; }
-inline void store(float x, uint16_t* y) {       // rounded to the nearest, ties to even
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, sizeof bits);
-    *y = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// One row's outputs [o, o + LANES) of all [out].
-template <class T> inline void give(Sums sums, const T* bias, T* y, int64_t o, int64_t out) {
-    if (std::is_same<T, float>::value && !bias && o + LANES <= out) {
-        *reinterpret_cast<Loose*>(y + o) = sums;
-        return;
-    }
-    for (int64_t t = 0; t < std::min(LANES, out - o); ++t)
-        store(sums[t] + (bias ? single(bias[o + t]) : 0.0f), y + o + t);
-}
 
 template <class T> inline Sums step(Sums sum, Steps weights, Steps row);
 template <> inline Sums step<float>(Sums sum, Steps weights, Steps row) {
@@ -133,15 +30,14 @@ template <> inline Sums step<uint16_t>(Sums sum, Steps weights, Steps row) {
 #endif
 }
 
-// R rows [steps, R] of one tile [steps, OUTPUTS] -> sums [R, OUTPUTS].  fetch: bring the next tile nearer meanwhile.
+// R rows [steps, R] of one tile [steps, OUTPUTS] -> sums [R, OUTPUTS].  fetch: the weights come from memory.
 template <class T, int R>
 void tile(const uint32_t* rows, const uint32_t* weights, int64_t steps, bool fetch, Sums* sums) {
     Sums own[R][VECTORS] = {};
-    const int64_t next = fetch ? steps * OUTPUTS : 0;
     for (int64_t i = 0; i < steps; ++i, weights += OUTPUTS, rows += R) {
         Steps weight[VECTORS];
         for (int64_t v = 0; v < VECTORS; ++v) {
-            if (next) __builtin_prefetch(weights + next + v * LANES, 0, 2);
+            if (fetch) prefetch<sizeof(Steps)>(weights + v * LANES, AHEAD / 2);
             weight[v] = reinterpret_cast<const Steps*>(weights)[v];
             HELD(weight[v]);
         }
@@ -182,264 +78,13 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
         for (int64_t first = 0; first < n; first += most) {
             Sums sums[MOST_ROWS * VECTORS];
             const int64_t rows = std::min(most, n - first);
-            // One or two rows wait for memory in any case, and the hardware reads ahead for them.
+            // The processor itself reads ahead of one or two rows of floats.
             tile_of<T>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
-                turned + first * steps, packed + o * steps, steps, n > 2 && first + rows == n, sums);
+                turned + first * steps, packed + o * steps, steps, n > 2 || sizeof(T) < 4, sums);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t v = 0; v < VECTORS; ++v)
                     give(sums[r * VECTORS + v], bias, y + (first + r) * out, o + v * LANES, out);
         }
-    });
-}
-
-// A product with integers.  A weight's codes have 4, 5, 6 or 8 bits, and each GROUP inputs of an output have one scale and
-// maybe one low: weight = scale * (code - zero) - low.  A row is rounded to bytes by itself, each SPAN inputs by their
-// own scale.  Sums of codes are exact, so that their order is free; the groups are summed in theirs.
-
-constexpr int64_t SPAN = 32;                    // inputs of a row that have one scale
-#if defined(__AVX512F__)
-constexpr int64_t INTEGER_ROWS = 12;            // of a block
-constexpr int UNROLLED = 12;                    // rows whose sums stay in registers
-#else
-constexpr int64_t INTEGER_ROWS = 24;
-constexpr int UNROLLED = 1;
-#endif
-typedef int32_t Integers __attribute__((vector_size(4 * LANES), may_alias));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
-
-// A row's sums over a group, from a start: codes of BITS bits (4, 5, 6 or 8) of each lane times the row's bytes (-127 to
-// 127), four a step.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__) \
-    && defined(__AVX512F__) == defined(__AVX512BW__)
-#if defined(__AVX512F__)
-#define WIDE(operation) _mm512_##operation
-typedef __m512i Pairs;
-inline Pairs with_sign_of(Pairs x, Pairs sign) {
-    return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(sign), _mm512_setzero_si512(), x);
-}
-#else
-#define WIDE(operation) _mm256_##operation
-typedef __m256i Pairs;
-inline Pairs with_sign_of(Pairs x, Pairs sign) { return _mm256_sign_epi8(x, sign); }
-#endif
-// Two products are summed at once, in 16 bits, which hold the sums of several steps.  Codes of eight bits would not fit:
-// they are centred, and the row takes their sign.
-template <int BITS> struct Group {
-    static constexpr int CENTRE = BITS == 8 ? 128 : 0;
-    static constexpr int STEPS_HELD = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
-    Integers sum;
-    Pairs pairs = {};
-    int held = 0;
-
-    explicit Group(int32_t start) : sum(Integers{} + start) {}
-    void add(Steps codes, Integers row) {
-        Pairs products;
-        if constexpr (BITS == 8) {
-            const Pairs centred = (Pairs)(codes ^ 0x80808080u);
-            products = WIDE(maddubs_epi16)(WIDE(abs_epi8)(centred), with_sign_of((Pairs)row, centred));
-        } else {
-            products = WIDE(maddubs_epi16)((Pairs)codes, (Pairs)row);
-        }
-        pairs = held ? WIDE(add_epi16)(pairs, products) : products;
-        if (++held == STEPS_HELD) flush();
-    }
-    void flush() {
-        sum += (Integers)WIDE(madd_epi16)(pairs, WIDE(set1_epi16)(1));
-        held = 0;
-    }
-    Integers whole() {
-        if (held) flush();
-        return sum;
-    }
-};
-#else
-template <int BITS> struct Group {
-    static constexpr int CENTRE = 0;
-    Integers sum;
-
-    explicit Group(int32_t start) : sum(Integers{} + start) {}
-    void add(Steps codes, Integers row) {
-#if defined(__AVX512VNNI__)
-        sum = (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)row);
-#elif defined(__AVXVNNI__)
-        sum = (Integers)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)row);
-#else
-        for (int byte = 0; byte < 32; byte += 8) sum += (Integers)(codes >> byte & 0xff) * (row << (24 - byte) >> 24);
-#endif
-    }
-    Integers whole() const { return sum; }
-};
-#endif
-
-// Rows in bytes, rounded once for all weights that they are multiplied with.  They lie in blocks of at most `block` rows,
-// so that a tile reads what it needs of a block from one address on.
-struct RoundedRows {
-    const int8_t* codes;        // of each block [spans, rows, SPAN]
-    const float* scales;        // of each block [spans, rows]
-    const int32_t* sums;        // of each block [spans, 2, rows]: of each 16 codes
-    int64_t n, spans, block;
-
-    // Calls body(first, rows) for each block.
-    template <class Body> void blocks(const Body& body) const {
-        for (int64_t first = 0; first < n; first += block) body(first, std::min(block, n - first));
-    }
-};
-
-// SPAN numbers -> their codes, the sums of each half, and the scale.
-template <class T> float rounded(const T* some, int8_t* codes, int32_t* sums) {
-    constexpr int64_t VECTORS = SPAN / LANES;
-    Sums own[VECTORS];
-    int32_t bits[SPAN], most = 0;       // sizes of floats are in the order of their bits, and have a fast maximum
-    for (int64_t v = 0; v < VECTORS; ++v) own[v] = lanes(some + v * LANES);
-    __builtin_memcpy(bits, own, sizeof bits);
-    for (int64_t i = 0; i < SPAN; ++i) most = std::max(most, bits[i] & 0x7fffffff);
-    float largest;
-    __builtin_memcpy(&largest, &most, sizeof largest);
-    const float over = largest > 0.0f ? 127.0f / largest : 0.0f;
-    Integers all[VECTORS];
-    for (int64_t v = 0; v < VECTORS; ++v) {
-        const Sums scaled = own[v] * over;
-        const Sums half = (Sums)(((Steps)scaled & 0x80000000u) | 0x3f000000u);      // away from zero
-        all[v] = __builtin_convertvector(scaled + half, Integers);
-        const Bytes bytes = __builtin_convertvector(all[v], Bytes);
-        __builtin_memcpy(codes + v * LANES, &bytes, sizeof bytes);
-    }
-    const int32_t* const each = reinterpret_cast<const int32_t*>(all);
-    sums[0] = sums[1] = 0;
-    for (int64_t i = 0; i < SPAN / 2; ++i) sums[0] += each[i];
-    for (int64_t i = SPAN / 2; i < SPAN; ++i) sums[1] += each[i];
-    return largest / 127.0f;
-}
-
-// Kept until this thread's next call.
-template <class T> RoundedRows rounded_rows(const T* x, int64_t n, int64_t in) {
-    const int64_t spans = (in + SPAN - 1) / SPAN, blocks = (n + INTEGER_ROWS - 1) / INTEGER_ROWS;
-    float* const scales = scratch<3>(n * spans * (3 + SPAN / 4));
-    int32_t* const sums = reinterpret_cast<int32_t*>(scales + n * spans);
-    int8_t* const codes = reinterpret_cast<int8_t*>(sums + n * spans * 2);
-    const RoundedRows all{codes, scales, sums, n, spans, (n + blocks - 1) / blocks};
-    all.blocks([&](int64_t first, int64_t rows) {
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t span = 0; span < spans; ++span) {
-                const int64_t at = first * spans + span * rows + r;
-                T some[SPAN] = {};
-                std::copy_n(x + (first + r) * in + span * SPAN, std::min(SPAN, in - span * SPAN), some);
-                int32_t halves[2];
-                scales[at] = rounded(some, codes + at * SPAN, halves);
-                for (int64_t half = 0; half < 2; ++half)
-                    sums[(first * spans + span * rows) * 2 + half * rows + r] = halves[half];
-            }
-    });
-    return all;
-}
-
-// A linear module's weight and bias, [out, in] and [out], as the kernels read them.
-struct Weight {
-    const void* data;           // tiles of floats or bfloat16 as in `tile`, or codes
-    const float *scales, *lows; // [tiles, groups, LANES], of codes; lows may be null
-    const void* bias;           // of the dtype of rows; may be null
-    int64_t in, out, group, bits, zero;     // group: 0 for no codes; bits: of a code
-};
-
-// A group's codes, four a step, from its bytes: whole ones, or nibbles, of which a byte holds those of two steps, and the
-// upper bits of all steps in one vector, step by step from the lowest.
-template <int GROUP, int BITS> inline void unpack_group(const Steps* packed, Steps* codes) {
-    constexpr int STEPS = GROUP / 4, UPPER = BITS - 4;
-    for (int s = 0; s < STEPS; ++s) {
-        if constexpr (BITS == 8) {
-            codes[s] = packed[s];
-        } else {
-            codes[s] = packed[s % (STEPS / 2)] >> (s < STEPS / 2 ? 0 : 4) & 0x0f0f0f0fu;
-            if constexpr (UPPER > 0) {
-                const int at = s * UPPER;
-                const Steps upper = packed[STEPS / 2];
-                codes[s] |= (at < 4 ? upper << (4 - at) : upper >> (at - 4)) & (UPPER == 1 ? 0x10101010u : 0x30303030u);
-            }
-        }
-        HELD(codes[s]);
-    }
-}
-
-// One block of rows, for weights whose groups have GROUP inputs.
-struct RowBlock {
-    const int8_t* codes;        // [spans, rows, SPAN]
-    const float* scales;        // [spans, rows]
-    const int32_t* starts;      // [groups, rows]: what the codes' zero adds to the sum of a group
-    const float* totals;        // [groups, rows]: the sum of a group's numbers, which its low is multiplied with
-    int64_t groups, rows;
-};
-
-// A block of rows and one tile of outputs -> sums [rows].  codes: [groups, GROUP * BITS / 32, LANES, 4], as of
-// `unpack_group`.  R: the number of rows where the loop over them is unrolled, else 0.
-template <int GROUP, int BITS, int R>
-void integer_tile(const RowBlock& block, const uint8_t* codes, const float* scales, const float* lows, Sums* sums) {
-    constexpr int STEPS = GROUP / 4, PARTS = SPAN / GROUP;
-    const int64_t rows = R ? R : block.rows;
-    Sums own[R ? R : INTEGER_ROWS];
-    for (int64_t r = 0; r < rows; ++r) own[r] = Sums{};
-    const int32_t* starts = block.starts;
-    const float* totals = block.totals;
-    for (int64_t g = 0; g < block.groups; ++g, codes += GROUP * LANES * BITS / 8, starts += rows, totals += rows) {
-        Steps weight[STEPS];
-        unpack_group<GROUP, BITS>(reinterpret_cast<const Steps*>(codes), weight);
-        const Sums scale = lanes(scales + g * LANES), low = lows ? lanes(lows + g * LANES) : Sums{};
-        const int8_t* row = block.codes + g / PARTS * rows * SPAN + g % PARTS * GROUP;
-        const float* const row_scales = block.scales + g / PARTS * rows;
-#if defined(__AVX512F__)
-#pragma GCC unroll 12
-#endif
-        for (int64_t r = 0; r < rows; ++r) {
-            Group<BITS> sum(starts[r]);
-            for (int s = 0; s < STEPS; ++s) {
-                int32_t four;
-                __builtin_memcpy(&four, row + r * SPAN + s * 4, sizeof four);
-                sum.add(weight[s], Integers{} + four);
-            }
-            own[r] = fused(__builtin_convertvector(sum.whole(), Sums), scale * row_scales[r], own[r]);
-            if (lows) own[r] = fused(-low, Sums{} + totals[r], own[r]);
-        }
-    }
-    for (int64_t r = 0; r < rows; ++r) sums[r] = own[r];
-}
-
-typedef void (*IntegerTile)(const RowBlock&, const uint8_t*, const float*, const float*, Sums*);
-template <int GROUP, int BITS, int... R> IntegerTile integer_tile_of(int64_t rows, std::integer_sequence<int, R...>) {
-    static const IntegerTile all[] = {integer_tile<GROUP, BITS, R>...};
-    return all[rows < static_cast<int64_t>(sizeof...(R)) ? rows : 0];
-}
-
-template <class T> void integer_product(const RoundedRows& x, const Weight& w, T* y, int threads) {
-    const int64_t groups = x.spans * SPAN / w.group, parts = SPAN / w.group, bytes = w.group * w.bits / 8;
-    const int64_t centre = w.bits == 8 ? Group<8>::CENTRE : 0;
-    int32_t* const starts = reinterpret_cast<int32_t*>(scratch<5>(2 * x.n * groups));
-    float* const totals = reinterpret_cast<float*>(starts + x.n * groups);
-    x.blocks([&](int64_t first, int64_t rows) {
-        for (int64_t g = 0; g < groups; ++g)
-            for (int64_t r = 0; r < rows; ++r) {
-                const int64_t span = first * x.spans + g / parts * rows, at = first * groups + g * rows + r;
-                const int32_t* const halves = x.sums + span * 2 + r;
-                const int32_t sum = parts == 1 ? halves[0] + halves[rows] : halves[g % 2 * rows];
-                starts[at] = static_cast<int32_t>(centre - w.zero) * sum;
-                totals[at] = x.scales[span + r] * static_cast<float>(sum);
-            }
-    });
-    const auto tile_for = [&](int64_t rows) {
-        const auto all = std::make_integer_sequence<int, UNROLLED + 1>();
-        if (w.group == 16) return w.bits == 6 ? integer_tile_of<16, 6>(rows, all) : integer_tile_of<16, 8>(rows, all);
-        if (w.bits == 4) return integer_tile_of<32, 4>(rows, all);
-        return w.bits == 5 ? integer_tile_of<32, 5>(rows, all) : integer_tile_of<32, 8>(rows, all);
-    };
-    parallel::loop((w.out + LANES - 1) / LANES, threads, [&](int64_t index) {
-        const int64_t o = index * LANES;
-        x.blocks([&](int64_t first, int64_t rows) {
-            Sums tile[INTEGER_ROWS];
-            const RowBlock block{x.codes + first * x.spans * SPAN, x.scales + first * x.spans, starts + first * groups,
-                                 totals + first * groups, groups, rows};
-            tile_for(rows)(block, static_cast<const uint8_t*>(w.data) + o * groups * bytes, w.scales + o * groups,
-                           w.lows ? w.lows + o * groups : nullptr, tile);
-            for (int64_t r = 0; r < rows; ++r)
-                give(tile[r], static_cast<const T*>(w.bias), y + (first + r) * w.out, o, w.out);
-        });
     });
 }
 
@@ -448,7 +93,7 @@ template <class T>
 void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weight*, T*>> all, int threads) {
     RoundedRows rows{};
     for (const auto& [w, y] : all) {
-        if (!w->group) {
+        if (w->type == FLOATS) {
             product(x, static_cast<const uint32_t*>(w->data), static_cast<const T*>(w->bias), y, n, w->in, w->out,
                     threads);
             continue;
@@ -456,100 +101,6 @@ void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weigh
         if (!rows.codes) rows = rounded_rows(x, n, w->in);
         integer_product(rows, *w, y, threads);
     }
-}
-
-// GGUF blocks (ggml-common.h of llama.cpp) -> codes, scales and lows.  A row of a file's tensor is a run of blocks.
-
-inline float half_at(const uint8_t* at) {
-    uint16_t half;
-    __builtin_memcpy(&half, at, sizeof half);
-    const uint32_t bits = (half & 0x7fffu) << 13 | ((half & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u);
-    float x;
-    __builtin_memcpy(&x, &bits, sizeof x);
-    if (bits < 0x7f800000u) x *= 0x1p112f;      // the exponents' biases differ by 112; halves below 2^-14 become exact
-    return half & 0x8000u ? -x : x;
-}
-
-inline void unpack_nibbles(const uint8_t* packed, int64_t bytes, uint8_t* codes) {      // low halves, then high ones
-    for (int64_t i = 0; i < bytes; ++i) {
-        codes[i] = packed[i] & 15;
-        codes[bytes + i] = packed[i] >> 4;
-    }
-}
-
-// 16 bytes of nibbles, each code with a fifth bit from `high` [4].
-inline void unpack_fives(const uint8_t* high, const uint8_t* packed, uint8_t* codes) {
-    unpack_nibbles(packed, 16, codes);
-    for (int64_t i = 0; i < 32; ++i) codes[i] |= (high[i / 8] >> i % 8 & 1) << 4;
-}
-
-// Q4_K and Q5_K: 8 groups of 32.  high: null, or [32] bytes, of which bit g is the fifth bit of group g.
-inline void unpack_k(const uint8_t* block, const uint8_t* high, const uint8_t* packed, uint8_t* codes, float* scales,
-                     float* lows) {
-    const uint8_t* const six = block + 4;       // scales and lows of six bits each, in 12 bytes
-    for (int64_t g = 0; g < 8; ++g) {
-        const int scale = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4;
-        const int low = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
-        scales[g] = half_at(block) * static_cast<float>(scale);
-        lows[g] = half_at(block + 2) * static_cast<float>(low);
-    }
-    for (int64_t pair = 0; pair < 4; ++pair) unpack_nibbles(packed + pair * 32, 32, codes + pair * 64);
-    for (int64_t i = 0; high && i < 256; ++i) codes[i] |= (high[i % 32] >> i / 32 & 1) << 4;
-}
-
-inline void unpack_q6_k(const uint8_t* block, uint8_t* codes, float* scales) {
-    for (int64_t i = 0; i < 256; ++i) {
-        const int64_t part = i / 128, at = i % 128;
-        const uint8_t low = block[part * 64 + at % 64] >> at / 64 * 4 & 15;
-        codes[i] = low | (block[128 + part * 32 + at % 32] >> at / 32 * 2 & 3) << 4;
-    }
-    for (int64_t g = 0; g < 16; ++g)
-        scales[g] = half_at(block + 208) * static_cast<float>(static_cast<int8_t>(block[192 + g]));
-}
-
-// type: ggml's number.
-inline void unpack_block(int64_t type, const uint8_t* block, uint8_t* codes, float* scales, float* lows) {
-    if (type == 12) return unpack_k(block, nullptr, block + 16, codes, scales, lows);           // Q4_K
-    if (type == 13) return unpack_k(block, block + 16, block + 48, codes, scales, lows);        // Q5_K
-    if (type == 14) return unpack_q6_k(block, codes, scales);                                   // Q6_K
-    *scales = half_at(block);
-    if (type == 3 || type == 7) *lows = -half_at(block + 2);
-    switch (type) {
-        case 2: return unpack_nibbles(block + 2, 16, codes);                // Q4_0
-        case 3: return unpack_nibbles(block + 4, 16, codes);                // Q4_1
-        case 6: return unpack_fives(block + 2, block + 6, codes);           // Q5_0
-        case 7: return unpack_fives(block + 4, block + 8, codes);           // Q5_1
-        case 8: for (int64_t i = 0; i < 32; ++i) codes[i] = block[2 + i] ^ 128;        // Q8_0: signed bytes
-    }
-}
-
-// Rows of blocks -> the tiles of `Weight`, whose codes, scales and lows are written.
-void pack_blocks(const Weight& w, int64_t type, const uint8_t* raw, int64_t rows, int64_t row_bytes,
-                 int64_t block_size, int64_t block_bytes, int threads) {
-    const int64_t groups = w.in / w.group, inside = block_size / w.group, half = w.group / 2, upper = w.bits - 4;
-    uint8_t* const data = static_cast<uint8_t*>(const_cast<void*>(w.data));
-    parallel::loop((rows + LANES - 1) / LANES, threads, [&](int64_t tile) {
-        const int64_t first = tile * LANES;
-        for (int64_t lane = 0; lane < std::min(LANES, rows - first); ++lane)
-            for (int64_t g = 0; g < groups; g += inside) {
-                uint8_t codes[256];
-                float scales[16], lows[16];
-                unpack_block(type, raw + (first + lane) * row_bytes + g / inside * block_bytes, codes, scales, lows);
-                for (int64_t i = 0; i < inside; ++i) {
-                    const int64_t at = (first / LANES * groups + g + i) * LANES;
-                    const_cast<float*>(w.scales)[at + lane] = scales[i];
-                    if (w.lows) const_cast<float*>(w.lows)[at + lane] = lows[i];
-                    uint8_t* const to = data + at * w.group * w.bits / 8 + lane * 4;       // a step's bytes
-                    const auto byte = [&](int64_t step, int64_t k) -> uint8_t& { return to[step * LANES * 4 + k % 4]; };
-                    const uint8_t* const own = codes + i * w.group;
-                    for (int64_t k = 0; k < w.group && w.bits == 8; ++k) byte(k / 4, k) = own[k];
-                    for (int64_t k = 0; k < half && w.bits < 8; ++k)
-                        byte(k / 4, k) = (own[k] & 15) | (own[half + k] & 15) << 4;
-                    for (int64_t k = 0; k < w.group && 4 < w.bits && w.bits < 8; ++k)
-                        byte(half / 4, k) |= (own[k] >> 4) << (k / 4 * upper);
-                }
-            }
-    });
 }
 
 // Attention, summed in float32.  What a row gets is the same bits in any pass: its columns stand at their positions, in
@@ -941,6 +492,16 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
     add(y, w.after_gate);
 }
 
+// 0, or 1 where the system had no memory for a buffer.
+template <class Action> int tried(const Action& action) {
+    try {
+        action();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -952,39 +513,50 @@ void longgraft_sizes(int64_t* sizes) {
     sizes[2] = sizeof(Layer);
     sizes[3] = sizeof(Part);
 }
+
 int64_t longgraft_lanes() { return LANES; }
 int64_t longgraft_outputs() { return OUTPUTS; }
 
+// All that follow return 0, or 1 where the system had no memory for a buffer.
+
 // y [n, out] = x [n, in] weight^T + bias; half: x, bias, y and a weight that has no codes are bfloat16.
-void longgraft_product(const void* x, const Weight* weight, void* y, int64_t n, int half, int threads) {
-    if (half) products(static_cast<const uint16_t*>(x), n, {{weight, static_cast<uint16_t*>(y)}}, threads);
-    else products(static_cast<const float*>(x), n, {{weight, static_cast<float*>(y)}}, threads);
+int longgraft_product(const void* x, const Weight* weight, void* y, int64_t n, int half, int threads) {
+    return tried([&] {
+        if (half) products(static_cast<const uint16_t*>(x), n, {{weight, static_cast<uint16_t*>(y)}}, threads);
+        else products(static_cast<const float*>(x), n, {{weight, static_cast<float*>(y)}}, threads);
+    });
 }
 
-// Rows of a GGUF file's blocks, as ggml numbers their type, into a weight's tiles from its first on.
-void longgraft_pack_blocks(const Weight* weight, int64_t type, const uint8_t* raw, int64_t rows, int64_t row_bytes,
-                           int64_t block_size, int64_t block_bytes, int threads) {
-    pack_blocks(*weight, type, raw, rows, row_bytes, block_size, block_bytes, threads);
+// Rows of a GGUF file's blocks into a weight's tiles, from its first on.
+int longgraft_pack_blocks(const Weight* weight, const uint8_t* raw, int64_t rows, int64_t row_bytes, int threads) {
+    return tried([&] { pack_blocks(*weight, raw, rows, row_bytes, threads); });
+}
+
+// y [n, in]: rows `ids` [n] of a weight in integers, as floats.
+int longgraft_integer_rows(const Weight* weight, const int64_t* ids, int64_t n, float* y) {
+    return tried([&] { integer_rows(*weight, ids, n, y); });
 }
 
 // y [n, size] = (weight + plus) [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.
-void longgraft_norm(const void* x, const Norm* norm, void* y, int64_t n, int64_t size, int half) {
-    if (half) normed(static_cast<const uint16_t*>(x), *norm, static_cast<uint16_t*>(y), n, size, 1);
-    else normed(static_cast<const float*>(x), *norm, static_cast<float*>(y), n, size, 1);
+int longgraft_norm(const void* x, const Norm* norm, void* y, int64_t n, int64_t size, int half) {
+    return tried([&] {
+        if (half) normed(static_cast<const uint16_t*>(x), *norm, static_cast<uint16_t*>(y), n, size, 1);
+        else normed(static_cast<const float*>(x), *norm, static_cast<float*>(y), n, size, 1);
+    });
 }
 
 // A decoder layer over n new tokens: x [n, hidden] -> y [n, hidden].  cos, sin [n, size] of x's dtype; queries: null, or
 // room for the rotated ones [n, heads, size]; parts: the sequences whose tokens these are, one after another; their keys
 // and values are written to the buffers [kv heads, capacity, size] from the prefix on.
-void longgraft_layer(const Layer* of, const void* x, void* y, const void* cos, const void* sin, void* queries,
-                     const Part* parts, int64_t count, int half, int half_cache, int threads) {
+int longgraft_layer(const Layer* of, const void* x, void* y, const void* cos, const void* sin, void* queries,
+                    const Part* parts, int64_t count, int half, int half_cache, int threads) {
     const auto run = half ? layer<uint16_t, uint16_t> : half_cache ? layer<float, uint16_t> : layer<float, float>;
-    run(*of, x, y, cos, sin, queries, parts, count, threads);
+    return tried([&] { run(*of, x, y, cos, sin, queries, parts, count, threads); });
 }
 
 // sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: all are
 // bfloat16; half_cache: k and v are.
-void longgraft_attention(const void* q, const void* k, const void* v, void* out, const int64_t* first,
+int longgraft_attention(const void* q, const void* k, const void* v, void* out, const int64_t* first,
                         const int32_t* order, const int64_t* sizes, float scale, int half, int half_cache,
                         int threads) {
     const auto run = [&](auto type, auto cached) {
@@ -995,9 +567,11 @@ void longgraft_attention(const void* q, const void* k, const void* v, void* out,
                                sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], sizes[12], scale},
                threads);
     };
-    if (half) run(uint16_t{}, uint16_t{});
-    else if (half_cache) run(float{}, uint16_t{});
-    else run(float{}, float{});
+    return tried([&] {
+        if (half) run(uint16_t{}, uint16_t{});
+        else if (half_cache) run(float{}, uint16_t{});
+        else run(float{}, float{});
+    });
 }
 
 }

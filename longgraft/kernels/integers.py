@@ -1,4 +1,4 @@
-"""Weights as small integers: their form, and rounding to it."""
+"""Weights rounded to bytes (int8)."""
 
 from __future__ import annotations
 
@@ -11,32 +11,24 @@ from torch import Tensor, nn
 
 GROUP = 32          # inputs that share a scale
 LARGEST = 127
+ZERO = 128          # the code of 0
 
 
 @dataclass(frozen=True, eq=False)
 class IntegerWeight:
-    """weight [out, in] = scales * (codes - zero) - lows, where each `group` inputs of an output share both.
+    """weight [out, in] = scales * (codes - ZERO), where each GROUP inputs of an output share a scale.
 
     Args:
         codes: [out, in] uint8.
-        scales, lows: [out, ceil(in / group)] float32; lows may be None for zeros.
-        bits: of a code: 4, 5 or 8, or in groups of 16 inputs 6 or 8.
+        scales: [out, ceil(in / GROUP)] float32.
     """
 
     codes: Tensor
     scales: Tensor
-    lows: Tensor | None
-    group: int
-    bits: int
-    zero: int
 
     def floats(self) -> Tensor:
         """The weight [out, in], float32."""
-        def each(part: Tensor) -> Tensor:
-            return part.repeat_interleave(self.group, 1)[:, :self.codes.shape[1]]
-
-        whole = each(self.scales) * (self.codes.float() - self.zero)
-        return whole if self.lows is None else whole - each(self.lows)
+        return self.scales.repeat_interleave(GROUP, 1)[:, :self.codes.shape[1]] * (self.codes.float() - ZERO)
 
 
 def rounded(weight: Tensor) -> IntegerWeight:
@@ -44,8 +36,8 @@ def rounded(weight: Tensor) -> IntegerWeight:
     out, size = weight.shape
     groups = F.pad(weight.detach().float(), (0, -size % GROUP)).view(out, -1, GROUP)
     scales = groups.abs().amax(-1) / LARGEST
-    codes = (groups / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round() + (LARGEST + 1)
-    return IntegerWeight(codes.to(torch.uint8).flatten(1)[:, :size], scales, None, GROUP, 8, LARGEST + 1)
+    codes = (groups / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round() + ZERO
+    return IntegerWeight(codes.to(torch.uint8).flatten(1)[:, :size], scales)
 
 
 def linear_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

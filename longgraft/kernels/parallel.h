@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -33,8 +34,10 @@ public:
     }
 
     // Calls task(context, i) for i in [0, tasks). False where another thread's loop runs here, or this process is a fork.
+    // std::bad_alloc where a task threw anything.
     bool run(void (*task)(const void*, int64_t), const void* context, uint32_t tasks, int threads) {
-        if (!one_loop_.try_lock()) return false;
+        const std::unique_lock<std::mutex> mine(one_loop_, std::try_to_lock);
+        if (!mine) return false;
         const bool ours = getpid() == process_;
         if (ours) {
             try {
@@ -44,6 +47,7 @@ public:
             context_ = context;
             helpers_.store(threads - 1, std::memory_order_relaxed);
             done_.store(0, std::memory_order_relaxed);
+            failed_.store(false, std::memory_order_relaxed);
             left_.store(((left_.load() >> 32) + 1) << 32 | tasks);
             if (asleep_.load()) {
                 std::lock_guard<std::mutex> lock(sleep_);
@@ -55,7 +59,7 @@ public:
                 else std::this_thread::yield();     // a helper lost its core in the middle of a task
             }
         }
-        one_loop_.unlock();
+        if (ours && failed_.load()) throw std::bad_alloc();
         return ours;
     }
 
@@ -68,7 +72,11 @@ private:
         uint64_t left = left_.load(std::memory_order_acquire);
         while (static_cast<uint32_t>(left))
             if (left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) {
-                task_(context_, static_cast<uint32_t>(left) - 1);
+                try {
+                    task_(context_, static_cast<uint32_t>(left) - 1);
+                } catch (...) {
+                    failed_.store(true);
+                }
                 done_.fetch_add(1, std::memory_order_release);
                 left = left_.load(std::memory_order_acquire);
             }
@@ -97,6 +105,7 @@ private:
     std::atomic<uint64_t> left_{0};
     std::atomic<uint32_t> done_{0};
     std::atomic<int> helpers_{0}, asleep_{0};
+    std::atomic<bool> failed_{false};
     void (*task_)(const void*, int64_t) = nullptr;
     const void* context_ = nullptr;
     int workers_ = 0;

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from longgraft.kernels.block_weight import BlockWeight, NeedsFloats, put_weight
-from longgraft.kernels.cpu import BLOCK_TYPES, CpuKernels
+from longgraft.kernels.cpu import CpuKernels
+from longgraft.kernels.packed_weight import BLOCK_TYPES
 
 TENSORS = "tensors.json"        # in the folder that describes a file
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
@@ -49,8 +50,7 @@ class FileTensor:
         numbers = int(np.prod(self.shape, dtype=int))
         if self.type not in BLOCK_TYPES:
             return numbers * 4
-        of = BLOCK_TYPES[self.type]
-        return numbers * of.bits // 8 + numbers // of.group * (8 if of.lows else 4)
+        return BLOCK_TYPES[self.type].packed_bytes(numbers)
 
     def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
         """Rows as bytes [count, row]."""
@@ -202,8 +202,9 @@ class _Filler:
     def fill_product(self, module: nn.Module, tensor: FileTensor) -> None:
         """The weight of a linear module."""
         slabs = self._slabs(tensor, self._order(tensor))
-        packed = self.kernels.packed_blocks(tensor.type, (tensor.shape[0], tensor.shape[1]), self.dtype, slabs)
-        if not bool(packed.scales.isfinite().all() and (packed.lows is None or packed.lows.isfinite().all())):
+        rows, inputs = tensor.shape
+        packed = self.kernels.packed_blocks(BLOCK_TYPES[tensor.type], (rows, inputs), self.dtype, slabs)
+        if not packed.scales.isfinite().all():
             raise ValueError(f"{tensor.name} holds NaN or infinite numbers. Download the file again.")
         put_weight(module, packed)
 

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from longgraft.config.settings import Settings
 from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.build import NotBuilt
-from longgraft.kernels.cpu import BLOCK_TYPES, DTYPES, CpuKernels, PackedWeight, cpu_kernels, packed_bytes
+from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels, packed_bytes
 from longgraft.kernels.integers import rounded
+from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 from longgraft.models.gguf_blocks import NoBlocks, TensorTable, model_in_blocks
 from longgraft.models.places import EMBEDDED, Place, place_of
 from longgraft.runtime.device_memory import free_bytes

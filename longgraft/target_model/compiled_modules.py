@@ -16,16 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.attention.layout import Layout
-from longgraft.kernels.cpu import (
-    DTYPES,
-    CpuKernels,
-    DecoderLayer,
-    DescribedLayer,
-    Linear,
-    PackedWeight,
-    fits,
-)
+from longgraft.kernels.cpu import DTYPES, CpuKernels, DecoderLayer, DescribedLayer, Linear, fits
 from longgraft.kernels.module_override import Forward, ModuleOverride
+from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
 from longgraft.target_model.attention_interface import IDLE, RUNNING, Run, running

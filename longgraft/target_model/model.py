@@ -23,7 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
 from longgraft.kernels.block_weight import block_weights
-from longgraft.kernels.cpu import CpuKernels, PackedWeight
+from longgraft.kernels.cpu import CpuKernels
+from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest

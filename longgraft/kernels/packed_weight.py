@@ -1,0 +1,124 @@
+"""Weights in blocks of integers, as the compiled products read them: a GGUF file's blocks, or int8."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longgraft.kernels.block_weight import BlockWeight
+
+if TYPE_CHECKING:
+    from longgraft.kernels.cpu import CpuKernels
+
+SPAN = 32               # inputs that the kernels take at once: a matrix is padded to a multiple of them
+SAMPLES = 32            # numbers of a weight that are compared to see whether it has changed
+
+
+class BlockType(NamedTuple):
+    """A type of blocks.
+
+    Args:
+        number: ggml's number of the type, by which the kernels know it.
+        inputs: inputs of a block.
+        group: inputs that share a scale.
+        bits: bits of a code.
+        lows: whether groups have a low: weight = scale * (code - zero) - low.
+    """
+
+    number: int
+    inputs: int
+    group: int
+    bits: int
+    lows: bool = False
+
+    @property
+    def kinds(self) -> int:
+        """Numbers that each group has: a scale, and maybe a low."""
+        return 2 if self.lows else 1
+
+    def packed_bytes(self, numbers: int) -> int:
+        """Memory of that many packed weights."""
+        shares = numbers // self.group if self.group < self.inputs else 0
+        return numbers * self.bits // 8 + (numbers // self.inputs * 2 + shares) * self.kinds
+
+
+BLOCK_TYPES = {
+    "Q4_0": BlockType(2, 32, 32, 4), "Q4_1": BlockType(3, 32, 32, 4, lows=True),
+    "Q5_0": BlockType(6, 32, 32, 5), "Q5_1": BlockType(7, 32, 32, 5, lows=True),
+    "Q8_0": BlockType(8, 32, 32, 8), "Q4_K": BlockType(12, 256, 32, 4, lows=True),
+    "Q5_K": BlockType(13, 256, 32, 5, lows=True), "Q6_K": BlockType(14, 256, 16, 6)}
+"""The types of GGUF blocks that the kernels multiply with."""
+INT8 = BlockType(24, 32, 32, 8)
+
+
+class LinearWeight(ctypes.Structure):
+    """`Weight` of the C++ files."""
+
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("data", "scales", "shares", "bias")),
+                *((name, ctypes.c_int64) for name in ("size", "out", "type"))]
+
+    def with_bias(self, bias: Tensor | None) -> LinearWeight:
+        self.bias = None if bias is None else bias.data_ptr()
+        return self
+
+
+class PackedWeight(BlockWeight):
+    """A matrix in blocks of integers.
+
+    Args:
+        kernels: what multiplies with it.
+        of: its type.
+        shape: rows and inputs.
+        dtype: of the model's activations.
+        codes: [tiles, groups, group * bits / 32, lanes, 4] uint8: codes of 8 bits as they are, four a step; of fewer
+            bits the lower nibbles, two steps in one, and then the upper bits of all steps.
+        scales: [tiles, blocks, kinds, lanes] float16, float32 for INT8: of a block, the second for lows.
+        shares: [tiles, blocks, kinds, groups of a block, lanes] uint8: a group's scale is its share of the block's;
+            None where a block is one group.
+    """
+
+    def __init__(self, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype, *,
+                 codes: Tensor, scales: Tensor, shares: Tensor | None) -> None:
+        super().__init__(shape, dtype)
+        self.kind = "int8" if of == INT8 else "gguf"
+        self.codes, self.scales, self.shares, self._kernels = codes, scales, shares, kernels
+        self.described = LinearWeight(codes.data_ptr(), scales.data_ptr(), None, None, shape[1], shape[0], of.number)
+        if shares is not None:
+            self.described.shares = shares.data_ptr()
+
+    @classmethod
+    def empty(cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype) -> PackedWeight:
+        """Blocks of a GGUF file's type without content; inputs: a multiple of the type's block."""
+        tiles, blocks, groups = -(-shape[0] // kernels.lanes), shape[1] // of.inputs, of.inputs // of.group
+        codes = torch.zeros(tiles, blocks * groups, of.group * of.bits // 32, kernels.lanes, 4, dtype=torch.uint8)
+        scales = torch.zeros(tiles, blocks, of.kinds, kernels.lanes, dtype=torch.float16)
+        shares = None if groups == 1 else torch.zeros(*scales.shape[:3], groups, kernels.lanes, dtype=torch.uint8)
+        return cls(kernels, of, shape, dtype, codes=codes, scales=scales, shares=shares)
+
+    def from_row(self, first: int) -> LinearWeight:
+        """The part that begins at this row, the first of a tile."""
+        tile = first // self.codes.shape[3]
+        part = LinearWeight.from_buffer_copy(self.described)
+        part.data, part.scales = self.codes[tile:].data_ptr(), self.scales[tile:].data_ptr()
+        part.shares = None if self.shares is None else self.shares[tile:].data_ptr()
+        return part
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """F.linear of x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by their own scale."""
+        return self._kernels.integer_product(x, self, bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._kernels.integer_rows(self, ids)
+
+    @property
+    def sample(self) -> Tensor:
+        return sample(self.codes)
+
+
+def sample(weight: Tensor) -> Tensor:
+    """Some numbers of a weight, which show whether it has changed."""
+    flat = weight.detach().flatten()
+    return flat[::max(1, len(flat) // SAMPLES)].clone()
