@@ -414,13 +414,15 @@ inline Sums gelu(Sums x) {
 // gate = activation(gate) * up, over [count]
 template <class T> void gated(T* gate, const T* up, int64_t count, bool tanh, int threads) {
     parallel::loop((count + LANES - 1) / LANES, count >= 1 << 16 ? threads : 1, [&](int64_t vector) {
-        const int64_t i = vector * LANES;
-        const int64_t some = std::min(LANES, count - i);
-        T both[2][LANES] = {};
-        std::copy_n(gate + i, some, both[0]);
-        std::copy_n(up + i, some, both[1]);
-        const Sums x = lanes(both[0]), y = (tanh ? gelu(x) : silu(x)) * lanes(both[1]);
-        for (int64_t t = 0; t < some; ++t) store(y[t], gate + i + t);
+        const int64_t i = vector * LANES, some = std::min(LANES, count - i);
+        T padded[2][LANES] = {};
+        const T *own = gate + i, *other = up + i;
+        if (some < LANES) {
+            own = std::copy_n(own, some, padded[0]) - some;
+            other = std::copy_n(other, some, padded[1]) - some;
+        }
+        const Sums x = lanes(own);
+        give<T>((tanh ? gelu(x) : silu(x)) * lanes(other), nullptr, gate, i, count);
     });
 }
 

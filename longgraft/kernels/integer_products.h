@@ -71,7 +71,6 @@ constexpr int64_t INTEGER_ROWS = 24;
 constexpr int UNROLLED = 1;
 #endif
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), may_alias));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 // The bytes of a row at one step, for all lanes.
 inline Integers step_of(const int8_t* row) {
@@ -162,18 +161,17 @@ template <class T> float rounded(const T* some, int8_t* codes, int32_t* sums) {
     float largest;
     __builtin_memcpy(&largest, &most, sizeof largest);
     const float over = largest > 0.0f ? 127.0f / largest : 0.0f;
-    Integers all[VECTORS];
+    int32_t all[SPAN];
     for (int64_t v = 0; v < VECTORS; ++v) {
         const Sums scaled = own[v] * over;
         const Sums half = (Sums)(((Steps)scaled & 0x80000000u) | 0x3f000000u);      // away from zero
-        all[v] = __builtin_convertvector(scaled + half, Integers);
-        const Bytes bytes = __builtin_convertvector(all[v], Bytes);
-        __builtin_memcpy(codes + v * LANES, &bytes, sizeof bytes);
+        const Integers whole = __builtin_convertvector(scaled + half, Integers);
+        __builtin_memcpy(all + v * LANES, &whole, sizeof whole);
     }
-    const int32_t* const each = reinterpret_cast<const int32_t*>(all);
     sums[0] = sums[1] = 0;
-    for (int64_t i = 0; i < SPAN / 2; ++i) sums[0] += each[i];
-    for (int64_t i = SPAN / 2; i < SPAN; ++i) sums[1] += each[i];
+    for (int64_t i = 0; i < SPAN; ++i) codes[i] = static_cast<int8_t>(all[i]);
+    for (int64_t i = 0; i < SPAN / 2; ++i) sums[0] += all[i];
+    for (int64_t i = SPAN / 2; i < SPAN; ++i) sums[1] += all[i];
     return largest / 127.0f;
 }
 
@@ -188,10 +186,15 @@ template <class T> RoundedRows rounded_rows(const T* x, int64_t n, int64_t in) {
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t span = 0; span < spans; ++span) {
                 const int64_t at = first * spans + span * rows + r;
-                T some[SPAN] = {};
-                std::copy_n(x + (first + r) * in + span * SPAN, std::min(SPAN, in - span * SPAN), some);
+                const T* const some = x + (first + r) * in + span * SPAN;
                 int32_t halves[2];
-                scales[at] = rounded(some, codes + at * SPAN, halves);
+                if (in < (span + 1) * SPAN) {
+                    T padded[SPAN] = {};
+                    std::copy_n(some, in - span * SPAN, padded);
+                    scales[at] = rounded(padded, codes + at * SPAN, halves);
+                } else {
+                    scales[at] = rounded(some, codes + at * SPAN, halves);
+                }
                 for (int64_t half = 0; half < 2; ++half)
                     sums[(first * spans + span * rows) * 2 + half * rows + r] = halves[half];
             }
@@ -346,14 +349,17 @@ template <class T> void integer_product(const RoundedRows& x, const Weight& w, T
     int32_t* const starts = reinterpret_cast<int32_t*>(scratch<5>(2 * x.n * groups));
     float* const totals = reinterpret_cast<float*>(starts + x.n * groups);
     x.blocks([&](int64_t first, int64_t rows) {
-        for (int64_t g = 0; g < groups; ++g)
-            for (int64_t r = 0; r < rows; ++r) {
-                const int64_t span = first * x.spans + g / parts * rows, at = first * groups + g * rows + r;
-                const int32_t* const halves = x.sums + span * 2 + r;
-                const int32_t sum = parts == 1 ? halves[0] + halves[rows] : halves[g % 2 * rows];
-                starts[at] = start * sum;
-                totals[at] = x.scales[span + r] * static_cast<float>(sum);
-            }
+        int64_t at = first * groups;
+        for (int64_t span = 0; span < x.spans; ++span) {
+            const int32_t* const halves = x.sums + (first * x.spans + span * rows) * 2;
+            const float* const scales = x.scales + first * x.spans + span * rows;
+            for (int64_t part = 0; part < parts; ++part)
+                for (int64_t r = 0; r < rows; ++r, ++at) {
+                    const int32_t sum = parts == 1 ? halves[r] + halves[rows + r] : halves[part * rows + r];
+                    starts[at] = start * sum;
+                    totals[at] = scales[r] * static_cast<float>(sum);
+                }
+        }
     });
     parallel::loop((w.out + LANES - 1) / LANES, threads, [&](int64_t tile) {
         x.blocks([&](int64_t first, int64_t rows) {
