@@ -2,14 +2,13 @@
 Mamba 2, and whatever else keeps its state in transformers' cache.
 
 Each runs its own code on a batch: the paths from the root to the leaves, which all begin with the committed state.
-Knows modules, trees and states; knows no attention and no family.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from longgraft.target_model.passes import Segment
 
 INTERFACE = {"update_conv_state", "update_recurrent_state"}     # of a cache, by which a module keeps its state
+UNLIMITED = (0.0, float("inf"))     # time steps of a Mamba 2 module without limits
 TRIED = 8       # tokens of the trial of a kind of modules
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # of the outputs' spread
 HALF_TOLERANCE = 3e-2       # in 16 bits
@@ -136,7 +136,31 @@ class _Call:
             return value
 
         args, named = tree_map(of_nodes, self.given)
-        return type(self.module).forward(self.module, *args, **named)
+        with _limited(self.module) if nodes.shape[1] == 1 else nullcontext():
+            return type(self.module).forward(self.module, *args, **named)
+
+
+@contextmanager
+def _limited(module: Any) -> Iterator[None]:
+    """Keep a Mamba 2 module's time step, softplus(dt + dt_bias), within its limits.
+
+    transformers does so in its code for several tokens, but not in that for one.
+    """
+    limits = tuple(getattr(module, "time_step_limit", UNLIMITED))
+    if limits == UNLIMITED:
+        yield
+        return
+    low, high = torch.tensor(limits, dtype=torch.float64).expm1().log().tolist()    # before the softplus
+
+    def clamp(_: nn.Module, __: tuple, projected: Tensor) -> Tensor:
+        rest, dt = projected.tensor_split([-len(module.dt_bias)], dim=-1)
+        return torch.cat([rest, dt.clamp(low - module.dt_bias, high - module.dt_bias).to(dt.dtype)], dim=-1)
+
+    handle = module.in_proj.register_forward_hook(clamp)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @dataclass

@@ -50,6 +50,7 @@ NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration need
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 3, "mamba_n_heads": 8,
                          "mamba_d_head": 8},
     "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
     "longcat_flash": {"expert_ffn_hidden_size": 32, "ffn_hidden_size": 48, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
