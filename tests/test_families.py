@@ -101,6 +101,19 @@ def test_hybrids_read_chunks_of_any_size_as_the_models_own_forward(family):
         torch.testing.assert_close(torch.cat(logits), expected, atol=2e-4, rtol=1e-3)
 
 
+def test_the_first_prompt_does_not_decide_how_jamba_reads():
+    """Its code for several tokens forgets the state before them, which a prompt of zeros cannot show."""
+    model = random_model(tiny(CONFIG_MAPPING["jamba"]))
+    model.get_input_embeddings().weight.data[5] = 0
+    target = Target(model)
+    for prompt in torch.full((12,), 5), torch.arange(20, 32):
+        cache = target.cache(64)
+        for chunk in prompt.split(6):
+            logits = read(target, Segment(ProposalTree.chain(chunk), cache)).logits
+            cache.keep(torch.arange(len(chunk)))
+    torch.testing.assert_close(logits, forward(model, prompt)[6:], atol=2e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("family", [
     "cohere2", "deepseek_v3", "gemma2", "gemma3", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "lfm2", "llama",
     "mistral", "mixtral", "olmo3", "qwen3_next",

@@ -20,6 +20,7 @@ from transformers import Cache
 
 from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.runtime.devices import sent
+from longgraft.target_model.module_forms import numbers
 from longgraft.trees.tree import ProposalTree
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 INTERFACE = {"update_conv_state", "update_recurrent_state"}     # of a cache, by which a module keeps its state
 UNLIMITED = (0.0, float("inf"))     # time steps of a Mamba 2 module without limits
-TRIED = 8       # tokens of the trial of a kind of modules
+TRIED = 8       # tokens before and after the state in the trial of a kind of modules
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # of the outputs' spread
 HALF_TOLERANCE = 3e-2       # in 16 bits
 
@@ -214,8 +215,8 @@ def paths_of(tree: ProposalTree) -> tuple[Tensor, list[tuple[int, int]]]:
 class StatefulModules:
     """Active inside a `with` block of a pass's segments, and only there; false where the model has none.
 
-    Modules of a kind that does not continue a state with several tokens as with one after another run token by token
-    where there is a state.  The first tokens that come show it.
+    Modules of a kind that cannot go on from a state with several tokens (Jamba's) read one token at a time there. A
+    trial with fixed inputs before the first such pass finds these kinds.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -265,10 +266,26 @@ class StatefulModules:
             return call(nodes, state)
         kind = type(call.module)
         if kind not in self._singly:
-            some = nodes[:, :TRIED]
-            once, singly = (tree_leaves(call(some, state.of_sequences(len(some)), by)) for by in (False, True))
-            self._singly[kind] = not all(map(_alike, once, singly))
+            self._singly[kind] = not _continues(call)
         return call(nodes, state, self._singly[kind])
+
+
+def _continues(call: _Call) -> bool:
+    """Whether the call's module goes on from a state with several tokens as it reads all of them at once.
+
+    It reads fixed random numbers, so that no request's tokens decide.
+    """
+    def fixed(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.shape[:2] != (1, call.rows):
+            return value
+        if value.is_floating_point():
+            return numbers(1, 2 * TRIED, *value.shape[2:], dtype=value.dtype, seed=0).to(value.device)
+        return value[:, nodes[0] % call.rows]
+
+    nodes, state = torch.arange(2 * TRIED)[None], State()
+    tried = _Call(call.module, tree_map(fixed, call.given), 2 * TRIED)
+    whole, parts = tried(nodes, State()), [tried(part, state) for part in nodes.split(TRIED, dim=1)]
+    return all(map(_alike, tree_leaves(_joined(parts)), tree_leaves(whole)))
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
