@@ -58,6 +58,7 @@ MUTATIONS = (
     Mutation("an empty schema is none", "LogitFields.constraints", "if value is not None:", "if value:", "test_constraints.py::test_the_server_takes_the_fields_of_others"),
     Mutation("an answer that cannot go on is the server's fault", "Worker._stepped", "step if isinstance(step, DeadEnd) else self._failed(step)", "self._failed(step)", "test_constraints.py::test_an_answer_that_cannot_go_on_is_the_requests_fault"),
     Mutation("log-probabilities are those of the shaped logits", "_InOrder.__getitem__", "advance(token, logits)", "advance(token, self.of.shaping.shaped(logits))", "test_constraints.py::test_log_probabilities_are_the_raw_logits"),
+    Mutation("a dead end behind a stop string fails the answer", "_InOrder.__getitem__", "if node:", "if False:", "test_constraints.py::test_an_answer_ends_at_a_stop_string_before_its_constraints_dead_end"),
     Mutation("a wrong schema is found in the decoding thread", "prompts:sampling_of", "        state.session.constraint(sampling, state.session.eos)\n", "", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
     Mutation("several answers are one", "several", "drawn.seed + n", "drawn.seed", "test_serve_openai.py::test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once"),
     Mutation("several answers read the prompt each", "whole_answers", "await begun.wait()", "begun.set()", "test_serve_openai.py::test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once"),

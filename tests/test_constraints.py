@@ -19,7 +19,7 @@ from toys.tokenizers import ascii_tokenizer
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from longgraft.acceptance import constraints
-from longgraft.acceptance.constraints import constraint
+from longgraft.acceptance.constraints import DeadEnd, constraint
 from longgraft.acceptance.sampling import LogitOptions, Sampling
 from longgraft.acceptance.shaping import Shaping
 from longgraft.engine.engine import Engine
@@ -193,6 +193,16 @@ def test_log_probabilities_are_the_raw_logits(method):
     assert [one.logprob for one in found.logprobs] == pytest.approx(
         logs[range(len(found.token_ids)), found.token_ids].tolist(), abs=1e-4)
     assert [[token for token, _ in one.top] for one in found.logprobs] == logs.topk(3).indices.tolist()
+
+
+@pytest.mark.parametrize("method", ["ar", "suffix", "graft-x-text"])
+def test_an_answer_ends_at_a_stop_string_before_its_constraints_dead_end(method):
+    """No token spells the constraint's last character."""
+    ours, options = session(method), dict(regex="abc, 20\u00e9", logprobs=0)
+    found = ours.generate(toy_prompt(60), NEW, stop="2", **options)
+    assert (found.text, found.finish_reason, len(found.logprobs)) == ("abc, ", "stop", len(found.token_ids))
+    with pytest.raises(DeadEnd):
+        ours.generate(toy_prompt(60), NEW, stop="x", **options)
 
 
 def test_what_changes_nothing_is_no_shaping():

@@ -1,7 +1,7 @@
 """Draws whose logits depend on the tokens before them: constraints, penalties and biases, and their log-probabilities.
 
-Knows logits and trees; knows no model and no proposer.  A draw at a node sees the node's path alone, as plain decoding
-does, so the answer is plain decoding's under the same settings.
+A draw at a node sees the node's path alone, as plain decoding does, so the answer is plain decoding's under the same
+settings.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longgraft.acceptance.constraints import Constraint
+from longgraft.acceptance.constraints import Constraint, DeadEnd
 from longgraft.acceptance.rules import DrawThenWalk, walk
 from longgraft.acceptance.sampling import LogitOptions
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import FORCED, ProposalTree
 
+DEAD = -1       # drawn behind the root where the constraint allows no token
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -120,7 +121,9 @@ class Shaped:
         return self.rule.guesses
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        return walk(tree, _InOrder(self, logits, positions))
+        path, token = walk(tree, _InOrder(self, logits, positions))
+        # The answer may end before a dead end, at a stop string. If it does not, the next step raises.
+        return (path, token) if token != DEAD else (path[:-1], int(tree.tokens[path[-1]]))
 
 
 @dataclass(frozen=True)
@@ -134,8 +137,13 @@ class _InOrder:
     def __getitem__(self, node: int) -> int:
         logits = self.logits[node:node + 1]
         positions = sent(self.positions[node:node + 1], logits.device)
-        token = int(self.of.rule.draw(self.of.shaping.shaped(logits), positions))
-        self.of.shaping.advance(token, logits)
+        try:
+            token = int(self.of.rule.draw(self.of.shaping.shaped(logits), positions))
+            self.of.shaping.advance(token, logits)
+        except DeadEnd:
+            if node:
+                return DEAD
+            raise
         return token
 
 
