@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from toys.configurations import random_model, tiny
 from toys.covering import covering, named
 from toys.models import FAMILIES, VOCAB, read, toy_model, toy_target
 from toys.sessions import answered, toy_prompt, toy_session
 from toys.trees import path_to, random_tree
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM
 
 import longgraft
 from longgraft.acceptance.sampling import Sampling
@@ -172,11 +173,24 @@ def test_verify_compares_bits_of_random_trees_with_plain_decodings(kernels_too, 
     """torch's sums depend on what else is in a pass."""
     target = toy_target("qwen3", kernels=kernels if kernels_too else None)
     report = check_bits(target, [toy_prompt(60), toy_prompt(1)], trees=6, chunk=25)
-    assert [row["trees"] for row in report["rows"]] == [6, 6] and len(lines(report)) == 3
+    assert [row["trees"] for row in report["rows"]] == [6, 6] and len(lines(report)) == 3 + (not kernels_too)
     if kernels_too:
         assert report["level"] == "bits" and not any(row["differ"] for row in report["rows"])
     else:
         assert report["level"].startswith("none (") and 0 < report["rows"][0]["largest_difference"] < 1e-3
+
+
+@pytest.mark.parametrize("family", ["cohere", "exaone4", "olmo2", "phi3", "starcoder2"])
+def test_compiled_products_and_norms_give_the_same_bits_in_a_tree_with_one_thread(family, kernels):
+    """Layers of these families are not of the common form; heads have 16 numbers. EXAONE 4 norms strided rows."""
+    config = tiny(CONFIG_MAPPING[family], hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    report = check_bits(Target(random_model(config), kernels=kernels), [toy_prompt(40)], trees=4, chunk=25)
+    assert report["level"] == "bits" and report["by_torch"] == []
+
+
+def test_verify_names_the_experts_that_torch_multiplies(kernels):
+    report = check_bits(toy_target("qwen3-moe", kernels=kernels), [toy_prompt(40)], trees=4, chunk=25)
+    assert report["level"] == "none (4 of 4 trees differ)" and "torch multiplies in Qwen3MoeExperts" in lines(report)[1]
 
 
 def test_a_changed_weight_is_packed_again(kernels, called):

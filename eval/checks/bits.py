@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.kv_cache import KVCache
@@ -49,7 +49,15 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
         rows.append({"prompt_tokens": len(ids), "trees": trees, "differ": differ, "largest_difference": worst})
     parted = sum(row["differ"] for row in rows)
     return {"level": f"none ({parted} of {trees * len(rows)} trees differ)" if parted else "bits", "rows": rows,
-            "dtype": str(target.dtype)[6:], "weights": target.weights, "threads": torch.get_num_threads()}
+            "dtype": str(target.dtype)[6:], "weights": target.weights, "threads": torch.get_num_threads(),
+            "by_torch": _by_torch(target)}
+
+
+def _by_torch(target: Target) -> list[str]:
+    """Classes of the modules whose matrices torch multiplies, in an order that depends on the other rows of a pass."""
+    ours = nn.Embedding if target.kernels is None else (nn.Embedding, nn.Linear)
+    return sorted({type(module).__name__ for module in target.model.modules() if not isinstance(module, ours)
+                   and any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))})
 
 
 def lines(report: dict[str, Any]) -> list[str]:
@@ -60,6 +68,8 @@ def lines(report: dict[str, Any]) -> list[str]:
         trees = "tree" if row["trees"] == 1 else "trees"
         out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['trees']:>5} {trees}: "
                    + (found if row["differ"] else "the same bits"))
+    if report["level"] != "bits" and report["by_torch"]:
+        out.append(f"torch multiplies in {', '.join(report['by_torch'])}; its sums depend on the other rows of a pass")
     return [*out, f"level: {report['level']} ({report['dtype']}, {report['weights']} weights, threads: "
                   f"{report['threads']} and 1)"]
 

@@ -137,8 +137,9 @@ class CompiledModules:
             kind, epsilon = found
             # Called with more, such as a gate (Mamba 2, gated delta nets), it is not the norm that was recognised.
             return lambda x, *more, **named: (
-                self.kernels.norm(x, own["weight"], epsilon, kind)
-                if not (more or named) and x.dtype in DTYPES and fits(x, own["weight"], dtype=x.dtype)
+                self.kernels.norm(rows, own["weight"], epsilon, kind)
+                if not (more or named) and x.dtype in DTYPES
+                and fits(rows := x.contiguous(), own["weight"], dtype=x.dtype)
                 else ordinary(module, x, *more, **named))
         return None
 
