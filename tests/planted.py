@@ -36,6 +36,7 @@ MUTATIONS = (
     Mutation("a known prompt begins without a state", "PrefixReader.recall", "self.cache.states = dict(known[-1].states)", "self.cache.states = dict()", "test_stateful.py::test_every_method_says_what_the_target_would_also_where_the_prompts_beginning_is_known"),
     Mutation("states go on with several tokens unasked", "StatefulModules.run", "not _continues(call)", "False", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("the first request decides how states go on", "_continues", "numbers(1, 2 * TRIED, *value.shape[2:], dtype=value.dtype, seed=0).to(value.device)", "value[:, nodes[0] % call.rows]", "test_families.py::test_the_first_prompt_does_not_decide_how_jamba_reads"),
+    Mutation("latents of several requests are swapped", "packed_cache:_PackedLayer.update", "torch.cat(keys, dim=2)", "torch.cat(keys[::-1], dim=2)", "test_families.py::test_requests_of_latent_attention_share_a_pass"),
     Mutation("one token's time step has no limit", "_Call", "if nodes.shape[1] == 1 else", "if False else", "test_families.py::test_hybrids_read_chunks_of_any_size_as_the_models_own_forward[granitemoehybrid]"),
     Mutation("a sink weighs as much as nothing", "backends:split", "torch.sigmoid(own_lse.float() - per_row)", "torch.sigmoid(own_lse.float() + per_row.abs() + 9)", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("a sink knows no prefix", "backends:split", "own_lse = torch.logaddexp(far_lse.float(), own_lse.float())", "own_lse = own_lse.float()", "test_families.py::test_the_families_of_the_readme_are_exact"),
@@ -64,7 +65,7 @@ MUTATIONS = (
     Mutation("several answers read the prompt each", "whole_answers", "await begun.wait()", "begun.set()", "test_serve_openai.py::test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once"),
     # several requests at once
     Mutation("rows of another request are read", "_PackedLayer.update", "states.split(self.rows, dim=2)", "states.split(self.rows[::-1], dim=2)", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
-    Mutation("a packed pass takes the first one's layout", "attention_interface:attention", "list(map(attended, rows, key, value, run.layouts))", "list(map(attended, rows, key, value, [run.layouts[0]] * len(rows)))", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
+    Mutation("a packed pass takes the first one's layout", "attention_interface:attention", "list(map(attended, rows, key, value, layouts))", "list(map(attended, rows, key, value, [layouts[0]] * len(rows)))", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),
     Mutation("a compiled layer forgets where its sequence begins", "cpu_kernels.cpp", "p.order, w.kv_heads,", "parts->order, w.kv_heads,", "test_side_by_side.py::test_what_a_pass_reports_of_a_segment_has_the_same_bits_whatever_else_it_holds"),
     Mutation("features of the packed pass are the first ones", "Target.forward", "found[0, share]", "found[0, :n]", "test_side_by_side.py::test_what_a_pass_reports_of_a_segment_has_the_same_bits_whatever_else_it_holds"),
     Mutation("passes are run one by one", "Target.run", "if shared is None else", "if True else", "test_side_by_side.py::test_each_of_several_requests_says_what_it_says_alone"),

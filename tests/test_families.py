@@ -101,6 +101,21 @@ def test_hybrids_read_chunks_of_any_size_as_the_models_own_forward(family):
         torch.testing.assert_close(torch.cat(logits), expected, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "kimi_linear", "minicpm3"])
+def test_requests_of_latent_attention_share_a_pass(family):
+    target, tree = Target(random_model(tiny(CONFIG_MAPPING[family]))), random_tree(16, 1)
+
+    def segments() -> list[Segment]:
+        caches = [target.cache(64) for _ in range(2)]
+        for cache, length in zip(caches, (9, 30), strict=True):
+            read(target, Segment(ProposalTree.chain(torch.arange(3, 3 + length)), cache, "none"))
+            cache.keep(torch.arange(length))
+        return [Segment(tree, caches[0]), Segment(ProposalTree.chain(torch.arange(30, 35)), caches[1])]
+
+    for shared, alone in zip(target.forward(segments(), Wants()), segments(), strict=True):
+        torch.testing.assert_close(shared.logits, read(target, alone).logits, atol=1e-4, rtol=1e-4)
+
+
 def test_the_first_prompt_does_not_decide_how_jamba_reads():
     """Its code for several tokens forgets the state before them, which a prompt of zeros cannot show."""
     model = random_model(tiny(CONFIG_MAPPING["jamba"]))

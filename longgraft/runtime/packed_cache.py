@@ -1,10 +1,11 @@
-"""The caches of several sequences whose rows one pass holds, as one.  Knows caches and transformers' interface."""
+"""The caches of several sequences whose rows one pass holds, as one, behind transformers' interface."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -25,10 +26,15 @@ class _PackedLayer(CacheLayerMixin):
         """Each layer has its own."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Write [1, Hkv, sum of rows, D]; returns (the whole buffers of the keys, of the values), a tuple each."""
+        """Write [1, Hkv, sum of rows, D]; returns (the whole buffers of the keys, of the values), a tuple each.
+
+        Latents, which the model expands, are one tensor each: the written rows of one sequence after the other.
+        """
         shares = (states.split(self.rows, dim=2) for states in (key_states, value_states))
-        written = [layer.update(*share) for layer, *share in zip(self.layers, *shares, strict=True)]
-        return tuple(keys for keys, _ in written), tuple(values for _, values in written)
+        keys, values = zip(*(layer.update(*share) for layer, *share in zip(self.layers, *shares, strict=True)),
+                           strict=True)
+        latent = key_states.shape[3] != value_states.shape[3]
+        return (torch.cat(keys, dim=2), torch.cat(values, dim=2)) if latent else (keys, values)
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         return max(layer.get_mask_sizes(rows)[0] for layer, rows in zip(self.layers, self.rows, strict=True)), 0

@@ -1,4 +1,4 @@
-"""Our attention and masks behind transformers' interfaces.  Knows their signatures and our backends; knows no model.
+"""Our attention and masks behind transformers' interfaces.
 
 A model's mask is reduced to one number, its window, which the layers receive as their mask.  So the windows are the
 model's own, also where its layers do not pass them to their attention.
@@ -98,7 +98,7 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
                scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
                s_aux: Tensor | None = None, sinks: Tensor | None = None, **more: Any) -> tuple[Tensor, None]:
     """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D], of several
-    sequences a tuple of them.
+    sequences a tuple of them; of latents, which the model expands, the written rows of all sequences in one tensor.
 
     ValueError for any argument that the kernels would ignore.
     """
@@ -134,7 +134,10 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     if len(run.layouts) == 1:
         out = attended(query, key, value, run.layouts[0])
     else:
-        rows = query.split([layout.rows for layout in run.layouts], dim=2)
-        out = torch.cat(list(map(attended, rows, key, value, run.layouts)), dim=2)
+        layouts: Any = run.layouts      # none of a fixed shape
+        if isinstance(key, Tensor):     # expanded latents
+            key, value = (of.split([layout.end for layout in layouts], dim=2) for of in (key, value))
+        rows = query.split([layout.rows for layout in layouts], dim=2)
+        out = torch.cat(list(map(attended, rows, key, value, layouts)), dim=2)
     # Contiguous as in transformers: some models view it, and all others would copy it next.
     return out.transpose(1, 2).contiguous(), None
