@@ -220,9 +220,12 @@ def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, 
 
 
 def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -> dict[str, str]:
-    """What a calibration belongs to: token ids are of one tokenizer and target, thresholds of one drafter.  A few
-    values of the weights identify them."""
+    """What a calibration belongs to: token ids are of one tokenizer and target, thresholds of one drafter.
+
+    A few rows of the head identify the weights. They are spread over the vocabulary, whose end is often unused padding.
+    """
+    rows = target.head.weight[::max(1, target.vocab_size // 8)]
     drafter = "none" if network is None else digest([network.config, network.fc.weight[0].tolist()])
     numbers = {} if target.weights == "float" else {"linear weights": target.weights}
     return {**numbers, "target": Path(target.name).name, "vocab_size": str(target.vocab_size),
-            "tokenizer": vocabulary(tokenizer), "weights": digest(target.head.weight[-1].tolist()), "drafter": drafter}
+            "tokenizer": vocabulary(tokenizer), "weights": digest(rows.tolist()), "drafter": drafter}

@@ -37,6 +37,7 @@ MUTATIONS = (
     Mutation("states go on with several tokens unasked", "StatefulModules.run", "not _continues(call)", "False", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("the first request decides how states go on", "_continues", "numbers(1, 2 * TRIED, *value.shape[2:], dtype=value.dtype, seed=0).to(value.device)", "value[:, nodes[0] % call.rows]", "test_families.py::test_the_first_prompt_does_not_decide_how_jamba_reads"),
     Mutation("latents of several requests are swapped", "packed_cache:_PackedLayer.update", "torch.cat(keys, dim=2)", "torch.cat(keys[::-1], dim=2)", "test_families.py::test_requests_of_latent_attention_share_a_pass"),
+    Mutation("the last row identifies the weights", "loading:identity_of", "[::max(1, target.vocab_size // 8)]", "[-1]", "test_calibration.py::test_identity_of_weights_depends_on_rows_before_the_padding"),
     Mutation("one token's time step has no limit", "_Call", "if nodes.shape[1] == 1 else", "if False else", "test_families.py::test_hybrids_read_chunks_of_any_size_as_the_models_own_forward[granitemoehybrid]"),
     Mutation("a sink weighs as much as nothing", "backends:split", "torch.sigmoid(own_lse.float() - per_row)", "torch.sigmoid(own_lse.float() + per_row.abs() + 9)", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("a sink knows no prefix", "backends:split", "own_lse = torch.logaddexp(far_lse.float(), own_lse.float())", "own_lse = own_lse.float()", "test_families.py::test_the_families_of_the_readme_are_exact"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from toys.models import small_model
 
 import longgraft
-from longgraft.loading import embedded
+from longgraft.loading import embedded, identity_of
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.methods.calibration import Calibration, made_for
+from longgraft.target_model.model import Target
 
 IDENTITY = {"target": "toy", "vocab_size": "40", "tokenizer": "t", "weights": "w", "drafter": "d"}
 CPU = torch.device("cpu")
@@ -99,3 +102,10 @@ def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_sa
         identity = json.loads(file.metadata()["identity"])
     found = Calibration.load(shipped, identity, CPU)
     assert found.differs(made_for(60, 7, 4, 512)) == []
+
+
+def test_identity_of_weights_depends_on_rows_before_the_padding():
+    made, other = small_model(96), Target(deepcopy(small_model(96, seed=1).model), "small")
+    with torch.no_grad():
+        other.head.weight[-1] = made.head.weight[-1]
+    assert identity_of(made, None, None)["weights"] != identity_of(other, None, None)["weights"]
