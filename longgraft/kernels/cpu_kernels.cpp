@@ -30,14 +30,18 @@ template <> inline Sums step<uint16_t>(Sums sum, Steps weights, Steps row) {
 #endif
 }
 
-// R rows [steps, R] of one tile [steps, OUTPUTS] -> sums [R, OUTPUTS].  fetch: the weights come from memory.
+// Memory that is read soon, brought nearer step by step meanwhile, or null.
+struct Soon { const void *first, *second; };
+
+// R rows [steps, R] of one tile [steps, OUTPUTS] -> sums [R, OUTPUTS].
 template <class T, int R>
-void tile(const uint32_t* rows, const uint32_t* weights, int64_t steps, bool fetch, Sums* sums) {
+void tile(const uint32_t* rows, const uint32_t* weights, int64_t steps, Soon soon, Sums* sums) {
     Sums own[R][VECTORS] = {};
     for (int64_t i = 0; i < steps; ++i, weights += OUTPUTS, rows += R) {
+        if (soon.first) prefetch<OUTPUTS * 4>(soon.first, i * OUTPUTS * 4);
+        if (soon.second) prefetch<OUTPUTS * 4>(soon.second, i * OUTPUTS * 4);
         Steps weight[VECTORS];
         for (int64_t v = 0; v < VECTORS; ++v) {
-            if (fetch) prefetch<sizeof(Steps)>(weights + v * LANES, AHEAD / 2);
             weight[v] = reinterpret_cast<const Steps*>(weights)[v];
             HELD(weight[v]);
         }
@@ -52,7 +56,7 @@ void tile(const uint32_t* rows, const uint32_t* weights, int64_t steps, bool fet
         for (int64_t v = 0; v < VECTORS; ++v) sums[r * VECTORS + v] = own[r][v];
 }
 
-typedef void (*Tile)(const uint32_t*, const uint32_t*, int64_t, bool, Sums*);
+typedef void (*Tile)(const uint32_t*, const uint32_t*, int64_t, Soon, Sums*);
 template <class T, int... R> Tile tile_of(int64_t rows, std::integer_sequence<int, R...>) {
     static const Tile all[] = {tile<T, R + 1>...};
     return all[rows - 1];
@@ -79,8 +83,10 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
             Sums sums[MOST_ROWS * VECTORS];
             const int64_t rows = std::min(most, n - first);
             // The processor itself reads ahead of one or two rows of floats.
+            const bool fetch = n > 2 || sizeof(T) < 4;
+            const uint32_t* const weights = packed + o * steps;
             tile_of<T>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
-                turned + first * steps, packed + o * steps, steps, n > 2 || sizeof(T) < 4, sums);
+                turned + first * steps, weights, steps, {fetch ? weights + AHEAD / 8 : nullptr, nullptr}, sums);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t v = 0; v < VECTORS; ++v)
                     give(sums[r * VECTORS + v], bias, y + (first + r) * out, o + v * LANES, out);
@@ -110,7 +116,7 @@ void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weigh
 constexpr int64_t CHUNK = 512;                  // positions whose weights have one largest score
 constexpr int64_t ROOM = CHUNK + OUTPUTS;       // scores are written by tiles
 constexpr int64_t TOGETHER = 4;                 // blocks of rows that read a chunk while it is near
-constexpr int PACK = MOST_ROWS / 3;             // rows whose values are mixed together
+constexpr int64_t MIXED = 64;                   // positions whose values stay in the first cache, for all rows
 constexpr float HIDDEN = -1e30f;                // the score of what a row does not see
 
 // Rows of one pass, which columns they see, and strides.  The rows of one key head follow query head by query head.
@@ -209,7 +215,7 @@ inline void mixed(const A& a, const float* weights, const typename A::Cached* va
             HELD(column[i]);
         }
         for (int64_t r = 0; r < R; ++r) {
-            Sums weight = Sums{} + weights[r * ROOM + c];
+            Sums weight = all_lanes(weights[r * ROOM + c]);
             HELD(weight);
             for (int64_t i = 0; i < V; ++i) own[r][i] = fused(weight, column[i], own[r][i]);
         }
@@ -221,7 +227,7 @@ template <class A, int R>
 void mix(const A& a, const float* weights, const typename A::Cached* value, int64_t n, float* state) {
     float* const mix = state + 2 * LANES;
     int64_t d = 0;
-    for (; d + 4 * LANES <= a.size; d += 4 * LANES) mixed<R, 4>(a, weights, value + d, n, mix + d);
+    for (; d + OUTPUTS <= a.size; d += OUTPUTS) mixed<R, VECTORS>(a, weights, value + d, n, mix + d);
     for (; d < a.size; d += LANES) mixed<R, 1>(a, weights, value + d, n, mix + d);
 }
 template <class A> using Mix = void (*)(const A&, const float*, const typename A::Cached*, int64_t, float*);
@@ -266,15 +272,15 @@ void read(const A& a, int64_t head, const float* q, int64_t from, int64_t to, in
     const int64_t shared = std::max(start, std::min(end, a.shared())), own = std::max(begin, a.shared());
     // Scores with columns [c, last), handed over as [rows, OUTPUTS] from row r on.
     const auto scored = [&](int64_t c, int64_t last, auto&& take) {
-        for (int64_t next = c + OUTPUTS; next < std::min(c + 2 * OUTPUTS, last); ++next)
-            for (int64_t d = 0; d < a.size; d += 64 / sizeof(K)) __builtin_prefetch(keys + next * a.k_row + d, 0, 2);
+        // The next keys, and the values of these positions, which are mixed afterwards.
+        const Soon soon{keys + (c + OUTPUTS) * a.k_row, values + c * a.v_row};
         turn(keys, a.k_row, c, last, a.size, tile);
         for (int64_t r = from; r < to; r += a.block()) {
             Sums sums[MOST_ROWS * VECTORS];
             const int64_t rows = std::min(a.block(), to - r);
             tile_of<float>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
                 reinterpret_cast<const uint32_t*>(q + r * a.size), reinterpret_cast<const uint32_t*>(tile), a.size,
-                false, sums);
+                r == from ? soon : Soon{}, sums);
             for (int64_t i = 0; i < rows; ++i) take(r + i, reinterpret_cast<const float*>(sums + i * VECTORS));
         }
     };
@@ -295,11 +301,12 @@ void read(const A& a, int64_t head, const float* q, int64_t from, int64_t to, in
         });
     for (int64_t r = from; r < to; ++r)
         soften(mine(r) + start, std::max<int64_t>(0, full - start), a.size, states + (r - from) * a.state());
-    for (int64_t r = from; r < to; r += PACK) {
-        const int64_t rows = std::min<int64_t>(PACK, to - r);
-        mix_of<A>(rows, std::make_integer_sequence<int, PACK>())(
-            a, mine(r) + start, values + start * a.v_row, shared - start, states + (r - from) * a.state());
-    }
+    for (int64_t c = start; c < shared; c += MIXED)
+        for (int64_t r = from; r < to; r += a.block()) {
+            const int64_t rows = std::min(a.block(), to - r);
+            mix_of<A>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
+                a, mine(r) + c, values + c * a.v_row, std::min(MIXED, shared - c), states + (r - from) * a.state());
+        }
     for (int64_t r = from; r < to; ++r)
         for (int64_t p = own; p < end; ++p)
             if (const int64_t column = a.column(r % a.rows, p); column >= 0)
