@@ -19,6 +19,8 @@ from benchmarks.kernels import HEADS, attention, interpreted, sweep
 from benchmarks.machine import Machine
 from benchmarks.modes import MODES, prepared, usual
 from benchmarks.parts import ONCE, PARTS, ROWS, Bench, costs
+from benchmarks.products import SHAPE
+from benchmarks.products import products as by_type
 from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES, Rig, Shape
 from longgraft.attention.backends import available
@@ -120,6 +122,15 @@ for _name, _part in PARTS.items():
     _add(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
 _add("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
 _add("parts", dict(PARTS), "All of them, and the costs file of the controller and of `longgraft project`.", alone=True)
+
+
+@app.command()
+def products(out: Out = HERE, patience: Patience = 0.3, minutes: Minutes = 10.0,
+             toy: Toy = False) -> None:
+    """Products of the CPU kernels, by type of weight and number of rows; threads as OMP_NUM_THREADS says."""
+    report, machine = opened("products", out, minutes, torch.device("cpu"), torch.float32, patience)
+    report.take("products", by_type(machine, patience, (64, 512) if toy else SHAPE))
+    raise SystemExit(report.finish())
 
 
 @app.command()

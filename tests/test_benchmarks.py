@@ -16,7 +16,7 @@ import transformers
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as program
-from benchmarks import floors, parts
+from benchmarks import floors, parts, products
 from benchmarks import pair as pairs
 from benchmarks.checks import tests as marked_tests
 from benchmarks.machine import Machine, Work, race
@@ -28,6 +28,7 @@ from benchmarks.training import carried, encode
 from longgraft.budget.cost_measurement import key_of
 from longgraft.budget.cost_model import Costs
 from longgraft.config.settings import Settings
+from longgraft.kernels.packed_weight import BLOCK_TYPES
 from longgraft.loading import assemble
 from longgraft.methods.needs import embedded
 from longgraft.target_model.weights import read_config
@@ -91,6 +92,14 @@ def test_the_costs_of_a_shape_are_a_session_s_of_that_model(tmp_path):
     costs = Costs.load(tmp_path / "costs-embedded-eager.json")
     loaded = assemble(None, "auto", Settings(method="eagle3", device="cpu"))
     assert costs.fits(key_of(loaded.target, loaded.parts.head)) == []
+
+
+def test_products_are_timed_for_each_type_of_weight(tmp_path, kernels):
+    given = ["products", "--toy", "--patience", "0", "--out", str(tmp_path)]
+    assert CliRunner().invoke(program.app, given).exit_code == 0
+    rows = json.loads((tmp_path / "products.json").read_text())["rows"]
+    assert {row["case"] for row in rows} == {"float32", "bfloat16", "int8", *BLOCK_TYPES}
+    assert {row["figures"]["rows"] for row in rows} == set(products.ROWS) and all(row["seconds"] > 0 for row in rows)
 
 
 def test_a_part_that_raises_fails_the_command_and_not_the_other_parts(tmp_path, monkeypatch):
