@@ -1,7 +1,7 @@
 """LongBench's scores of an answer: ROUGE-L for summaries and meetings, edit similarity for code.
 
-Knows texts; knows no model.  ROUGE-L is rouge-score's, without stemming; LongBench's own numbers come from the package
-`rouge`, which splits words at spaces and keeps case and punctuation, so compare methods here with one another.
+ROUGE-L is rouge-score's, without stemming; LongBench's own numbers come from the package `rouge`, which splits words at
+spaces and keeps case and punctuation, so compare methods here with one another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Means with their uncertainty.  Knows numbers only."""
+"""Means with their uncertainty."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Corpora: text that answers may repeat, as tokens and their suffix array, in one file that is mapped, not read.
 
-REST's datastore (arXiv 2311.08252) is one.  All lie in one folder, by name.  Knows ids and files; knows no tokenizer
-and no model.
+REST's datastore (arXiv 2311.08252) is one.  All lie in one folder, by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From names to a session: resolve models and methods, load them, assemble them.
-
-Knows hub ids, folders and the registries; knows no decoding.
-"""
+"""From names to a session: resolve models and methods, load them, assemble them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' `generate` with a session as its decoding loop.  Knows generation configs; knows no method."""
+"""transformers' `generate` with a session as its decoding loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Chunked prefill: each chunk of the prompt is observed as a chain that is accepted whole.
 
-Knows verifiers; knows no method.  Logits, features and masks never exist for the whole prompt: those of a chunk are
-freed once the memories have observed it.
+Logits, features and masks never exist for the whole prompt: those of a chunk are freed once the memories have observed
+it.
 """
 
 from __future__ import annotations

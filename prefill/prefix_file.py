@@ -1,7 +1,4 @@
-"""A prefix in a file: the rows that a session computed for a text, for sessions of the same models.
-
-Knows files, cells and identities; knows no model, no tokenizer and no method.
-"""
+"""A prefix in a file: the rows that a session computed for a text, for sessions of the same models."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Prefix cache across requests: a prompt is read from where it differs from earlier ones.
 
 A prefix is rows of the target's cache, of the memories' caches, and of the reports on each token.  They are kept in
-cells of a fixed number of tokens, keyed by the hash of all tokens up to the cell's end.  Knows caches, reports and
-memories; knows no method.
+cells of a fixed number of tokens, keyed by the hash of all tokens up to the cell's end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""EAGLE-3 checkpoints: read strictly, written in the official or in speculators' layout.
-
-Knows tensors; `layouts` interprets configurations, `files` reads the files.
-"""
+"""EAGLE-3 checkpoints: read strictly, written in the official or in speculators' layout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The DFlash drafter network: one forward predicts all tokens of a block of masks after the newest token.
 
-Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v of the block.
 Source: DFlash (arXiv 2602.06036), whose layers are Qwen3's.
 
 Letters: B batch, n slots, H hidden, A feature layers, V vocabulary, nkv key heads, d head size.

@@ -1,6 +1,6 @@
 """DFlash checkpoints in the layout of z-lab/DFlash: read strictly, and written.
 
-Knows config.json, names and shapes; knows no decoding.  Sizes come from tensors; the rotary base is the config's.
+Sizes come from tensors; the rotary base is the config's.
 """
 
 from __future__ import annotations

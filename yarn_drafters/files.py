@@ -1,6 +1,6 @@
 """A drafter's folder, its config.json and its tensors, read without running code of theirs.
 
-Knows files; knows no layout.  Every ValueError names the file.
+Every ValueError names the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which public EAGLE-3 layout a checkpoint has, and what its config means in that layout.
 
-Knows config.json and tensor names and shapes; reads no file.  Every rule comes from its producer's training or serving
+Every rule comes from its producer's training or serving
 code: producers give the same names different meanings, and a wrong reading only shows as low acceptance.
 """
 

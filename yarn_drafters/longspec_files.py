@@ -1,7 +1,5 @@
 """LongSpec checkpoints, read strictly: those of this library, and those of the paper's authors (sail/longspec-*).
 
-Knows files, names and sizes; knows no decoding.
-
 Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not determine; official
 tensor names.  Official: config.json is the target's, the cross-attention has unused key and value projections (ignored
 here), and there is no norm before the output layer.

@@ -1,7 +1,5 @@
 """Medusa's heads (arXiv 2401.10774): each predicts one token further ahead from the target's last hidden state alone.
 
-Knows tensors and files of FasterDecoding's layout; knows no tree and no decoding.
-
 Letters: K heads, H hidden size, V vocabulary.
 """
 

@@ -1,7 +1,5 @@
 """The EAGLE-3 drafter network (arXiv 2503.01840) with the options of public checkpoints.
 
-Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v.
-
 Letters: B batch, n slots, H hidden, Ht target hidden, A auxiliary layers, V target vocabulary, D draft vocabulary.
 """
 

@@ -1,7 +1,7 @@
 """Rotary frequencies of drafters: default, linear, Llama 3 and YaRN (arXiv 2309.00071).
 
-Knows numbers only.  Angles are computed in float32 from integer positions at every use.  There is no table that could
-be cast to half precision or rebuilt from cast buffers, which silently breaks other libraries beyond 2,048 tokens.
+Angles are computed in float32 from integer positions at every use.  There is no table that could be cast to half
+precision or rebuilt from cast buffers, which silently breaks other libraries beyond 2,048 tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The rotary embedding of a head's config.json, whose fields mean different things in different layouts.
-
-Knows rope_theta, rope_scaling and rope_parameters; knows no tensor and no file.
-"""
+"""The rotary embedding of a head's config.json, whose fields mean different things in different layouts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Warm-up: dense drafting on a few prompts fills the matrix and logs what every gate would have seen.
 
-Knows targets and proposers.  The paper's warm-up: arXiv 2605.20104, section 3.3.
+The paper's warm-up: arXiv 2605.20104, section 3.3.
 """
 
 from __future__ import annotations

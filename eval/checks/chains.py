@@ -14,8 +14,6 @@ target: the feature, too, is the target's: each depth is a first depth, from a s
 
 A LongSpec drafter's own keys and values follow from tokens alone, and it has no features: `own` sees the target's last
 keys and values of tokens before the root, `target` also those of the drafted tokens but the last; it has no `rows`.
-
-Knows targets, drafter networks and prompts; decodes only to get a greedy answer.
 """
 
 from __future__ import annotations

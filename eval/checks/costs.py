@@ -1,7 +1,4 @@
-"""The costs of a pair on this machine: its passes, and what a step of the default method costs besides.
-
-Knows sessions and costs; knows no file and no row.
-"""
+"""The costs of a pair on this machine: its passes, and what a step of the default method costs besides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The drafters of a target, diagnosed over suites and prompt lengths.  `chains` says what is measured.
-
-Knows suites, needs and loading; knows no figure.
-"""
+"""The drafters of a target, diagnosed over suites and prompt lengths.  `chains` says what is measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How well a target predicts real text, and whether longer prompts help it: what drafting has to be worth.
-
-Knows targets and rows; knows no method.
-"""
+"""How well a target predicts real text, and whether longer prompts help it: what drafting has to be worth."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Length buckets: which prompts stand for which length, in tokens of what is fed, and how longer ones are cut to it.
 
-Knows examples and a tokenizer; knows no suite, no file and no model.
-
 A prompt is cut at one side of its body only, at a boundary of its unit.  Text to be continued (code, books) keeps its
 end: what is asked for follows from what precedes it, and a recorded continuation stays true.  A document or a meeting
 that is asked about keeps its beginning, where it says what it is about, and reads on without a gap.

@@ -1,7 +1,4 @@
-"""What is known of each suite before a row is read: its official prompt, where it lives, how it may be cut.
-
-Knows names; reads no file and reaches no hub.
-"""
+"""What is known of each suite before a row is read: its official prompt, where it lives, how it may be cut."""
 
 from __future__ import annotations
 

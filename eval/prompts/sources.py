@@ -1,7 +1,4 @@
-"""Where rows come from: a local folder, one JSONL file, the hub.  Every row carries its place, for errors to name.
-
-Knows files and `datasets`; knows no prompt.
-"""
+"""Where rows come from: a local folder, one JSONL file, the hub.  Every row carries its place, for errors to name."""
 
 from __future__ import annotations
 

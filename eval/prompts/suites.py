@@ -1,7 +1,4 @@
-"""Evaluation prompts by name: LongBench, PG-19, Spec-Bench, EAGLE's question sets, SPEED-Bench, any JSONL file.
-
-Knows files, the hub and the prompts' parts; knows no length (it asks a tokenizer for ids), no method and no model.
-"""
+"""Evaluation prompts by name: LongBench, PG-19, Spec-Bench, EAGLE's question sets, SPEED-Bench, any JSONL file."""
 
 from __future__ import annotations
 

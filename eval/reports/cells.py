@@ -1,4 +1,4 @@
-"""What the rows of one method on one suite and length come to.  Knows rows; knows no table and no file.
+"""What the rows of one method on one suite and length come to.
 
 A failure enters no figure; an answer that ended at once is neither a prompt nor a failure, for nothing was decoded.
 """

@@ -1,4 +1,4 @@
-"""Two sweeps side by side: whether their tokens are the same, and how speed and acceptance moved.  Knows runs only."""
+"""Two sweeps side by side: whether their tokens are the same, and how speed and acceptance moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several requests at once: the table of a run's batches.  Knows batches; knows no file."""
+"""Several requests at once: the table of a run's batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows, table and figure of `longgraft diagnose`.  Knows depths; knows no model."""
+"""Rows, table and figure of `longgraft diagnose`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proposers expected of their nodes beside what came of them.  Knows rows; knows no figure and no file."""
+"""What proposers expected of their nodes beside what came of them."""
 
 from __future__ import annotations
 

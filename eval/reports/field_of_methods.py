@@ -1,7 +1,4 @@
-"""All methods of a run beside one another: what each promises, accepts and costs, and how fast it is.
-
-Knows cells; knows no file and no method.
-"""
+"""All methods of a run beside one another: what each promises, accepts and costs, and how fast it is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What measured acceptance would be worth on a model or machine that cannot run here, by the paper's Equation 1.
 
-Knows rows and costs; runs nothing.  Everything that it returns says that it is a projection.
+Everything that it returns says that it is a projection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answers of a run as texts that any model can replay.  Knows a run's folder and its target's tokenizer."""
+"""The answers of a run as texts that any model can replay."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A run's report: summary.md for people, CSV files for programs.
-
-Knows a run's folder and its tables; knows no model.
-"""
+"""A run's report: summary.md for people, CSV files for programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables of cells in markdown, for people: acceptance by length, speed by length, losslessness, failures.
-
-Knows cells and rows; knows no file.
-"""
+"""Tables of cells in markdown, for people: acceptance by length, speed by length, losslessness, failures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Ablations: sweeps whose variants are those of one of the paper's figures or tables, or all methods that there are.
 
-Knows variants and the calibrations that they need; measures nothing itself.  Graft (arXiv 2605.20104), section 4.3
-and appendix C.4.
+Graft (arXiv 2605.20104), section 4.3 and appendix C.4.
 """
 
 from __future__ import annotations

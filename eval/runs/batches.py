@@ -1,7 +1,4 @@
-"""The rows of `--concurrency`: several prompts at once by one method, and the file that they are in.
-
-Knows files and fields; knows no model and no table.
-"""
+"""The rows of `--concurrency`: several prompts at once by one method, and the file that they are in."""
 
 from __future__ import annotations
 

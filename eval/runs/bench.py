@@ -1,7 +1,4 @@
-"""One prompt at a time: what is measured on it by every variant, checked against plain decoding, and what fails.
-
-Knows the target with its heads, and prompts; knows no file and no worker.
-"""
+"""One prompt at a time: what is measured on it by every variant, checked against plain decoding, and what fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Several prompts at once, as a server has them: what all requests together get, and each of them.
-
-Knows the target with its heads, and prompts; knows no table.
-"""
+"""Several prompts at once, as a server has them: what all requests together get, and each of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a sweep measures and how: one frozen value, from flags, JSON or TOML.
-
-Knows names and numbers; reads no row and no model.
-"""
+"""What a sweep measures and how: one frozen value, from flags, JSON or TOML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder, read.  Knows files; knows no model and no table."""
+"""A run's folder, read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Jobs: one prompt each, with its later turns, and which of its rows are still missing.
-
-Knows prompts, configurations and rows; knows no model and no worker.
-"""
+"""Jobs: one prompt each, with its later turns, and which of its rows are still missing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One prompt, read once; every method decodes from that state, timed on decoding alone.
-
-Knows targets, methods and clocks; knows no suite, no file and no table.
-"""
+"""One prompt, read once; every method decodes from that state, timed on decoding alone."""
 
 from __future__ import annotations
 

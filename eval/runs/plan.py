@@ -1,6 +1,5 @@
-"""What will be measured: suites read, and prompts cut for a target of which only tokenizer and configuration are known.
-
-Knows names, rows and tokenizers; reads no weight.
+"""What will be measured: suites read, and prompts cut for a target of which only tokenizer and configuration are
+known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a long run is: a bar on a terminal, now and then a line elsewhere.  Knows counts and the clock."""
+"""How far a long run is: a bar on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 

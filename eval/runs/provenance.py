@@ -1,4 +1,4 @@
-"""Where a result comes from: code, versions, device, command line.  Knows sessions; knows no row and no table."""
+"""Where a result comes from: code, versions, device, command line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A sweep's workers as Ray actors on the nodes of a cluster.
 
-Knows Ray; knows no method and no schedule.  Prompts travel with the jobs: data and recordings are read only where the
-sweep is started.  The target, heads and calibrations must lie at the same paths on every node, or be hub ids, and every
-node needs the same longgraft.
+Prompts travel with the jobs: data and recordings are read only where the sweep is started.  The target, heads and
+calibrations must lie at the same paths on every node, or be hub ids, and every node needs the same longgraft.
 """
 
 from __future__ import annotations

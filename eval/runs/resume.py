@@ -1,4 +1,4 @@
-"""Going on with a run: what it was measured with, and what may be added to it.  Knows configurations; reads no row."""
+"""Going on with a run: what it was measured with, and what may be added to it."""
 
 from __future__ import annotations
 

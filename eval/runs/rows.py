@@ -1,7 +1,4 @@
-"""The rows of a run: one decoding of one prompt each, and what failed; how they are written, read and kept apart.
-
-Knows files and fields; knows no model and no table.
-"""
+"""The rows of a run: one decoding of one prompt each, and what failed; how they are written, read and kept apart."""
 
 from __future__ import annotations
 

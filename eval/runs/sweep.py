@@ -1,7 +1,4 @@
-"""Sweeps: suites x lengths x prompts x modes x methods, one row each, written as they come and never twice.
-
-Knows the plan, the run's folder and the workers; knows no table and no plot.
-"""
+"""Sweeps: suites x lengths x prompts x modes x methods, one row each, written as they come and never twice."""
 
 from __future__ import annotations
 

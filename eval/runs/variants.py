@@ -1,7 +1,4 @@
-"""What a run compares: methods, each with one of the heads and settings of its own.
-
-Knows names and numbers; loads nothing.
-"""
+"""What a run compares: methods, each with one of the heads and settings of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A sweep's prompts spread over workers, one replica of the target each.
 
-Knows jobs, and processes of this machine; knows no method.  A worker that dies loses no row that it has sent, and its
-prompt is given to another; a prompt that kills three workers becomes failure rows.
+A worker that dies loses no row that it has sent, and its prompt is given to another; a prompt that kills three workers
+becomes failure rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Answers that follow a JSON schema, a regular expression or a grammar: which tokens may come next.
-
-Knows llguidance and tokenizers; knows no logits and no model.
-"""
+"""Answers that follow a JSON schema, a regular expression or a grammar: which tokens may come next."""
 
 from __future__ import annotations
 

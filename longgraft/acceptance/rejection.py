@@ -1,8 +1,8 @@
-"""The rule for a chain whose tokens were sampled independently of the target: accept with min(1, p / q), on the first
-rejection draw from what p has more than q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
+"""Rejection sampling for a draft chain whose tokens were sampled independently of the target.
 
-Knows distributions, positions and chains; knows no model and no proposer.  The output has the target's distribution,
-but its tokens are not plain decoding's: a draft changes the noise that they are drawn with.
+A drafted token is accepted with probability min(1, p / q); at the first rejection the next token is drawn from the part
+of p that exceeds q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).  The output has the target's
+distribution, but its tokens differ from plain decoding's: a draft changes the noise that they are drawn with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Draw, then walk: one target draw per node, then down the tree as long as a child carries the drawn token.
 
-Knows logits, positions and trees; knows no model, no cache and no proposer.  Exact for every proposer that is
-deterministic given the past: the output has the target's distribution.
+Exact for every proposer that is deterministic given the past: the output has the target's distribution.
 """
 
 from __future__ import annotations

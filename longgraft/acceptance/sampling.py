@@ -1,4 +1,4 @@
-"""How a request's tokens are drawn.  Knows the acceptance rules; knows no logits and no model."""
+"""How a request's tokens are drawn."""
 
 from __future__ import annotations
 

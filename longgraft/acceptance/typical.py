@@ -1,7 +1,4 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): tokens above a probability are accepted.  Lossy.
-
-Knows logits and trees; knows no model and no proposer.
-"""
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): tokens above a probability are accepted.  Lossy."""
 
 from __future__ import annotations
 

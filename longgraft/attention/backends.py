@@ -1,7 +1,6 @@
 """Attention of a few new rows over a long prefix and over each other.
 
-Knows tensors and row geometry; knows no model and no cache class.  A backend is a function
-(q, k, v, layout, scale, window) -> out; `dense` is the reference for all others.
+A backend is a function (q, k, v, layout, scale, window) -> out; `dense` is the reference for all others.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, P prefix rows, C columns, D head size.
 """

@@ -1,4 +1,4 @@
-"""Which columns each of a few new rows sees.  Knows row geometry; knows no kernel and no model."""
+"""Which columns each of a few new rows sees."""
 
 from __future__ import annotations
 

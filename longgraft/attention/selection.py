@@ -1,8 +1,7 @@
 """Selectors of the cache rows that a drafting pass attends to: by position, by attention, by blocks.
 
-Knows the keys of one layer and its newest queries; knows no cache and no model.  A selector is a function
-(keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] where heads differ; m depends on T
-alone.  If the budget holds all T rows, all are selected.
+A selector is a function (keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] where heads
+differ; m depends on T alone.  If the budget holds all T rows, all are selected.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, T rows, w queries, D head size.
 """

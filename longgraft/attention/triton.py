@@ -1,8 +1,8 @@
 """Attention of a tree's rows over prefix and tree in one launch that serves every prefix length.
 
-Knows tensors, row geometry and Triton; knows no model and no cache class.  Programs split the columns of a key head,
-each with a tile of its query heads' rows (flash decoding), and a second kernel merges their results.  Their number
-depends on shapes alone and the length is read on the device, so that a recorded launch can be replayed at any length.
+Programs split the columns of a key head, each with a tile of its query heads' rows (flash decoding), and a second
+kernel merges their results.  Their number depends on shapes alone and the length is read on the device, so that a
+recorded launch can be replayed at any length.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D head size, S splits; BM rows and BN
 columns of a tile, BT columns of a masked tile, BD the power of two that D is padded to.  Row r of a key head

@@ -1,6 +1,6 @@
 """Costs measured on the machine at hand, in about half a second: the passes of decoding itself, on caches of zeros.
 
-Knows target, drafter and verifier; knows no method.  Its caches are dropped: it touches no session's cache or memory.
+Its caches are dropped: it touches no session's cache or memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How much the text, the drafter and the matrix's rows are believed, where they speak of the same token.
-
-Knows probabilities and ranked trees.
-"""
+"""How much the text, the drafter and the matrix's rows are believed, where they speak of the same token."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Drafted and remembered nodes in one ranking by the estimated probability of their paths.
 
-Knows a drafted tree, the committed text and the matrix's rows; knows no model, no cost and no budget but the tree's.
-No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree
-(docs/choices.md, one ranking).
+No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree (docs/choices.md, one
+ranking).
 """
 
 from __future__ import annotations

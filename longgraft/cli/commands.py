@@ -1,7 +1,4 @@
-"""From groups of options to commands: flags override a --config file, which overrides the defaults.
-
-Knows options and typer; knows no command.
-"""
+"""From groups of options to commands: flags override a --config file, which overrides the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`longgraft complete`: what follows a cursor in a repository.  Knows options and printing."""
+"""`longgraft complete`: what follows a cursor in a repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that measure: sweep, bench, plot, compare and what goes with them.  Knows options and printing."""
+"""The commands that measure: sweep, bench, plot, compare and what goes with them."""
 
 from __future__ import annotations
 

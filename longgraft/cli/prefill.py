@@ -1,4 +1,4 @@
-"""`longgraft prefill`: a text that is read once, in a file.  Knows options and printing."""
+"""`longgraft prefill`: a text that is read once, in a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The prompts of a command: one in any of four forms, or a file of them.
-
-Knows files, standard input and JSON; knows no model.
-"""
+"""The prompts of a command: one in any of four forms, or a file of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line.  Knows the commands' order; every error of a user is one sentence and exit status 2."""
+"""The command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`longgraft serve`: a model for editors and other clients, over HTTP.  Knows options and printing."""
+"""`longgraft serve`: a model for editors and other clients, over HTTP."""
 
 from __future__ import annotations
 

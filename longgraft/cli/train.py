@@ -1,4 +1,4 @@
-"""The commands that make drafters: `longgraft train ...` and `longgraft heads ...`.  Knows options and printing."""
+"""The commands that make drafters: `longgraft train ...` and `longgraft heads ...`."""
 
 from __future__ import annotations
 

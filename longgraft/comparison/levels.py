@@ -1,4 +1,4 @@
-"""The levels of losslessness, by name, and what is needed for each.  Knows ids and numbers only."""
+"""The levels of losslessness, by name, and what is needed for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain decoding of the same target, to compare an answer with.  Knows sessions; knows no method by name."""
+"""Plain decoding of the same target, to compare an answer with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A completion from a repository: snippets gathered, prompt laid out, text decoded to the end of its line or block.
 
-Knows sessions and texts; knows no method.  Text is cut here where the line or block ends; the decoded tokens are the
-same either way.
+Text is cut here where the line or block ends; the decoded tokens are the same either way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The inputs of a completion: the cursor, and snippets of other files.  Knows text; reads no file."""
+"""The inputs of a completion: the cursor, and snippets of other files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
-Knows which languages have blocks by braces, and which by indentation.  Parses none: strings and comments are recognized
-as most languages write them.
+Parses none: strings and comments are recognized as most languages write them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a file cannot be read, in plain words.  Knows what libraries raise."""
+"""Why a file cannot be read, in plain words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Safetensors files that say what they belong to: written whole or not at all, compared by name before they are read.
-
-Knows files; knows no meaning of a tensor.
+"""Safetensors files that say what they belong to: written whole or not at all, compared by name before they are
+read.
 """
 
 from __future__ import annotations

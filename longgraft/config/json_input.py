@@ -1,7 +1,4 @@
-"""JSON from outside.  Every error names its place: the file, and the line.
-
-Knows text; knows no field.
-"""
+"""JSON from outside.  Every error names its place: the file, and the line."""
 
 from __future__ import annotations
 

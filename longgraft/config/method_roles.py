@@ -1,4 +1,4 @@
-"""Methods with a role in other packages, by their names in the registry.  Knows names only."""
+"""Methods with a role in other packages, by their names in the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a method is named with its settings: `name+setting=value...`.  Knows texts only."""
+"""How a method is named with its settings: `name+setting=value...`."""
 
 from __future__ import annotations
 

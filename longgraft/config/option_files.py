@@ -1,4 +1,4 @@
-"""Options in files: TOML or JSON that is read, and TOML that is written.  Knows no option by name."""
+"""Options in files: TOML or JSON that is read, and TOML that is written."""
 
 from __future__ import annotations
 

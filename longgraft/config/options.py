@@ -1,7 +1,7 @@
 """An option is one field of a frozen dataclass, the only place of its default, range, unit, help and source.
 
 Checks, flags, files and printed settings follow from the fields.  Values of foreign files, such as a head's
-config.json, are checked by the same rules.  Knows no option by name.
+config.json, are checked by the same rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A recorded continuation from a file: text, or token ids.  Knows files; knows no tokenizer and no model."""
+"""A recorded continuation from a file: text, or token ids."""
 
 from __future__ import annotations
 

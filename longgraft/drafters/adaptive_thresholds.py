@@ -1,7 +1,4 @@
-"""Thresholds that adapt to observations: the paper's future work (Graft, arXiv 2605.20104), for any gated drafter.
-
-Knows observations and gates; knows no network, no retriever and no clock.
-"""
+"""Thresholds that adapt to observations: the paper's future work (Graft, arXiv 2605.20104), for any gated drafter."""
 
 from __future__ import annotations
 

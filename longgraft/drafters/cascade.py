@@ -1,7 +1,6 @@
 """Hierarchical drafting: the target verifies drafts on a part of its cache; the accepted chain is verified in full.
 
-Knows proposers, verifiers and partial caches; knows no drafter.  With a small model as the drafter it is TriForce
-(arXiv 2404.11912), with EAGLE-3's trees a lossless SpecPV.
+With a small model as the drafter it is TriForce (arXiv 2404.11912), with EAGLE-3's trees a lossless SpecPV.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block; as a chain, a tree, or with a retrieved tail.
-
-Knows the drafter's memory and retrievers; knows no target.
-"""
+"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block; as a chain, a tree, or with a retrieved tail."""
 
 from __future__ import annotations
 

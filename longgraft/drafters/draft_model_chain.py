@@ -1,6 +1,5 @@
-"""Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318): a smaller model drafts a chain.
-
-Knows the model's memory and distributions; knows no target and no acceptance rule.
+"""Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318): a smaller model drafts a
+chain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels make a tree.
-
-Knows the drafter network and its memory; knows no target and no retriever.
-"""
+"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels make a tree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""LongSpec (arXiv 2502.17421): a beam of fixed widths, drafted from a window and the target's last layer's cache.
-
-Knows the drafter's memory and the target's output layer; knows no retriever.
-"""
+"""LongSpec (arXiv 2502.17421): a beam of fixed widths, drafted from a window and the target's last layer's cache."""
 
 from __future__ import annotations
 

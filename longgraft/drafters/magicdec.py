@@ -1,7 +1,7 @@
 """MagicDec (arXiv 2408.11049): the target drafts for itself on a part of its cache.
 
-Knows target and partial caches; knows no acceptance rule.  Each drafted token is a pass of the whole target, so that it
-pays only where reading the cache takes longer than reading the weights.
+Each drafted token is a pass of the whole target, so that it pays only where reading the cache takes longer than reading
+the weights.
 """
 
 from __future__ import annotations

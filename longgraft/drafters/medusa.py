@@ -1,7 +1,4 @@
-"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the guesses.
-
-Knows the heads, the hidden state that they read and rank paths; of the target it knows the output layer alone.
-"""
+"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the guesses."""
 
 from __future__ import annotations
 

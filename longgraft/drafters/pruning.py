@@ -1,4 +1,4 @@
-"""When to stop drafting.  Knows scores and levels; knows no network and no retriever."""
+"""When to stop drafting."""
 
 from __future__ import annotations
 

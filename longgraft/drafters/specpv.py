@@ -1,7 +1,5 @@
 """SpecPV (arXiv 2512.02337): verification on a part of the cache, and in full only now and then.  Lossy: tokens that
 are accepted on a part are kept, whatever the whole cache would give.
-
-Knows verifiers and partial caches; knows no method.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A small model that drafts from a window of the text, its first tokens and its newest, as TriForce's does.
 
-Knows a small model and the history; knows no target.  StreamingLLM (arXiv 2309.17453) keeps rows that depend on evicted
-tokens; here the window is recomputed as a text of its own when it moves, that paper's baseline.  So no prompt is too
-long for the model, none has to be read by it, and its drafts depend on the history alone.
+StreamingLLM (arXiv 2309.17453) keeps rows that depend on evicted tokens; here the window is recomputed as a text of its
+own when it moves, that paper's baseline.  So no prompt is too long for the model, none has to be read by it, and its
+drafts depend on the history alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""TALON (arXiv 2601.07353): each layer keeps its probable nodes, until the tree is full.
-
-Knows the drafter network and its memory; knows no target, no policy and no retriever.
-"""
+"""TALON (arXiv 2601.07353): each layer keeps its probable nodes, until the tree is full."""
 
 from __future__ import annotations
 

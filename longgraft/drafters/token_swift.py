@@ -1,7 +1,5 @@
 """TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads that look further ahead, and
 frequent n-grams; without its repetition penalty, which would change the target's distribution.
-
-Knows target, partial caches, heads and n-grams; knows no acceptance rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decoding loop: propose, verify, observe.  Knows verifier, proposer and text; knows no method."""
+"""The decoding loop: propose, verify, observe."""
 
 from __future__ import annotations
 

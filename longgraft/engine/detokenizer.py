@@ -1,4 +1,4 @@
-"""Token ids to text piece by piece, up to a stop string.  Knows a tokenizer; knows no model."""
+"""Token ids to text piece by piece, up to a stop string."""
 
 from __future__ import annotations
 

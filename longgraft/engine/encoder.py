@@ -1,4 +1,4 @@
-"""Text, chat messages or ids to a prompt's token ids; stop strings checked.  Knows a tokenizer; knows no model."""
+"""Text, chat messages or ids to a prompt's token ids; stop strings checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target with one method, which opens requests.  Knows targets, proposers and limits; knows no text but ids.
+"""A target with one method, which opens requests.
 
 One request at a time: a new one supersedes the one before, unless another thread is stepping it.
 """

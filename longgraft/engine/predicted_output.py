@@ -1,6 +1,6 @@
 """Text that an answer may repeat: a draft of it, the edited file, other files; and how much of it was repeated.
 
-OpenAI's predicted outputs.  The target never reads it: only speed depends on it.  Knows ids; knows no model.
+OpenAI's predicted outputs.  The target never reads it: only speed depends on it.
 """
 
 from __future__ import annotations

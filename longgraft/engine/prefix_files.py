@@ -1,7 +1,4 @@
-"""Prefixes on disk: a text is read once and recalled by every session of the same models.
-
-Knows engines and prefixes; knows no method and no command.
-"""
+"""Prefixes on disk: a text is read once and recalled by every session of the same models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One prompt and its answer, step by step: a step is a prefill chunk or a decoding step.
-
-Knows verifier, proposer and text; knows no method, no model family and no sampling law.
-"""
+"""One prompt and its answer, step by step: a step is a prefill chunk or a decoding step."""
 
 from __future__ import annotations
 

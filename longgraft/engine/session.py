@@ -1,7 +1,4 @@
-"""One model, one method, ready to answer: the public interface of an engine, for one request at a time.
-
-Knows prompts and text; knows no method by name and no model family.
-"""
+"""One model, one method, ready to answer: the public interface of an engine, for one request at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Several requests at once, on one target: they share its passes, and each says what it would say alone.
-
-Knows sessions and requests; knows no method and no text.
-"""
+"""Several requests at once, on one target: they share its passes, and each says what it would say alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs of a generation and acceptance of its proposals.  Knows trees and seconds; knows no model."""
+"""Costs of a generation and acceptance of its proposals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The adjacency matrix as a memory: rows are written from verified nodes and the prompt; tokens without a row get their
-successors in predictions.
+"""The adjacency matrix as a memory.
 
-Knows matrix and observations; knows no template.  Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
+Rows are written from verified nodes and the prompt; tokens without a row take their successors from predictions.
+Sources: Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
 """
 
 from __future__ import annotations

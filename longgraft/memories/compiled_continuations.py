@@ -1,4 +1,4 @@
-"""`Continuations` in C++: the same numbers, some 25 times as fast.  Knows ctypes."""
+"""`Continuations` in C++: the same numbers, some 25 times as fast."""
 
 from __future__ import annotations
 

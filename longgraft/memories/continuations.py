@@ -1,10 +1,10 @@
-"""What follows a context, as a distribution: prediction by partial matching.  Knows ids and counts.
+"""What follows a context, as a distribution: prediction by partial matching.
 
 Each context of 1 to 32 tokens keeps the continuations that it was seen with, and how often (Cleary and Witten 1984).
 From the longest context down, each gives its share to the continuations that no longer one had.  How often it has the
-next token is learnt, by what it looks like (PPMII's secondary escapes, Shkarin 2002).
-Passages from elsewhere have counts of their own: where they know a longer context than the text does, what followed it
-gets a share that is learnt, by both lengths.  `continuations.cpp` is the same, compiled.
+next token is learnt, by what it looks like (PPMII's secondary escapes, Shkarin 2002).  Passages from elsewhere have
+counts of their own: where they know a longer context than the text does, what followed it gets a share that is learnt,
+by both lengths.  `continuations.cpp` is the same, compiled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""DFlash's cache: its keys and values of the committed tokens, made from the target's features.
-
-Knows the network and its cache; knows no tree of guesses.
-"""
+"""DFlash's cache: its keys and values of the committed tokens, made from the target's features."""
 
 from __future__ import annotations
 

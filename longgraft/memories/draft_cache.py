@@ -1,4 +1,4 @@
-"""The committed tokens in a drafting network's own cache, fed lazily.  Knows no network and no tree of guesses."""
+"""The committed tokens in a drafting network's own cache, fed lazily."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A draft model: smaller, with the target's tokenizer and a cache of its own, it reads committed tokens and drafts.
-
-Knows a model and its cache; knows no target and no way to draft.
-"""
+"""A draft model: smaller, with the target's tokenizer and a cache of its own, it reads committed tokens and drafts."""
 
 from __future__ import annotations
 

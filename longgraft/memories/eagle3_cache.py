@@ -1,7 +1,4 @@
-"""EAGLE-3's cache: its keys and values of the committed tokens, and its newest state.
-
-Knows the network and its cache; knows no tree of guesses and no policy.
-"""
+"""EAGLE-3's cache: its keys and values of the committed tokens, and its newest state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One hidden state of every committed position, on the target's device and in its dtype.  Knows observations only."""
+"""One hidden state of every committed position, on the target's device and in its dtype."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A part of the target's own cache: chosen rows, and all rows since the choice.
-
-Knows the target's cache and selectors; knows no tree of guesses and no method.
-"""
+"""A part of the target's own cache: chosen rows, and all rows since the choice."""
 
 from __future__ import annotations
 

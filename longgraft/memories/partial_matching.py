@@ -1,4 +1,4 @@
-"""The committed text and the predictions, as a distribution of what follows.  Knows ids only."""
+"""The committed text and the predictions, as a distribution of what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers of earlier requests and of this one, one after the other.  Knows ids only."""
+"""The answers of earlier requests and of this one, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Earlier answers to the same prompt: roll-outs of one prompt share long spans.  Knows ids only."""
+"""Earlier answers to the same prompt: roll-outs of one prompt share long spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All committed tokens, in order, and before them the request's predictions.  Knows ids only."""
+"""All committed tokens, in order, and before them the request's predictions."""
 
 from __future__ import annotations
 

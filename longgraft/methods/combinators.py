@@ -1,4 +1,4 @@
-"""Proposers made of proposers: grafting retrieved tokens onto a drafted tree.  Knows protocols only."""
+"""Proposers made of proposers: grafting retrieved tokens onto a drafted tree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds methods by name, in the registry, installed packages and files, and builds their proposers.
-
-Knows methods as values; refers to none by name.
-"""
+"""Finds methods by name, in the registry, installed packages and files, and builds their proposers."""
 
 from __future__ import annotations
 

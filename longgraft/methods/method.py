@@ -1,4 +1,4 @@
-"""What a method is: a name and how its proposer is built from parts.  Knows parts and needs; knows no method."""
+"""What a method is: a name and how its proposer is built from parts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What methods are built from: a target, their loaded needs, settings, and shared memories.
-
-Knows drafters, retrievers and memories; knows no method.
-"""
+"""What methods are built from: a target, their loaded needs, settings, and shared memories."""
 
 from __future__ import annotations
 

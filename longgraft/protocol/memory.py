@@ -1,4 +1,4 @@
-"""Memories: what is learnt while decoding.  Knows observations; knows no proposer."""
+"""Memories: what is learnt while decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the target reports of a pass, and what memories want of it.  Knows trees; knows no model, method or device."""
+"""What the target reports of a pass, and what memories want of it."""
 
 from __future__ import annotations
 

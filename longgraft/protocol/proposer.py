@@ -1,4 +1,4 @@
-"""Proposers: they turn memories into draft trees.  Knows trees and observations; knows no model and no method.
+"""Proposers: they turn memories into draft trees.
 
 A method is a `Proposer` over `Memory`s: memories observe all that the target reads, proposers turn what memories hold
 into a tree.  Nothing else changes while decoding.

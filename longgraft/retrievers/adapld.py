@@ -1,7 +1,4 @@
-"""AdaPLD (arXiv 2606.05742): one copied chain, and branches of the tokens that the target had found probable there.
-
-Knows tokens, hidden states, embeddings and logits; knows no model.
-"""
+"""AdaPLD (arXiv 2606.05742): one copied chain, and branches of the tokens that the target had found probable there."""
 
 from __future__ import annotations
 

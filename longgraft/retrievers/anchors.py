@@ -1,6 +1,6 @@
 """Places in the text that look like its end: the root's own token, or one like it, in the context most like the root's.
 
-Knows tokens, hidden states and embeddings; knows no model.  PLD+ (arXiv 2412.01447), AdaPLD (2606.05742).
+PLD+ (arXiv 2412.01447), AdaPLD (2606.05742).
 """
 
 from __future__ import annotations

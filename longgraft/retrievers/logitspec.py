@@ -1,7 +1,4 @@
-"""LogitSpec (arXiv 2507.01449): guesses after the root are the top-k at the position that produced the root.
-
-Knows tokens and that top-k; knows no model.
-"""
+"""LogitSpec (arXiv 2507.01449): guesses after the root are the top-k at the position that produced the root."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lookahead decoding (arXiv 2402.02057): verifies n-grams, and grows new ones in the same pass.
 
 Its window is a tree: row r's column c stands below row r - 1's, the first row is a chain from the root, and n-grams are
-chains from the root.  Knows trajectories only.
+chains from the root.
 """
 
 from __future__ import annotations

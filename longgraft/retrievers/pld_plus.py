@@ -1,7 +1,4 @@
-"""PLD+ (arXiv 2412.01447): of all occurrences of the root's token, copy after the one with the most similar context.
-
-Knows tokens and hidden states.
-"""
+"""PLD+ (arXiv 2412.01447): of all occurrences of the root's token, copy after the one with the most similar context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (Saxena, 2023): copy what followed the same n-gram before.  Knows tokens only."""
+"""Prompt lookup decoding (Saxena, 2023): copy what followed the same n-gram before."""
 
 from __future__ import annotations
 

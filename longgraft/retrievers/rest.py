@@ -1,6 +1,5 @@
-"""REST (arXiv 2311.08252): the most frequent continuations of the text's end in a datastore or a prediction, as a tree.
-
-Knows datastore and history; knows no file.
+"""REST (arXiv 2311.08252): the most frequent continuations of the text's end in a datastore or a prediction, as a
+tree.
 """
 
 from __future__ import annotations

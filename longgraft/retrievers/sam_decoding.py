@@ -1,7 +1,4 @@
-"""SAM-Decoding (arXiv 2411.10666): what followed the first occurrence of the longest match, as a chain.
-
-Knows the automaton; knows no drafter.
-"""
+"""SAM-Decoding (arXiv 2411.10666): what followed the first occurrence of the longest match, as a chain."""
 
 from __future__ import annotations
 

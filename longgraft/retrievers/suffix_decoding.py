@@ -4,8 +4,6 @@ The authors' suffix trees with counts are computed from the text itself: a node 
 occurs, and all nodes up to the longest match are found by one comparison with the text and ever smaller gathers.
 Counts, and so drafts, are those of the authors' trees, except that no draft ends at a depth limit, and that long
 matches are distinguished at the newest COMPARED places only.
-
-Knows texts as arrays; knows no model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Retrieval from the adjacency matrix: a static tree of ranks, filled with the rows' tokens.
 
-Knows rows and templates; knows no drafter.  Graft (arXiv 2605.20104, Eq. 10), Token Recycling (2408.08696).
+Graft (arXiv 2605.20104, Eq. 10), Token Recycling (2408.08696).
 """
 
 from __future__ import annotations

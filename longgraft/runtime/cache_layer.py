@@ -1,7 +1,4 @@
-"""One layer of the target's key-value cache, as transformers' models (5.17 to 5.23) call it.
-
-Knows rows; lengths are the owner's.
-"""
+"""One layer of the target's key-value cache, as transformers' models (5.17 to 5.23) call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds by part of a step, and counts of draft forwards.  Knows names; a device is only a function that syncs it."""
+"""Seconds by part of a step, and counts of draft forwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Tensor functions of fixed shape, recorded once and replayed: launching kernels one by one can cost more than running
-them.
-
-Knows functions and what they return; knows no model, no tree and no method.
+"""Tensor functions of fixed shape, recorded once and replayed: launching kernels one by one can cost more than
+running them.
 """
 
 from __future__ import annotations

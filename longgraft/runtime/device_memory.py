@@ -1,4 +1,4 @@
-"""Bytes of memory, free and at the peak.  Knows devices and the operating system's counters; knows no model."""
+"""Bytes of memory, free and at the peak."""
 
 from __future__ import annotations
 

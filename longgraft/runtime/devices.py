@@ -1,4 +1,4 @@
-"""Names of devices and number formats.  Knows torch; knows no model."""
+"""Names of devices and number formats."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The target's key-value cache: allocated once, written in place, rolled back by an integer.
-
-Knows rows and lengths; knows no tree, no attention kernel and no method.
-"""
+"""The target's key-value cache: allocated once, written in place, rolled back by an integer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Norms, gated products and rotary embeddings of an unmodified transformers model, one launch each during a pass.
 
-Knows modules and their forms; knows no kernel.  Modules of other forms, and inputs that do not fit, are computed by the
-model's own code.  Nothing stays on the model after a pass, and the library is never patched.
+Modules of other forms, and inputs that do not fit, are computed by the model's own code.  Nothing stays on the model
+after a pass, and the library is never patched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a model's modules take and give, taken by hooks that are removed when a block ends.
-
-Knows PyTorch's hooks; knows no pass.
-"""
+"""What a model's modules take and give, taken by hooks that are removed when a block ends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Recognises the forms of norms, gated products and rotary embeddings by their outputs for random inputs.
 
-Knows arithmetic and where it rounds; knows no family by name.  Probing changes neither the module nor torch's state.
+Probing changes neither the module nor torch's state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a pass of a target is given and what it reports: segments, each a tree or a prompt chunk of one sequence.
-
-Knows trees, caches and layouts; knows no model.
-"""
+"""What a pass of a target is given and what it reports: segments, each a tree or a prompt chunk of one sequence."""
 
 from __future__ import annotations
 

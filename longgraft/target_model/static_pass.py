@@ -1,7 +1,5 @@
 """The target's pass over a fixed number of rows, with all inputs on the device: the launches are the same for every
 prefix and every tree, so that they are recorded once and replayed.
-
-Knows target, cache, padded trees and what a draw is; knows no rule by name and no method.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which models cannot be decoded, and why, from their configurations alone: no weight is read.
 
-Knows transformers' configurations; knows no tensor.  tests/test_families.py shows for every causal family that it is
-refused here or exact.
+tests/test_families.py shows for every causal family that it is refused here or exact.
 """
 
 from __future__ import annotations

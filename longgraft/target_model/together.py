@@ -1,6 +1,6 @@
 """Work of several requests, side by side: where each waits for a pass of a target, one pass runs for all.
 
-Knows targets and greenlets; knows no request.  All of it is in the caller's thread: one runs until it needs a pass.
+All of it is in the caller's thread: one runs until it needs a pass.
 """
 
 from __future__ import annotations

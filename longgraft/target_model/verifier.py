@@ -1,7 +1,4 @@
-"""One target pass over a prompt chunk or a proposal: draw, walk, keep the path, report.
-
-Knows target, cache and acceptance; knows no method.
-"""
+"""One target pass over a prompt chunk or a proposal: draw, walk, keep the path, report."""
 
 from __future__ import annotations
 

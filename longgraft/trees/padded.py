@@ -1,7 +1,6 @@
 """A proposal tree in a fixed number of rows: `ProposalTree`'s operations with fixed tensor shapes, on any device.
 
-Only `of`, `host` and `on_host` copy between the host and the device, so that CUDA graphs can record the rest.  Knows
-tokens and parents; knows no model, no cache and no method.
+Only `of`, `host` and `on_host` copy between the host and the device, so that CUDA graphs can record the rest.
 """
 
 from __future__ import annotations

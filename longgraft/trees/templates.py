@@ -1,6 +1,6 @@
 """Static topologies of retrieved trees: the path `r1 r2 ..` is the root's r1-th successor, then that one's r2-th, ...
 
-Knows ranks; knows no token and no matrix.  Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree
+Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree
 published with Token Recycling (arXiv 2408.08696).
 """
 

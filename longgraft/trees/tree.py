@@ -1,4 +1,4 @@
-"""The proposal tree, an immutable value.  Knows tokens and parents; knows no model, no cache and no method."""
+"""The proposal tree, an immutable value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree of chains that share their common prefixes.  Knows tokens only."""
+"""A tree of chains that share their common prefixes."""
 
 from __future__ import annotations
 

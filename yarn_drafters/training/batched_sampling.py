@@ -1,7 +1,6 @@
 """Samples a model's own continuations of many prompts at once, for training data.
 
-Knows transformers' models and tensors; knows no text and no file.  Not exact decoding: rows of a batch are padded, and
-run in the dtype of the weights.
+Not exact decoding: rows of a batch are padded, and run in the dtype of the weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The objective of block drafters: many blocks of a row in one forward, compared with the target's distributions.
 
-Knows the network and tensors; knows no corpus, no optimizer and no recipe.
-
 Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block, G query heads of a key head, d head size.
 """
 

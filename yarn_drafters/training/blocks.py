@@ -1,6 +1,5 @@
 """The trainer of block drafters: blocks of masks at random anchors of a text, all of a row in one forward.
 
-Knows targets, the loop and the network; decodes only to measure.
 Source: DFlash (arXiv 2602.06036): random anchors, larger weights of earlier slots, the target's embedding and output
 layer.
 

@@ -1,7 +1,7 @@
 """Training text as tokens: training a tokenizer, encoded corpora.
 
-Knows documents, bytes and token ids; knows no model, no optimizer and no learning rate.  A token that is context only
-(a chat's question) is stored as ~id, so that packing, shuffling and resuming need not know of it.
+A token that is context only (a chat's question) is stored as ~id, so that packing, shuffling and resuming need not know
+of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The processes of a training run, their devices, and the lock on its folder.
-
-Knows torch.distributed and files; knows no recipe and no model.
-"""
+"""The processes of a training run, their devices, and the lock on its folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Requests over excerpts of documents: summarise, quote, rewrite, extract, explain and edit.
-
-Knows texts and sentences; knows no model and no token.
-"""
+"""Requests over excerpts of documents: summarise, quote, rewrite, extract, explain and edit."""
 
 from __future__ import annotations
 

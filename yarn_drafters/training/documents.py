@@ -1,7 +1,4 @@
-"""Reads training text from files: texts and chats, one document each.
-
-Knows files and rows; knows no token.
-"""
+"""Reads training text from files: texts and chats, one document each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The trainer of EAGLE-3 drafters: training-time test on a frozen target's features, computed during training.
-
-Knows targets, the loop and the objective; decodes only to measure.
-"""
+"""The trainer of EAGLE-3 drafters: training-time test on a frozen target's features, computed during training."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a frozen target gives for rows of tokens, kept on disk: from the second epoch on its forward is not needed.
 
-Knows files and targets' identity; knows no drafter.  A row of 1,024 tokens of a target 576 wide takes 4.8 MB.
+A row of 1,024 tokens of a target 576 wide takes 4.8 MB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A freshly initialised EAGLE-3 head: its sizes, draft vocabulary and weights.
-
-Knows targets, token counts of corpora and the network; knows no loop.
-"""
+"""A freshly initialised EAGLE-3 head: its sizes, draft vocabulary and weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Shared by the trainers of drafters: a frozen target, its encoded texts, the run, and replay for measurements.
-
-Knows targets, corpora, sessions and the loop; knows no drafter network and no objective.
-"""
+"""Shared by the trainers of drafters: a frozen target, its encoded texts, the run, and replay for measurements."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The trainer of LongSpec drafters on a frozen target's last keys and values, computed during training.
 
-Knows targets, the loop and the network; decodes only to measure.
-
 When decoding, a drafted token sees the target's rows up to the root's and not those of tokens drafted before it.  So in
 training each row has a gap of 1 to `levels` tokens: token t sees the target's rows of tokens 0 .. t - gap ("flash noisy
 training"; official code draws gaps of 1 to 4).  Attention stays causal, and no mask exists.

@@ -1,7 +1,4 @@
-"""A training run in one folder: batches, schedule, checkpoints, log, data parallelism.
-
-Knows token streams and optimizers; knows no model and no objective.
-"""
+"""A training run in one folder: batches, schedule, checkpoints, log, data parallelism."""
 
 from __future__ import annotations
 

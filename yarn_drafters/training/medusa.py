@@ -1,7 +1,5 @@
-"""The trainer of Medusa heads: from a frozen target's last hidden states, each head learns the target's distribution of
-a later token.
-
-Knows targets, the loop and the heads; knows no tree and no decoding.
+"""The trainer of Medusa heads: from a frozen target's last hidden states, each head learns the target's distribution
+of a later token.
 """
 
 from __future__ import annotations

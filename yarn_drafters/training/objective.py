@@ -1,6 +1,5 @@
 """EAGLE-3's training-time test: the drafter is trained on its own states, as in decoding.
 
-Knows the drafter network and tensors; knows no corpus, no optimizer and no target model.
 Source: EAGLE-3 (arXiv 2503.01840) section 3.
 
 Letters: B batch, S slots, H heads, d head size, K steps.

@@ -1,7 +1,4 @@
-"""Training text from packages: wheels and source archives with permissive licences.
-
-Knows archives, package metadata and text; knows no tokenizer and no model.
-"""
+"""Training text from packages: wheels and source archives with permissive licences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """On-policy training chats: a target's own answers to given, invented and document requests, as JSONL.
 
-Knows chat templates, sampling and files; knows no drafter.  A head learns what its target says, best from its answers.
+A head learns what its target says, best from its answers.
 """
 
 from __future__ import annotations

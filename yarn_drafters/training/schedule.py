@@ -1,4 +1,4 @@
-"""Learning-rate schedules over progress in [0, 1].  Knows no optimizer, no step and no clock."""
+"""Learning-rate schedules over progress in [0, 1]."""
 
 from __future__ import annotations
 

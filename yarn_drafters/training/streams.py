@@ -1,7 +1,4 @@
-"""The order in which training reads a corpus: documents shuffled or grouped, endless deterministic token streams.
-
-Knows encoded documents; knows no text, no tokenizer and no model.
-"""
+"""The order in which training reads a corpus: documents shuffled or grouped, endless deterministic token streams."""
 
 from __future__ import annotations
 

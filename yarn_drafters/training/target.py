@@ -1,7 +1,5 @@
-"""The trainer of small Qwen3 models for code in long contexts, on text alone (the embedded target) or distilled from a
-larger model of the same tokenizer (the embedded draft model).
-
-Knows the loop, corpora, targets as teachers and transformers' Qwen3; knows no drafter, tree or decoding.
+"""The trainer of small Qwen3 models for code in long contexts, on text alone (the embedded target) or distilled from
+a larger model of the same tokenizer (the embedded draft model).
 """
 
 from __future__ import annotations

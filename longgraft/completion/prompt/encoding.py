@@ -1,4 +1,4 @@
-"""Texts of a prompt, each encoded by itself.  Knows a tokenizer; knows no order.
+"""Texts of a prompt, each encoded by itself.
 
 The ids of a text do not depend on the text before it, so a changed prompt keeps its ids up to the change.
 """

@@ -1,7 +1,6 @@
 """A model's own fill-in-the-middle tokens, found in its tokenizer.  Bavarian et al. (arXiv 2207.14255) made the form.
 
-Knows spellings and orders of families; does not know whether a model was trained with them.  Qwen3's tokenizer has
-those of Qwen-coder, so that a general model may need left to right.
+Qwen3's tokenizer has those of Qwen-coder, so that a general model may need left to right.
 """
 
 from __future__ import annotations

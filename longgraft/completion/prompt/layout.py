@@ -1,7 +1,7 @@
 """From a cursor and snippets of other files to the ids of a prompt, in an order that stays while the file is edited.
 
 With the model's fill-in-the-middle tokens, or left to right as in RepoBench-P (arXiv 2306.03091): each snippet under
-its file's path, then the file up to the cursor.  Knows a tokenizer, texts and a budget; reads no file.
+its file's path, then the file up to the cursor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The snippets of a prompt, in an order that keeps the last prompt's beginning.  Knows costs; knows no token."""
+"""The snippets of a prompt, in an order that keeps the last prompt's beginning."""
 
 from __future__ import annotations
 

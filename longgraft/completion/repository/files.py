@@ -1,6 +1,6 @@
 """The files of a repository that may be shown to a model: walked, filtered, and cached while unchanged.
 
-Knows files; knows no ranking.  Links are not followed: a target within the repository is found at its own path.
+Links are not followed: a target within the repository is found at its own path.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which files git ignores, by the .gitignore of every folder (pathspec); and folders of third-party or built code.
 
-Knows names; reads .gitignore files only.  A user's global ignore file is not read.
+A user's global ignore file is not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Which file and definition of a repository a Python import means: absolute and relative imports, source folders, names
-that a package's __init__ re-exports, and folders that setuptools maps to packages.
-
-Knows paths and outlines; installed packages are ignored.
+"""Which file and definition of a repository a Python import means: absolute and relative imports, source folders,
+names that a package's __init__ re-exports, and folders that setuptools maps to packages.
 """
 
 from __future__ import annotations

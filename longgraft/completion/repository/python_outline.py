@@ -1,6 +1,6 @@
 """What a Python file defines and imports, by Python's own parser.
 
-Knows text.  At a cursor little parses: lines with syntax errors are removed until the rest is Python.
+At a cursor little parses: lines with syntax errors are removed until the rest is Python.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Files that hold secrets, recognized by name and content: they are never read into a prompt.
 
-Knows names and text.  A secret that no pattern here matches is not found: what must not be seen belongs outside the
-repository.
+A secret that no pattern here matches is not found: what must not be seen belongs outside the repository.
 """
 
 from __future__ import annotations

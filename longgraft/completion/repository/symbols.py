@@ -1,4 +1,4 @@
-"""What a file defines and what it imports, in lines and names.  Knows no language."""
+"""What a file defines and what it imports, in lines and names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What a file of another language than Python defines: by its tree-sitter grammar where that is installed, else by
-keywords and indentation.  Knows text and languages.
+keywords and indentation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The identifiers around a cursor, weighed by their distance from it and by their rarity.
-
-Knows text and names; parses nothing, since at a cursor little parses.
-"""
+"""The identifiers around a cursor, weighed by their distance from it and by their rarity."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The snippets of a repository that help a model to complete at a cursor, the best first.
 
-Knows no model and no tokenizer: tokens are estimated from characters, and more snippets are returned than fit.  The
-same repository and cursor give the same snippets.
+The same repository and cursor give the same snippets.
 """
 
 from __future__ import annotations
