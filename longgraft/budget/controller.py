@@ -110,7 +110,7 @@ class Controller:
             tree = self.ranked.rank(ask, None, prices)
             probabilities = tree.scores.exp().tolist()
             plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(probabilities) - 1.0,
-                        alone=not ask.beside.requests)
+                        alone=not ask.batch.requests)
             if self.beam and self.estimates.drafter_cache is not None:
                 first = probabilities[1] if len(probabilities) > 1 else 0.0
                 waiting = self.estimates.drafter_cache.waiting
@@ -143,12 +143,12 @@ class Controller:
     def _priced(self, ask: Ask) -> Prices:
         """Prices at this prefix and the present rate: that of all requests of the pass, which each of its rows delays.
         """
-        others = -(-ask.beside.rows // ROUNDED) * ROUNDED
+        others = -(-ask.batch.rows // ROUNDED) * ROUNDED
         if (self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS or others != self._prices[1]
                 or len(self._prices[2].seconds) != ask.budget):
             self._prices = ask.position, others, Prices(self.costs, ask.position, ask.budget, self.beam, others)
         prices = self._prices[2]
-        prices.rate = (1 + ask.beside.requests) * self.estimates.rate(prices.plain)
+        prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.plain)
         return prices
 
     def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:

@@ -9,7 +9,7 @@ from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.stats import Tally
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import ALONE, Ask, Beside, Proposer
+from longgraft.protocol.proposer import SINGLE_REQUEST, Ask, BatchLoad, Proposer
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import ROOT, ProposalTree
@@ -71,11 +71,11 @@ class Decoder:
         self.tally.first()
         return Step(tokens=(root,), origins=(ROOT,), text=text, logprobs=self._logprobs(1))
 
-    def step(self, beside: Beside = ALONE) -> Step:
+    def step(self, batch: BatchLoad = SINGLE_REQUEST) -> Step:
         """Propose and verify one tree."""
         left = self.goal.limit - self.tally.new_tokens
         ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses,
-                  beside=beside)
+                  batch=batch)
         # The last token needs no guess: the pass after it would not be run.
         tree = self.proposer.propose(ask) if left > 1 else ProposalTree.root_only(self._root)
         if self.shaping is not None:

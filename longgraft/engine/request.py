@@ -12,7 +12,7 @@ from longgraft.engine.decoder import Decoder, FinishReason, Step
 from longgraft.engine.stats import Stats
 from longgraft.prefill.chunked import read_prompt
 from longgraft.prefill.prefixes import PrefixReader
-from longgraft.protocol.proposer import ALONE, Beside
+from longgraft.protocol.proposer import SINGLE_REQUEST, BatchLoad
 from longgraft.runtime.clock import Clock
 
 
@@ -38,7 +38,7 @@ class Request:
         self._peak = 0
         self._finish: FinishReason | None = None
         self._cancelled = self._superseded = False
-        self._beside = ALONE
+        self._batch = SINGLE_REQUEST
         self._rows = 1
         self._stepping = threading.Lock()
         self._stepper = threading.current_thread()      # the thread that steps it, or opened it
@@ -85,14 +85,14 @@ class Request:
         """Rows of its last pass; 1 before it had one."""
         return self._rows
 
-    def step(self, beside: Beside = ALONE) -> Step | None:
+    def step(self, batch: BatchLoad = SINGLE_REQUEST) -> Step | None:
         """The next chunk or decoding step; None when the answer has ended."""
         if self._superseded:
             raise RuntimeError("Another request was started on this session; it serves one at a time. Finish this one "
                                "before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
-        self._stepper, self._beside = threading.current_thread(), beside
+        self._stepper, self._batch = threading.current_thread(), batch
         try:
             if self._cancelled and self._finish is None:
                 self._end("cancelled")
@@ -113,7 +113,7 @@ class Request:
 
     def _prefill_step(self) -> Step:
         assert self._prefill is not None
-        if self._beside.chunk == 0:     # the pass is for shorter prompts
+        if self._batch.chunk == 0:     # the pass is for shorter prompts
             return Step()
         with self._clock.part("host"):      # time outside all other parts, such as a memory's own
             step = next(self._prefill)
@@ -131,7 +131,7 @@ class Request:
             yield Step(read=known, reused=known)
         rest = torch.tensor(self._ids[self._reused:])
         for seen in read_prompt(decoder.verifier, rest, decoder.wants, self._chunk,
-                                cell=None if reader is None else reader.cell, most=lambda: self._beside.chunk):
+                                cell=None if reader is None else reader.cell, most=lambda: self._batch.chunk):
             decoder.observe(seen)
             if reader is not None:
                 reader.keep(seen)
@@ -142,7 +142,7 @@ class Request:
 
     def _decode(self) -> Step:
         with self._clock.part("host"):
-            step = self._decoder.step(self._beside)
+            step = self._decoder.step(self._batch)
         for part, seconds in self._clock.lap().items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
         for kind, times in self._clock.counted().items():

@@ -14,7 +14,7 @@ from longgraft.engine.encoder import Prompt
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
-from longgraft.protocol.proposer import Beside
+from longgraft.protocol.proposer import BatchLoad
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
 
@@ -108,11 +108,11 @@ def advance(requests: Sequence[Request], lone: bool = False) -> list[Step | Exce
     chunks = shares([one.unread for one in requests], [one.weight for one in requests])
     if len(requests) == 1:
         try:
-            return [requests[0].step(Beside(chunk=chunks[0] if lone else None))]
+            return [requests[0].step(BatchLoad(chunk=chunks[0] if lone else None))]
         except Exception as error:
             return [error]
     rows = sum(request.rows for request in requests)
-    return together([partial(request.step, Beside(len(requests) - 1, rows - request.rows, chunk))
+    return together([partial(request.step, BatchLoad(len(requests) - 1, rows - request.rows, chunk))
                      for request, chunk in zip(requests, chunks, strict=True)])
 
 
