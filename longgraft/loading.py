@@ -25,7 +25,7 @@ from longgraft.methods.calibration import Calibration, any_kept_for, default_pat
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
 from longgraft.methods.own_settings import with_own_settings
-from longgraft.methods.parts import Parts, Shape
+from longgraft.methods.parts import DraftShape, Parts
 from longgraft.models.places import EMBEDDED, embedded
 from longgraft.models.targets import kernels_for, load_target, resolve
 from longgraft.prefill.prefixes import Prefixes
@@ -165,7 +165,7 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
     regions, why_eager = _regions(settings, target)
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
-    shape = Shape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
+    shape = DraftShape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
                   settings.retrieved_width, settings.online, settings.persist)
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), settings)
     parts = Parts(target, given, shape, calibration, regions=regions)

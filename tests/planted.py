@@ -31,7 +31,7 @@ MUTATIONS = (
     Mutation("states are read from another request's rows", "StatefulModules.__call__", "start += len(first)", "start += 0", "test_stateful.py::test_requests_that_share_passes_and_come_after_a_cancelled_one_answer_as_alone"),
     Mutation("a marked cache keeps the states of what was decoded", "KVCache.crop", "dict(self._marked[1]) if length else {}", "self.states", "test_measure.py::test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone"),
     Mutation("a gated norm is compiled as a norm", "CompiledModules._replacement", "if not (more or named) and x.dtype", "if x.dtype", "test_measure.py::test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone"),
-    Mutation("a bias that was given is forgotten", "Shape.read", "dict(map(_bias, self.logit_bias)) or None", "None", "test_cli.py::test_json_prints_one_object_with_every_field"),
+    Mutation("a bias that was given is forgotten", "LogitSettings.read", "dict(map(_bias, self.logit_bias)) or None", "None", "test_cli.py::test_json_prints_one_object_with_every_field"),
     Mutation("a document without an end is begun", "constraints:_compiled", "if not tried.consume_tokens(tried.compute_ff_tokens()):", "if tried.is_error():", "test_constraints.py::test_mistakes_are_one_sentence"),
     Mutation("a known prompt begins without a state", "PrefixReader.recall", "self.cache.states = dict(known[-1].states)", "self.cache.states = dict()", "test_stateful.py::test_every_method_says_what_the_target_would_also_where_the_prompts_beginning_is_known"),
     Mutation("states go on with several tokens unasked", "StatefulModules.run", "not _continues(call)", "False", "test_families.py::test_the_families_of_the_readme_are_exact"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longgraft.config.method_roles import COMPARED, PLAIN
 from longgraft.config.option_files import read_table
 from longgraft.config.options import check, like, made, option
-from longgraft.config.settings import POSITIONS, Budget, Draw, Ends, Pair, Settings
+from longgraft.config.settings import POSITIONS, Budget, Pair, SamplingSettings, Settings, StopSettings
 from longgraft.eval.runs.variants import COLD, Variant
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class SweepConfig:
     prompts: int = option(5, "Of a suite and length, evenly spread over a suite that is taken whole", unit="prompts",
                           low=1, high=10 ** 6)
     repeats: int = option(3, "Of each decoding", low=1, high=1000)
-    max_new_tokens: int = like(Ends, "max_new_tokens", default=128, help="Of an answer, at most")
+    max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128, help="Of an answer, at most")
     concurrency: tuple[int, ...] = option((), "Requests at once, e.g. 1,2,4,8,16: each suite and length is answered "
                                           "again by so many, and the tables say what all of them and each of them get",
                                           low=1, high=1024, none="each prompt alone")
-    temperature: float = like(Draw, "temperature", default=1.0, help="Of mode sampled")
-    seed: int = like(Draw, "seed", help="Of mode sampled")
+    temperature: float = like(SamplingSettings, "temperature", default=1.0, help="Of mode sampled")
+    seed: int = like(SamplingSettings, "seed", help="Of mode sampled")
     # A replay itself can show no divergence.
     check_tokens: int | None = option(None, "Drawn once per prompt by every method beside a replay, and compared with "
                                       "plain decoding's", unit="tokens", low=1, high=2 ** 20,

@@ -21,7 +21,7 @@ PEERS = (*TRANSFORMERS, "llama.cpp", "llama.cpp-lookup")
 
 @dataclass(frozen=True)
 class Variant:
-    """`method[@head][+setting=value ...]`, the settings being those of `OfMethod` and the method's own choices;
+    """`method[@head][+setting=value ...]`, the settings being those of `MethodSettings` and the method's own choices;
     those of TRANSFORMERS are no methods of ours.
 
     method: with its own choices; calibrations: by setting, the name that one was given under.

@@ -16,7 +16,7 @@ from longgraft.cli.generate import open_session
 from longgraft.cli.prompts import read_source
 from longgraft.completion.options import CompletionOptions
 from longgraft.config.options import check, option
-from longgraft.config.settings import Draw, Pair, Settings
+from longgraft.config.settings import Pair, SamplingSettings, Settings
 
 if TYPE_CHECKING:
     from longgraft.completion.completer import Completion
@@ -75,7 +75,7 @@ class CompletionOutput:
 
 @command(completing, "complete", EXAMPLE, "Answer")
 def complete(place: Place, options: CompletionOptions, output: CompletionOutput, pair: Pair, settings: Settings,
-             draw: Draw) -> None:
+             draw: SamplingSettings) -> None:
     """Complete code at a cursor, with the repository around it."""
     cursor = place.cursor()     # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling

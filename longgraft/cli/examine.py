@@ -14,7 +14,7 @@ from longgraft.cli.generate import open_session
 from longgraft.config.method_roles import DENSE
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import check, like, option
-from longgraft.config.settings import POSITIONS, Draw, Ends, Pair, Settings
+from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:
     from longgraft.methods.method import Method
@@ -95,9 +95,9 @@ class Warming:
     """What a calibration is made from."""
 
     rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
-    max_new_tokens: int = like(Ends, "max_new_tokens")
+    max_new_tokens: int = like(StopSettings, "max_new_tokens")
     out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
-    temperature: float = like(Draw, "temperature", help="Choose thresholds for this temperature; 0 is greedy")
+    temperature: float = like(SamplingSettings, "temperature", help="Choose thresholds for this temperature; 0 is greedy")
     draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
                                       none="measured here")
     keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
@@ -143,7 +143,7 @@ class Checking:
     count: int = option(5, "Most prompts to check", low=1, high=10 ** 6)
     max_prompt_tokens: int = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens", low=1,
                                     high=POSITIONS)
-    max_new_tokens: int = like(Ends, "max_new_tokens", default=128)
+    max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128)
     level: str = option("ids", "What is compared with plain decoding: ids compares answers; bits compares logits of "
                         "random trees, whatever the method", choices=("ids", "bits"))
     trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10 ** 6)
@@ -155,7 +155,7 @@ class Checking:
 @command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)
 def verify(
     prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],
-    pair: Pair, checking: Checking, settings: Settings, draw: Draw, as_json: Json = False,
+    pair: Pair, checking: Checking, settings: Settings, draw: SamplingSettings, as_json: Json = False,
 ) -> None:
     """Compare a method with plain decoding: the first token that differs and the margin of the logits there.
 

@@ -18,7 +18,7 @@ from longgraft.config.new_paths import new_file
 from longgraft.config.option_files import describe
 from longgraft.config.options import check, option
 from longgraft.config.recording_file import read_recording
-from longgraft.config.settings import Draw, Ends, Pair, Settings, Shape
+from longgraft.config.settings import LogitSettings, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
@@ -64,7 +64,7 @@ class Answers:
     session: Session
     settings: Settings
     sampling: Sampling
-    ends: Ends
+    ends: StopSettings
     compare: bool
     prediction: str | None = None
 
@@ -112,7 +112,7 @@ class Answers:
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
-def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, shape: Shape, ends: Ends,
+def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: SamplingSettings, shape: LogitSettings, ends: StopSettings,
              shown: Shown, source: Source = None, or_embedded: OrEmbedded = False) -> None:
     """Answer a long prompt."""
     if source not in (None, STDIN):
@@ -125,7 +125,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, s
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
-    if shown.replay and (draw != Draw() or shape != Shape()):
+    if shown.replay and (draw != SamplingSettings() or shape != LogitSettings()):
         raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would change "
                          "nothing. Give one or the other.")
     if shape.logprobs is not None and not (shown.as_json or given.prompts):

@@ -34,7 +34,7 @@ M = TypeVar("M", bound=Memory)
 
 
 @dataclass(frozen=True)
-class Shape:
+class DraftShape:
     """Bounds on drafts and retrieved trees: those of a run, or of one method (`method+name=value`).
 
     levels, top_k: draft forwards of a step; beam width and branching
@@ -69,7 +69,7 @@ class Parts:
 
     target: Target
     given: Mapping[str, object] = field(default_factory=dict)
-    shape: Shape = Shape()
+    shape: DraftShape = DraftShape()
     calibration: Calibration = field(default_factory=Calibration)
     costs: LiveCosts | None = None
     clock: Clock = field(default_factory=Clock)
