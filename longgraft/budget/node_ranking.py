@@ -1,7 +1,7 @@
 """Drafted and remembered nodes in one ranking by the estimated probability of their paths.
 
-No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree (docs/choices.md, one
-ranking).
+No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree
+(docs/choices.md, one ranking).
 """
 
 from __future__ import annotations

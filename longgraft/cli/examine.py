@@ -97,7 +97,8 @@ class Warming:
     rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
     max_new_tokens: int = like(StopSettings, "max_new_tokens")
     out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
-    temperature: float = like(SamplingSettings, "temperature", help="Choose thresholds for this temperature; 0 is greedy")
+    temperature: float = like(SamplingSettings, "temperature",
+                              help="Choose thresholds for this temperature; 0 is greedy")
     draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
                                       none="measured here")
     keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")

@@ -112,8 +112,8 @@ class Answers:
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
-def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: SamplingSettings, shape: LogitSettings, ends: StopSettings,
-             shown: Shown, source: Source = None, or_embedded: OrEmbedded = False) -> None:
+def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: SamplingSettings, shape: LogitSettings,
+             ends: StopSettings, shown: Shown, source: Source = None, or_embedded: OrEmbedded = False) -> None:
     """Answer a long prompt."""
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "

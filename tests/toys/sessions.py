@@ -62,8 +62,8 @@ def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None =
     shape, calibration = ({name: more.pop(name) for name in kind.__dataclass_fields__ if name in more}
                           for kind in (DraftShape, Calibration))
     more.setdefault("costs", LiveCosts(TOY_COSTS, frozen=True))
-    return Parts(toy_target(family, kernels=kernels), toys(family, seed), DraftShape(**shape), Calibration(**calibration),
-                 **more)
+    return Parts(toy_target(family, kernels=kernels), toys(family, seed), DraftShape(**shape),
+                 Calibration(**calibration), **more)
 
 
 @cache
