@@ -15,7 +15,7 @@ from toys.served import Gate, tokens_of, until_true, working
 from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import AcceptanceEstimates, StepPlan
 from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.session import Session
@@ -191,11 +191,11 @@ def test_passes_that_others_share_say_nothing_of_a_pass_alone():
     estimates, before = AcceptanceEstimates(costs), costs.state()
     seen = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0)
     for _ in range(8):
-        estimates.expect(Plan(1, 0, 1.0, alone=False))
+        estimates.expect(StepPlan(1, 0, 1.0, alone=False))
         estimates.observe(seen)
     assert costs.state() == before
     for _ in range(8):
-        estimates.expect(Plan(1, 0, 1.0))
+        estimates.expect(StepPlan(1, 0, 1.0))
         estimates.observe(seen)
     assert costs.state() != before
 
