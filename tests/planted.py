@@ -464,7 +464,7 @@ MUTATIONS = (
     Mutation("text that spells a token becomes one", "PartEncoder.encode", "match.start() + len(match[0]) // 2", "match.start()", "test_fim.py::test_text_that_spells_a_token_is_text"),
     Mutation("snippets stay behind one that has gone", "arrange", "takewhile(now.__contains__, map(place, before))", "filter(now.__contains__, map(place, before))", "test_stable_layout.py::test_what_is_new_is_put_behind_what_stays"),
     Mutation("a snippet is another when it is worth more", "place", "return snippet.path, snippet.first_line, snippet.text", "return snippet.path, snippet.worth, snippet.text", "test_stable_layout.py::test_worth_that_changes_moves_no_piece"),
-    Mutation("the cut of a file moves with each line", "Layout._tail", "{min(BLOCK, max(1, budget // PER_LINE)), 1}", "{1}", "test_stable_layout.py::test_a_cut_file_begins_at_the_same_line_for_many_lines"),
+    Mutation("the cut of a file moves with each line", "PromptLayout._tail", "{min(BLOCK, max(1, budget // PER_LINE)), 1}", "{1}", "test_stable_layout.py::test_a_cut_file_begins_at_the_same_line_for_many_lines"),
     Mutation("a branch that is being said ends a block", "Ending._indented", "if text.endswith(line.code) and any(", "if False and any(", "test_ends.py::test_a_completion_ends"),
     Mutation("a bracket's lines end a block", "Ending._indented", "elif line.code and line.depth == 0:", "elif line.code:", "test_ends.py::test_a_completion_ends"),
     Mutation("blanks before the cursor are said twice", "_CompletionText._completed", "return self.raw[same:]", "return self.raw", "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step"),

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from longgraft.config.options import check, like, option
 from longgraft.config.settings import StopSettings
 
-LEAST = 64      # tokens of a prompt
+LEAST = 64      # fewest tokens of a prompt
 
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    """Where a completion ends, and the size and form of its prompt."""
+    """The end of a completion, and the size and form of its prompt."""
 
     until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
                         "or only where the model does", choices=("line", "block", "stop"))

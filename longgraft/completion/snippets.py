@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cursor:
-    """path: of its file, from the repository's root, with forward slashes; before, after: the file's text around it."""
+    """path: the file's path from the repository's root, with forward slashes; before, after: its text around the
+    cursor."""
 
     path: str
     before: str
