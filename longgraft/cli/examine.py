@@ -35,15 +35,15 @@ def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP
     if names:
         print("\n".join(_described(name, find(name)) for name in names))
         return
-    groups = {(part.__doc__ or "").partition(".  ")[0]: part.METHODS for part in PARTS}
+    groups = {(part.__doc__ or "").splitlines()[0].rstrip("."): part.METHODS for part in PARTS}
     print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
-    for title, group in (groups | {"Of installed packages": tuple(installed().values())}).items():
+    for title, group in (groups | {"Methods of installed packages": tuple(installed().values())}).items():
         if group:
             print("\n".join(["", title, *map(_listed, group)]))
 
 
 def _listed(method: Method) -> str:
-    """One line."""
+    """Describes a method in one line."""
     about = [f"needs {' and '.join(need.switch for need in method.needs)}"] if method.needs else []
     about += [method.promise] if method.promise != "exact" else []
     about += [" ".join(f"+{one.name}" for one in method.own)] if method.own else []
@@ -52,7 +52,7 @@ def _listed(method: Method) -> str:
 
 
 def _described(name: str, method: Method) -> str:
-    """A method in full, with its settings."""
+    """Describes a method in full, with its settings."""
     needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
     own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.help_text(one.default)}" for one in method.own)
     return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "

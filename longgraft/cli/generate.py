@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
-# Names of `Stats.kinds`, `Stats.accepted_by_origin` and `Stats.finish_reason`, for people.
+# Descriptions of the names in `Stats.kinds`, `Stats.accepted_by_origin` and `Stats.finish_reason`.
 SPENT = {"plain": "without guesses", "memory": "with retrieved guesses", "draft": "with drafted guesses"}
 ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved",
            "forced": "the only ones that the constraint allows"}
@@ -59,7 +59,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Answers:
-    """One way of answering, for many prompts.  settings: with the method that was taken in the end."""
+    """One way of answering, for many prompts.  settings: with the method that was chosen in the end."""
 
     session: Session
     settings: Settings
@@ -69,11 +69,11 @@ class Answers:
     prediction: str | None = None
 
     def answer(self, ids: Sequence[int]) -> dict[str, Any]:
-        """One answer, with its report."""
+        """Returns one answer, with its report."""
         return self.report(ids, self._decoded(ids, lambda text: None))
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
-        """For JSON and for people."""
+        """Returns the report on an answer, for JSON and for people."""
         from longgraft.comparison.with_plain import compare_with_plain
         from longgraft.engine.predicted_output import accepted
 
@@ -96,7 +96,7 @@ class Answers:
         return found
 
     def stream(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Print the text as it comes; the report on it."""
+        """Prints the text as it comes, and returns the report on it."""
         found = self._decoded(ids, lambda text: print(text, end="", flush=True))
         print(flush=True)
         if self.compare:
@@ -174,14 +174,14 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
 
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
-    """A session, and what it was made from.  tell: print the choices on stderr."""
+    """Returns a session, and what it was made from; tell: print the choices on stderr."""
     from longgraft.loading import open_session as opened
 
     return opened(pair.model, pair.drafter, settings, tell)
 
 
 def encode(session: Session, asked: GivenPrompt) -> list[int]:
-    """A prompt's ids.  Warns when a chat model gets a raw prompt."""
+    """Returns a prompt's ids; warns if a model with a chat template gets a raw prompt."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
     if asked.prompt and isinstance(asked.prompt[0], dict) and not has_template:
         raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the "
@@ -193,7 +193,7 @@ def encode(session: Session, asked: GivenPrompt) -> list[int]:
 
 
 def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None) -> None:
-    """One JSON object per prompt, written at once; a prompt that fails gets its error, and the others go on."""
+    """Writes one JSON object per prompt at once; a prompt that fails gets its error, and the others go on."""
     failed = 0
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, one in enumerate(asked, 1):
@@ -209,7 +209,7 @@ def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None
 
 
 def _print_report(found: dict[str, Any]) -> None:
-    """What an answer cost, on stderr."""
+    """Prints what an answer cost, on stderr."""
     s = found["stats"]
     by_origin = {name: count for name, count in s["accepted_by_origin"].items() if count}
     own = s["new_tokens"] - sum(by_origin.values())

@@ -55,7 +55,7 @@ class Running:
 
 
 def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options of the run to resume."""
+    """Returns the options of the run to resume."""
     from longgraft.eval.runs.resume import resume_config
 
     return vars(resume_config(Path(flags["resume"]))) if "resume" in flags else {}
@@ -97,7 +97,7 @@ def ablate(
 
 
 def _measure(config: SweepConfig, running: Running) -> None:
-    """Run a sweep, write its tables, draw its figures."""
+    """Runs a sweep, writes its tables and draws its figures."""
     from longgraft.eval.reports.plots import draw
     from longgraft.eval.reports.report import write
     from longgraft.eval.runs.bench import Bench
@@ -120,7 +120,7 @@ def _measure(config: SweepConfig, running: Running) -> None:
     print(out / "summary.md")
     if failed == len(rows):
         raise SystemExit(1)
-    with suppress(ImportError, ValueError):     # figures are an extra; answers that all ended at once have none
+    with suppress(ImportError, ValueError):     # figures need an extra; there are none if all answers ended at once
         draw(Run.read(out))
 
 

@@ -1,4 +1,4 @@
-"""`longgraft prefill`: a text that is read once, in a file."""
+"""`longgraft prefill`: reads a text once and keeps it in a file."""
 
 from __future__ import annotations
 

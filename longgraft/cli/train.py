@@ -11,7 +11,7 @@ import typer
 from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
 
-MOST = 10 ** 15     # tokens: more than there are
+MOST = 10 ** 15     # tokens: more than exist
 EMBEDDED = "embedded"
 
 train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
@@ -52,7 +52,7 @@ def train_target(
 
 
 def _distilling(name: str, module: str, trainer: str, help: str, example: str = "chats.jsonl") -> None:
-    """Make the command `train NAME` of a trainer, whose module is imported where it runs."""
+    """Makes the command `train NAME` of a trainer, whose module is imported when it runs."""
     def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
                 tokens: Tokens = None, learning_rate: Rate = None, device: Device = None, dtype: Dtype = None) -> None:
         kind = getattr(import_module(f"longgraft.yarn_drafters.training.{module}"), trainer)
@@ -167,7 +167,7 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
 
 
 def _positions(config: Any) -> int | None:
-    """Of the target; None where its configuration has no such bound."""
+    """Returns the target's most positions; None if its configuration has no such bound."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
@@ -179,7 +179,7 @@ def _found(paths: list[Path]) -> list[Path]:
 
 
 def _number(text: str | None) -> int | None:
-    """64k is 65,536; 100m is 100 million."""
+    """Returns the number of a text: 64k is 65,536; 100m is 100 million."""
     if text is None:
         return None
     number = size(text)
