@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation("ranks read floors that are gone", "compiled_continuations:_at", "array.ctypes.data_as(ctypes.c_void_p)", "ctypes.c_void_p(array.ctypes.data)", "test_continuations.py::test_the_compiled_ones_have_the_same_numbers"),
     Mutation("threads spin as long as they like", "app:main", '        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)', "        pass", "test_cli.py::test_the_commands_bound_how_long_threads_spin_unless_the_user_chose"),
     # real models in sweeps and on the command line
-    Mutation("a method without its head stops a sweep that allows it", "Bench.open", "if not config.allow_missing:        # an error before anything runs", "if True:", "test_sweep.py::test_methods_without_what_they_need_are_failures_where_that_is_allowed"),
+    Mutation("a method without its head stops a sweep that allows it", "Bench.open", "if not config.allow_missing:        # then it is an error", "if True:        # then it is an error", "test_sweep.py::test_methods_without_what_they_need_are_failures_where_that_is_allowed"),
     Mutation("errors of one kind are each a line", "_by_error", "(row.key.method, row.error), []", "(str(row.key), row.error), []", "test_report.py::test_failures_of_one_error_are_one_line"),
     Mutation("tables without loops have them", "summary", "tables(cells(own, with_loops=False), ", "tables(cells(own), ", "test_report.py::test_every_table_stands_with_the_answers_that_loop_counted_and_without_them"),
     Mutation("a request without a line between", "PromptOptions._one", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_prompt_is_made_of_files_standard_input_messages_and_rows"),

@@ -60,7 +60,7 @@ def _described(name: str, method: Method) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The prompt and precision to plan memory for."""
 
     context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
@@ -75,7 +75,7 @@ class Plan:
 
 @command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k",
          PANEL)
-def doctor(pair: Pair, plan: Plan) -> None:
+def doctor(pair: Pair, plan: MemoryPlan) -> None:
     """Show versions, devices and backends; check that a target and a head fit together and into memory.
 
     Loads no weights. Exit status 1 if something does not fit.
@@ -91,8 +91,8 @@ def doctor(pair: Pair, plan: Plan) -> None:
 
 
 @dataclass(frozen=True)
-class Warming:
-    """What a calibration is made from."""
+class CalibrationOptions:
+    """Options of a calibration."""
 
     rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
     max_new_tokens: int = like(StopSettings, "max_new_tokens")
@@ -112,7 +112,7 @@ class Warming:
 def calibrate(
     prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
                                                "continuation are replayed.")],
-    pair: Pair, warming: Warming, settings: Settings,
+    pair: Pair, warming: CalibrationOptions, settings: Settings,
 ) -> None:
     """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks up."""
     from longgraft.eval.prompts.suites import read_prompts
@@ -120,9 +120,8 @@ def calibrate(
     out = None if warming.out is None else new_file(warming.out)
     examples = read_prompts(prompts, warming.rounds)    # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
-    from longgraft.eval.checks.calibrate import Warming as How
+    from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
     from longgraft.eval.checks.calibrate import calibrate as run
-    from longgraft.eval.checks.calibrate import prompt_of
     from longgraft.methods.needs import head_path
     from longgraft.models.places import EMBEDDED
 
@@ -133,13 +132,13 @@ def calibrate(
                          "given. Give one with --drafter; without a drafter no calibration is needed.")
     session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
-    print(run(loaded, warm, How(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
-                                warming.keep_acceptance), out))
+    print(run(loaded, warm, WarmupSettings(warming.max_new_tokens, warming.temperature, settings.budget,
+                                               warming.draft_cost, warming.keep_acceptance), out))
 
 
 @dataclass(frozen=True)
 class Checking:
-    """What a method is checked on."""
+    """Options of a check."""
 
     count: int = option(5, "Most prompts to check", low=1, high=10 ** 6)
     max_prompt_tokens: int = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens", low=1,
