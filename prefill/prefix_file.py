@@ -26,7 +26,7 @@ OPTIONS = {"dtype": "dtype", "drafter window": "draft_window"}      # identity l
 
 @dataclass(frozen=True)
 class Needed:
-    """What a session needs of a prefix file.
+    """The properties that a prefix file must have for a session.
 
     identity: label -> value, all that rows depend on besides the tokens; caches: names of their owners; wants: reports;
     cell: tokens per cell; vocab: bound of the ids; model, method: names for messages

@@ -92,7 +92,7 @@ class LogitOptions:
 
 @dataclass(frozen=True)
 class Sampling(LogitOptions):
-    """How the target's tokens are drawn: greedily (temperature 0), sampled with a seed, or from a recording.
+    """Sampling settings: greedy (temperature 0), sampled with a seed, or replayed from a recording.
 
     Attributes:
         temperature: 0 (greedy, the default), or at least 1e-5.

@@ -168,7 +168,7 @@ def _leaves(tree: ProposalTree) -> list[int]:
 
 
 def _nodes(tree: ProposalTree, node: int) -> list[int]:
-    """From the root's child to the node."""
+    """Returns the path from the root's child to the node."""
     nodes = []
     while node:
         nodes.append(node)

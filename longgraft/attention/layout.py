@@ -15,7 +15,7 @@ ALIGNED = 16        # columns that a bias is padded to: CUDA's kernels read it i
 
 
 class Layout:
-    """Which of the P + m columns each of the n new rows sees.
+    """The visible columns, among P + m, of each of the n new rows.
 
     There are P prefix columns and m own columns, the last n of which are the new rows.
 

@@ -27,7 +27,7 @@ MOST_SPLITS = 64        # most splits of the columns: one program merges all spl
 
 @dataclass(frozen=True)
 class Chip:
-    """What the launch plan needs to know of a GPU.
+    """The facts about a GPU that the launch plan needs.
 
     processors: number of multiprocessors.  shares: True if four warps share a matrix product of 64 rows (Hopper and
     data centre Blackwell, which also have the shared memory for it).

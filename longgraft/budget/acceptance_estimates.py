@@ -46,7 +46,7 @@ class StepPlan:
 
 @dataclass
 class _Learnt:
-    """What was learnt about a request; the pairs are decaying counts.
+    """Statistics of one request; the pairs are decaying counts.
 
     accuracy: share of tokens that the drafter's best guess has right; measured on the answer once it has begun
     drafts:   [tokens accepted from drafts, tokens expected from them]

@@ -45,7 +45,7 @@ class WhilePayingPolicy:
 
 
 class Prices:
-    """What trees of 1 to `most` nodes cost beyond a plain step at one prefix, in seconds, and in tokens at a rate.
+    """Cost of trees of 1 to `most` nodes beyond a plain step at one prefix, in seconds, and in tokens at a rate.
 
     beam: nodes that a draft level feeds, 0 without a drafter; level: seconds of such a level; others: rows of other
     requests in the same pass, which a plain step has as well

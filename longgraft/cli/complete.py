@@ -60,7 +60,7 @@ class CursorOptions:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """What is printed of a completion."""
+    """Options for the output of a completion."""
 
     explain: bool = option(False, "List the snippets that the model read and why, in the prompt's order, and what was "
                                   "left out")

@@ -41,7 +41,7 @@ Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the pro
 
 @dataclass(frozen=True)
 class Shown:
-    """What is printed about an answer, and where."""
+    """Options for the output."""
 
     stream: bool = option(False, "Print text as it comes; on a terminal it always does")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")

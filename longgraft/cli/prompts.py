@@ -50,7 +50,7 @@ class GivenPrompt:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Where prompts come from: one of the first five options, or files and then a request; a file may be -."""
+    """Source of the prompts: one of the first five options, or files and then a request; a file may be -."""
 
     prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: standard input")
     prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from a line of "

@@ -20,14 +20,14 @@ heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 he
 
 Data = Annotated[list[Path], typer.Option(
     help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.")]
-Valid = Annotated[Optional[list[Path]], typer.Option(help="Unseen text to measure on; repeatable.")]  # noqa: UP045
+Valid = Annotated[Optional[list[Path]], typer.Option(help="Validation text that is not in --data; repeatable.")]  # noqa: UP045
 Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
 RecipeFile = Annotated[Optional[Path], typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ...")]  # noqa: UP045
 Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
 Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
 Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
-    help="The frozen target's: float32, bfloat16 or float16; default: bfloat16 on a GPU.")]
-Rate = Annotated[Optional[float], typer.Option(help="Peak, of AdamW; Muon takes ten times that.")]  # noqa: UP045
+    help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU.")]
+Rate = Annotated[Optional[float], typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that.")]  # noqa: UP045
 Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
     help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded.")]
 
@@ -37,7 +37,7 @@ Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
 def train_target(
     data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
     tokenizer: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="Of a model, named as --teacher is; default: the teacher's, or one learnt from the data.")] = None,
+        help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt.")] = None,
     teacher: Annotated[Optional[str], typer.Option(  # noqa: UP045
         help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF file or "
              "hub id.")] = None,
@@ -74,7 +74,7 @@ _distilling("longspec", "longspec", "LongSpecTrainer",
 @train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head --to 64k "
                                 "--data books.jsonl --out longer")
 def train_extend(
-    drafter: Annotated[Path, typer.Option(help="The head to extend.")], data: Data, out: Out,
+    drafter: Annotated[Path, typer.Option(help="Head to extend.")], data: Data, out: Out,
     to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k", model: Model = None,
     original: Annotated[Optional[str], typer.Option(  # noqa: UP045
         help="Length the head was trained at; default: what its config says.")] = None,
@@ -111,7 +111,7 @@ def train_regenerate(
         help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped.")] = None,
     tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.")] = "1m",
     batch: Annotated[int, typer.Option(min=1, help="Answers sampled at once.")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of a turn; longer ones are cut.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn; longer ones are cut.")] = 512,
     temperatures: Annotated[str, typer.Option(help="One is drawn for each chat.")] = "0,0.7,1",
     seed: Annotated[int, typer.Option(min=0)] = 0, device: Device = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wants:
-    """What a memory needs the target to report of each node.
+    """The values that a memory wants the target model to report for each node.
 
     Attributes:
         layers: Decoder layers whose inputs are reported, as indices into transformers' hidden_states; ascending.
@@ -67,7 +67,7 @@ class Walked:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What happened in one target pass: the target ran on a tree and kept one path of it.
+    """Result of one target pass: the target model ran on a tree, and one path of it was kept.
 
     A prompt chunk is a chain that is kept whole.
 

@@ -30,7 +30,7 @@ OWN_RULE = "The model masks by more than a window, which a tree would break. Thi
 
 @dataclass
 class PassContext:
-    """What attention needs to know of the forward that is running.
+    """The state of the running forward pass that attention reads.
 
     layouts: those of the sequences whose rows the pass has, one after another
     backend: computes attention

@@ -154,7 +154,7 @@ class Target:
 
     @property
     def weights(self) -> str:
-        """What the linear layers multiply with: float, or the kind of integer blocks (gguf, int8)."""
+        """Format of the linear layers' weights: float, or the kind of integer blocks (gguf, int8)."""
         return next((of.kind for _, of in block_weights(self.model) if isinstance(of, PackedWeight)), "float")
 
     @property

@@ -15,7 +15,7 @@ Cost = Callable[[Snippet], int]
 
 @dataclass(frozen=True)
 class Habit:
-    """What a prompt gives up in order to begin like the last one.
+    """Limits on what a prompt gives up in order to begin like the last one.
 
     filled: share of the snippets' room that a new layout fills; later snippets are appended in the rest
     missed: share of the useful tokens that may be missing before the snippets change
