@@ -39,7 +39,7 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Report, Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
-from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
+from longgraft.yarn_drafters.longspec import LongSpecNetwork, SharedParts
 from longgraft.yarn_drafters.network import Eagle3Network
 
 Right = dict[str, Tensor]
@@ -142,14 +142,14 @@ class _Chain:
 @torch.inference_mode()
 def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int], start: int, depth: int) -> Right:
     """Does what `eagle3_chains` does, for a LongSpec drafter."""
-    text, config, lent = torch.tensor(ids), network.config, Lent(target)
+    text, config, shared = torch.tensor(ids), network.config, SharedParts(target)
     _, cache = _read(target, text, start - 1, Wants(), lambda seen: None)
     keys, values = (rows[:, :, :len(ids) - 1] for rows in cache.last)
     text = text.to(target.device)
     weight, first = network.mlp.up_proj.weight, max(0, start - config.window)
     at = torch.arange(start, len(ids) - 1, device=target.device)                # [n]: queries
     behind = torch.arange(first, start, device=target.device)
-    near = network.rows(lent.embed(text[behind][None], weight), lent.angles(behind[None], config.head_dim))
+    near = network.rows(shared.embed(text[behind][None], weight), shared.angles(behind[None], config.head_dim))
     back = at[:, None] - torch.cat([behind, at])
     window = (back >= 0) & (back <= config.window)
     starts = torch.arange(start, len(ids) - depth, device=target.device)
@@ -160,7 +160,7 @@ def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int]
     best = []
     for gap in range(1, depth + 1):
         far = at[:, None] - torch.arange(len(ids) - 1, device=target.device) >= gap
-        states = network(lent.embed(text[at][None], weight), lent.angles(at[None], config.head_dim), own,
+        states = network(shared.embed(text[at][None], weight), shared.angles(at[None], config.head_dim), own,
                          lambda q, far=far: _masked(q, keys, values, far))
         best.append(target.logits(states[0]).argmax(-1) == text[at + 1])
     found = {OWN: [best[d][d:][:len(starts)] for d in range(depth)],

@@ -118,9 +118,9 @@ def train_regenerate(
 ) -> None:
     """Sample a model's own answers, to train a head on: to given requests, invented ones, and tasks over documents."""
     from longgraft.runtime.devices import dtype_of
-    from longgraft.yarn_drafters.training.regenerate import Sampling, regenerate
+    from longgraft.yarn_drafters.training.regenerate import ChatSampling, regenerate
 
-    sampling = Sampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
+    sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
     counts = regenerate(model or EMBEDDED, out, sampling, _found(prompts or []), _found(documents or []), magpie,
                         _found(exclude or []), dtype_of(dtype), device)
     print(f"{out}: {counts['kept']:,} chats with {counts['tokens']:,} answer tokens")

@@ -22,7 +22,7 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
 from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
-from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
+from longgraft.yarn_drafters.longspec import LongSpecNetwork, SharedParts
 
 
 class LongSpecCache(Memory):
@@ -37,7 +37,7 @@ class LongSpecCache(Memory):
     wants = Wants(cache=True)
 
     def __init__(self, network: LongSpecNetwork, target: Target) -> None:
-        self.network, self.target, self.lent = network, target, Lent(target)
+        self.network, self.target, self.shared = network, target, SharedParts(target)
         self.window, weight = network.config.window, network.mlp.up_proj.weight
         self.device, self._like = weight.device, weight
         # Both fall back to torch for what they do not support: many rows, another device or another dtype.
@@ -119,10 +119,10 @@ class LongSpecCache(Memory):
             cache.length = committed
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.lent.embed(sent(tokens, self.device)[None], self._like)
+        return self.shared.embed(sent(tokens, self.device)[None], self._like)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.lent.angles(positions[None], self.network.config.head_dim)
+        return self.shared.angles(positions[None], self.network.config.head_dim)
 
     def state(self) -> Any:
         return self.cache.state(), self._waiting, self._theirs, self._rows
