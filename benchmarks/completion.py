@@ -32,9 +32,9 @@ from rapidfuzz import fuzz
 
 from benchmarks.report import environment
 from longgraft.acceptance.sampling import Sampling
-from longgraft.completion.prompt.layout import CompletionPrompt, Layout
+from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
 from longgraft.completion.repository.files import WORD, repository
-from longgraft.completion.retrieval.candidates import FINDERS, Place
+from longgraft.completion.retrieval.candidates import FINDERS, CursorContext
 from longgraft.completion.retrieval.cursor_names import COMMON, cursor_names, without_strings
 from longgraft.completion.retrieval.gather import choose, gather
 from longgraft.completion.snippets import Cursor
@@ -132,7 +132,7 @@ def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="That lin
     out.mkdir(parents=True, exist_ok=True)
     sessions = {name: load(method=name, tell=False) for name in dict.fromkeys((method, PLAIN))}
     session = sessions[method]
-    layout = Layout(session.tokenizer, session.target.vocab_size)
+    layout = PromptLayout(session.tokenizer, session.target.vocab_size)
     about = {**environment(session.target.device), "repository": repo.name, "files": files, "lines": lines,
              "seed": seed, "tokens": tokens, "new": new, "timed": timed, "method": method}
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -181,7 +181,7 @@ def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) ->
         for held in asked:
             sources = found.sources(held.path)[0]
             del sources[held.path]
-            place = Place(held.cursor, cursor_names(held.cursor, sources.values()), found, sources)
+            place = CursorContext(held.cursor, cursor_names(held.cursor, sources.values()), found, sources)
             pieces = choose(place, finders, SHOWN[-1])
             for size in SHOWN:
                 sizes = accumulate(len(piece.text) for piece in pieces)

@@ -1,1 +1,1 @@
-"""Measurement: real rows, acceptance tables, loops, losslessness reports."""
+"""Measurement: real prompts, acceptance tables, loops, losslessness reports."""

@@ -1,7 +1,7 @@
 """LongBench's scores of an answer: ROUGE-L for summaries and meetings, edit similarity for code.
 
-Knows texts; knows no model.  ROUGE-L is rouge-score's, without stemming; LongBench's own numbers come from the package
-`rouge`, which splits words at spaces and keeps case and punctuation, so compare methods here with one another.
+ROUGE-L is rouge-score's, without stemming.  LongBench's own numbers come from the package `rouge`, which splits words
+at spaces and keeps case and punctuation, so only compare methods here with one another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NEEDED = ("LongBench's scores need rouge-score and rapidfuzz, and {} is not inst
 
 
 def rouge_l(text: str, answers: Sequence[str]) -> float:
-    """F1 of the longest common subsequence of words, 0..1: the best over the answers; 0 where there are none."""
+    """Returns F1 of the longest common subsequence of words, 0..1: the best over the answers; 0 if there are none."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
@@ -23,9 +23,9 @@ def rouge_l(text: str, answers: Sequence[str]) -> float:
 
 
 def edit_similarity(text: str, answers: Sequence[str]) -> float:
-    """Likeness of the first line of code to the true next line, 0..1: the best over the answers.
+    """Returns the likeness of the first line of code to the true next line, 0..1: the best over the answers.
 
-    As in LongBench's metrics.py a line with a backtick, # or // anywhere is no code, and indentation counts.
+    As in LongBench's metrics.py, a line with a backtick, # or // anywhere is no code, and indentation counts.
     """
     try:
         from rapidfuzz import fuzz
@@ -41,7 +41,7 @@ METRICS = {"qmsum": ("ROUGE-L", rouge_l), "gov_report": ("ROUGE-L", rouge_l), "m
 
 
 def score(suite: str, text: str, answers: Sequence[str]) -> tuple[str, float] | None:
-    """(metric, 0..1) of LongBench's suites; None for others, and where a row has no answers."""
+    """Returns (metric, 0..1) for LongBench's suites; None for other suites and rows without answers."""
     if suite not in METRICS or not answers:
         return None
     metric, measure = METRICS[suite]

@@ -1,4 +1,4 @@
-"""Means with their uncertainty.  Knows numbers only."""
+"""Means with their uncertainty."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from math import floor, log10
 
 import numpy as np
 
-ALL = 50_000            # resamples that are all taken where there are no more: of up to six values
-RESAMPLES = 10_000      # of more values
+ALL = 50_000            # most resamples that are all taken: enough for up to six values
+RESAMPLES = 10_000      # random resamples of more values
 FEWEST = 5              # values: the interval of fewer is little more than their range
-MANY = 30               # values: of fewer, an interval's width is known to one digit at best
+MANY = 30               # values: the width of an interval of fewer is known to one digit at best
 
 
 def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
-    """(mean, low, high): the percentile bootstrap over prompts (Efron, 1979), which of few values needs no seed."""
+    """Returns (mean, low, high) of the percentile bootstrap over prompts (Efron, 1979); few values need no seed."""
     sample = np.asarray(values, dtype=np.float64)
     if not len(sample):
         raise ValueError("There is nothing to average: no prompt was measured.")
@@ -30,7 +30,7 @@ def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tu
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over `count` prompts.  interval: the 95 % bootstrap's ends; None of fewer than FEWEST prompts."""
+    """A mean over `count` prompts.  interval: ends of the 95 % bootstrap; None for fewer than FEWEST prompts."""
 
     value: float
     interval: tuple[float, float] | None = None
@@ -42,7 +42,7 @@ class Mean:
         return cls(mean, (low, high) if len(values) >= FEWEST else None, len(values))
 
     def __format__(self, spec: str) -> str:
-        """1.45 (1.2-1.7), or 1.45 alone.  spec: ".2f", of the mean.
+        """Returns "1.45 (1.2-1.7)", or "1.45" alone; spec: ".2f", the format of the mean.
 
         The ends have at most as many decimals, and as many as their width is known to: one digit of half of it, two
         from MANY prompts on.

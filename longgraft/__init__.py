@@ -1,7 +1,7 @@
 """longgraft: exact long-context decoding in fewer passes.
 
-`generate(prompt)` answers, `complete(repo, file, line)` goes on in a file; `load(...)` keeps a model ready.  Importing
-this package loads nothing heavy.
+`generate(prompt)` answers a prompt, `complete(repo, file, line)` completes code in a file, and `load(...)` keeps a
+model ready.  Importing this package loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOME = {"generate": "loading", "generate_all": "engine.side_by_side", "load": "
          "HeadOverrides": "config.settings", "Sampling": "acceptance.sampling",
          "Session": "engine.session", "Generation": "engine.session"}
 
-# Modules of 0.1.0 that methods from outside were told to import, and where what they held is now.
+# Modules of 0.1.0 that external methods were told to import, and the modules that replace them.
 _MOVED = {"method": "methods.method", "observation": "protocol.observation",
           "proposer": "protocol.proposer, protocol.memory and protocol.pruning", "tree": "trees.tree",
           "padded": "trees.padded", "options": "config.options", "needs": "methods.needs", "parts": "methods.parts",
@@ -37,7 +37,7 @@ _MOVED = {"method": "methods.method", "observation": "protocol.observation",
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used: torch and transformers take seconds."""
+    """Imports public names at first use: torch and transformers take seconds."""
     if name not in _HOME:
         raise AttributeError(f"module 'longgraft' has no attribute {name!r}")
     from importlib import import_module
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Moved:
-    """The last of the import system's finders: an old name of ours says where it went."""
+    """The last of the import system's finders; it tells where an old name of ours is now."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:

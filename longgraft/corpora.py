@@ -1,7 +1,6 @@
-"""Corpora: text that answers may repeat, as tokens and their suffix array, in one file that is mapped, not read.
+"""Corpora: texts that answers may repeat, as tokens and their suffix array, in one memory-mapped file.
 
-REST's datastore (arXiv 2311.08252) is one.  All lie in one folder, by name.  Knows ids and files; knows no tokenizer
-and no model.
+REST's datastore (arXiv 2311.08252) is a corpus.  All corpora lie in one folder, by name.
 """
 
 from __future__ import annotations
@@ -21,30 +20,33 @@ from longgraft.config.cache import cache_folder
 from longgraft.config.identified_file import read_identified, save_identified
 
 VERSION = "1"
-SORTED = 32     # tokens by which places are sorted: a match and its continuation together are no longer
-MOST = 2 ** 31 - 1 - SORTED      # places and what follows them are int32
-PASSAGES = 4    # that are read of a match, evenly spaced among what follows it
-PASSAGE = 128   # tokens of each
+SORTED = 32     # tokens by which places are sorted: a match and its continuation together are at most as long
+MOST = 2 ** 31 - 1 - SORTED      # most tokens: places and the ends of their continuations are int32
+PASSAGES = 4    # passages that are read per match, evenly spaced among the places
+PASSAGE = 128   # tokens of a passage after the match
 ENDING = ".safetensors"
 NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """tokens: [N] int32; order: [N] int32, the places in `tokens` sorted by the SORTED tokens from there on."""
+    """tokens: [N] int32; order: [N] int32, places in `tokens`, sorted by the SORTED tokens that begin there."""
 
     tokens: np.ndarray
     order: np.ndarray
 
     @classmethod
     def build(cls, tokens: np.ndarray, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> Corpus:
-        """tokens [N] of any integer type; progress: shows how far sorting is.  ValueError where there are
-        too few or too many."""
+        """Builds a corpus from tokens [N] of any integer type; progress: shows how far sorting is.
+
+        Raises:
+            ValueError: there are too few or too many tokens.
+        """
         if not 0 < len(tokens) <= MOST:
             raise ValueError(f"The text has {len(tokens):,} tokens; a corpus holds 1 to {MOST:,}. Give other files.")
         order = rank = np.unique(tokens, return_inverse=True)[1]
         for done in progress([2 ** n for n in range(SORTED.bit_length() - 1)]):
-            # Ranks are by the first `done` tokens; those by the next `done` are that far on, 0 past the end.
+            # Ranks are by the first `done` tokens; the ranks of the next `done` are that far on, 0 beyond the end.
             key = rank.astype(np.int64) * (len(rank) + 1)
             key[:-done] += rank[done:] + 1
             order = np.argsort(key, kind="stable")
@@ -52,10 +54,10 @@ class Corpus:
         return cls(tokens.astype(np.int32), order.astype(np.int32))
 
     def longest(self, context: Sequence[int], longest: int, shortest: int) -> tuple[int, slice]:
-        """(tokens of the context's longest match, its places as a slice of `order`); (0, an empty slice) if none."""
+        """Returns (length of the context's longest match, its places as a slice of `order`); (0, empty) if none."""
         match, found = 0, slice(0, 0)
         low, high = shortest, min(longest, len(context))
-        while low <= high:      # shorter ends of a match match, too
+        while low <= high:      # if an end of the context matches, its shorter ends match, too
             n = (low + high) // 2
             part = self.find(context[-n:])
             if part.start < part.stop:
@@ -65,7 +67,7 @@ class Corpus:
         return match, found
 
     def find(self, string: Sequence[int]) -> slice:
-        """Where it occurs, as a slice of `order`."""
+        """Returns the places where the string occurs, as a slice of `order`."""
         n, wanted = len(string), list(string)
 
         def there(place: int) -> list[int]:
@@ -77,12 +79,12 @@ class Corpus:
         return slice(first, bisect_right(self.order, wanted, lo=first, key=there))
 
     def passages(self, context: Sequence[int], lengths: Iterable[int]) -> list[list[int]]:
-        """Some of what follows the longest match of one of these lengths, and the match before it.
+        """Returns some passages that contain the longest match of one of these lengths and what follows it.
 
-        lengths: ascending; [] where the shortest does not match
+        lengths: ascending; [] is returned if the shortest does not match
         """
         match, found = 0, slice(0, 0)
-        for n in lengths:       # shorter ends of a match match, too
+        for n in lengths:       # if an end of the context matches, its shorter ends match, too
             if n > len(context) or (part := self.find(context[-n:])).start == part.stop:
                 break
             match, found = n, part
@@ -91,13 +93,13 @@ class Corpus:
         return [self.tokens[at:at + match + PASSAGE].tolist() for at in self.order[chosen].tolist()]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """One safetensors file, written whole or not at all; `identity` names the tokenizer of the ids."""
+        """Writes one safetensors file, whole or not at all; `identity` names the tokenizer of the ids."""
         save_identified(path, {"tokens": torch.from_numpy(self.tokens), "order": torch.from_numpy(self.order)},
                         {"version": VERSION}, identity)
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str]) -> Corpus:
-        """Mapped; ValueError where the file is damaged, or holds another tokenizer's ids."""
+        """Maps a file; raises ValueError if it is damaged or holds another tokenizer's ids."""
         found = read_identified(path, identity, VERSION, _unfit)[1]
         tokens, order = (found.get(name, torch.empty(0)).numpy() for name in ("tokens", "order"))
         if tokens.ndim != 1 or tokens.shape != order.shape or {tokens.dtype, order.dtype} != {np.dtype(np.int32)}:
@@ -107,7 +109,7 @@ class Corpus:
 
 
 def _unfit(path: Path, why: str) -> ValueError:
-    name = path.name.removesuffix(ENDING)       # a client need not know where it lies
+    name = path.name.removesuffix(ENDING)       # only the name, because a client need not know the path
     return ValueError(f"Corpus {name!r} {why}. Remove it, and make it for this model: `longgraft corpus remove "
                       f"{name}`, `longgraft corpus add {name} FILES --model MODEL`.")
 
@@ -117,20 +119,20 @@ def corpora_folder() -> Path:
 
 
 def corpus_path(name: str) -> Path:
-    """Where the corpus of this name is, or is to be; ValueError where it is no name."""
+    """Returns the path of the corpus of this name, which may not exist; raises ValueError if it is no name."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a corpus: letters, digits, _, and inside . and - are. Give another.")
     return corpora_folder() / f"{name}{ENDING}"
 
 
 def known_corpora() -> list[str]:
-    """Names, sorted."""
+    """Returns the names of all corpora, sorted."""
     names = (path.name.removesuffix(ENDING) for path in corpora_folder().glob(f"*{ENDING}"))
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def tokens_in(path: Path) -> int | None:
-    """Of a corpus's file, by its header alone; None where it is damaged."""
+    """Returns the number of tokens in a corpus's file, from its header alone; None if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -141,7 +143,7 @@ def tokens_in(path: Path) -> int | None:
 
 
 def existing_corpus(name: str) -> Path:
-    """The file of the corpus of this name; ValueError where there is none."""
+    """Returns the file of the corpus of this name; raises ValueError if there is none."""
     if not (path := corpus_path(name)).exists():
         known = ", ".join(known_corpora()) or "none"
         raise ValueError(f"There is no corpus {name!r}; known: {known}. Make it: `longgraft corpus add {name} FILES "
@@ -150,9 +152,9 @@ def existing_corpus(name: str) -> Path:
 
 
 def open_corpus(name: str, tokenizer: str, vocab_size: int) -> Corpus:
-    """The corpus of this name; ValueError where there is none for this tokenizer and vocabulary.
+    """Opens the corpus of this name; raises ValueError if there is none for this tokenizer and vocabulary.
 
-    tokenizer: its fingerprint; ids beyond the vocabulary would end the process on a GPU
+    tokenizer: its fingerprint; ids are checked because one beyond the vocabulary would end the process on a GPU
     """
     path = existing_corpus(name)
     found = Corpus.load(path, {"tokenizer": tokenizer})
@@ -163,8 +165,8 @@ def open_corpus(name: str, tokenizer: str, vocab_size: int) -> Corpus:
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Until the block ends, nobody else changes the file; waits for whoever does."""
+    """Locks the file until the block ends; waits while another process has the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)        # freed by the system where a process dies
+        fcntl.flock(lock, fcntl.LOCK_EX)        # the system frees it if a process dies
         yield

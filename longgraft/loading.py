@@ -1,7 +1,4 @@
-"""From names to a session: resolve models and methods, load them, assemble them.
-
-Knows hub ids, folders and the registries; knows no decoding.
-"""
+"""Makes a session from names: resolves models and methods, loads them, assembles them."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from longgraft.methods.calibration import Calibration, any_kept_for, default_pat
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
 from longgraft.methods.own_settings import with_own_settings
-from longgraft.methods.parts import Parts, Shape
+from longgraft.methods.parts import DraftShape, Parts
 from longgraft.models.places import EMBEDDED, embedded
 from longgraft.models.targets import kernels_for, load_target, resolve
 from longgraft.prefill.prefixes import Prefixes
@@ -39,8 +36,8 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.static_pass import why_not_fixed
 from longgraft.yarn_drafters.network import Eagle3Network
 
-# Verifying many nodes is not free on a CPU: of 8 to 60, sixteen lost least speed and kept most of the acceptance
-# (embedded pair, docs/results/embedded).
+# Nodes per verification on a CPU, where verifying many nodes is not free: of budgets from 8 to 60, sixteen lost the
+# least speed and kept most of the acceptance (embedded pair, docs/results/embedded).
 CPU_BUDGET = 16
 PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samples",
             "lossy": ", LOSSY: need not say what the target would"}
@@ -48,10 +45,10 @@ PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samp
 
 @dataclass(frozen=True)
 class Loaded:
-    """A target and what a method needs on it: a session is made from them.
+    """A target and all that a method needs on it; sessions are made from it.
 
     method: the requested one, or its fallback; notes: replacements that were chosen, for people
-    costs:  a file of `longgraft costs`; None: measured where a method needs them
+    costs:  a file of `longgraft costs`; None: costs are measured if a method needs them
     """
 
     target: Target
@@ -68,9 +65,16 @@ class Loaded:
 
     def session(self, budget: Budget = None, chunk: int | None = None, prefixes: float | None = None,
                 prefix: Sequence[str] = (), corpus: str | None = None) -> Session:
-        """budget: nodes per verification; paper: the method's; None: what pays, where the method can choose, else the
-        method's, on a CPU at most CPU_BUDGET.  prefixes: GiB of the cache of prompts; prefix: prefix files; corpus: of
-        requests that ask for none."""
+        """Makes a session.
+
+        Args:
+            budget: Nodes per verification; paper: the method's; None: as many as pay, if the method can choose, else
+                the method's, but at most CPU_BUDGET on a CPU.
+            chunk: Prompt tokens per prefill pass; None: as many as memory allows.
+            prefixes: Size of the prefix cache in GiB; None: no prefix cache.
+            prefix: Prefix files.
+            corpus: Name of the corpus for requests that name none.
+        """
         session = self._made(budget, chunk, Prefixes(int(prefixes * 2 ** 30)) if prefixes else None)
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
         session.about += tuple(known)
@@ -81,9 +85,9 @@ class Loaded:
 
     def _made(self, budget: Budget, chunk: int | None, prefixes: Prefixes | None, costs: LiveCosts | None = None
               ) -> Session:
-        """costs: of a session that was made before; None: read or measured."""
+        """Makes a session; costs: those of a session that was made before; None: they are read or measured."""
         method, nodes = self.method, self.method.usual_budget(budget)
-        # Memories and clock of its own: two sessions may share one target.
+        # Each session has its own memories and clock, because two sessions may share one target.
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
         adaptive = method.chooses(budget)
         if adaptive:
@@ -109,7 +113,7 @@ class Loaded:
                        partial(self._made, budget, chunk, prefixes, costs))
 
     def _gates(self, nodes: int) -> str:
-        """The thresholds, and the differences between this session and their calibration, for people."""
+        """Describes the thresholds, and how this session differs from the one that they were calibrated for."""
         shape, calibration = self.parts.shape, self.parts.calibration
         differs = calibration.differs(made_for(nodes, shape.levels, shape.top_k, shape.window))
         follow = "" if shape.online is None else ", then following the last steps"
@@ -117,24 +121,43 @@ class Loaded:
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
-    """A session: `load(...)` once, then `generate` and `stream` as often as you like.
+    """Loads a model with a method; then call `generate` and `stream` as often as you like.
 
-    model:   a name of `longgraft models`, a folder, a GGUF file, a hub id, a loaded (model, tokenizer), or None for the
-             embedded pair
-    drafter: a hub id or folder of an EAGLE-3 head; "auto": the known head of this model, else none, as the method says;
-             None or "none": no drafter, and the method's fallback where it needs one
-    tell:    print the choices on stderr
-    options: the fields of `Settings`
+    Args:
+        model: A name of `longgraft models`, a folder, a GGUF file, a hub id, a loaded (model, tokenizer), or None for
+            the embedded pair.
+        drafter: Hub id or folder of an EAGLE-3 head; "auto": the known head of this model; None or "none": no drafter.
+            Without a head, a method that needs one is replaced by its fallback.
+        tell: Print the choices on stderr.
+        **options: The fields of `Settings`, such as method, budget, device, dtype and weights.
+
+    Returns:
+        The session.
+
+    Raises:
+        ValueError: a name or setting is wrong, or model, drafter and settings do not fit each other.
     """
     return open_session(model, drafter, Settings(**options), tell)[0]
 
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
              stop: Sequence[str] = (), *, prediction: Prediction | None = None, **options: Any) -> Generation:
-    """The model's exact answer to a long prompt.
+    """Answers one prompt; loads the model for it.
 
-    prediction: text that the answer may repeat, which the model does not read; options: the fields of `Settings` and of
-    `Sampling`
+    Args:
+        prompt: Text, chat messages or token ids.
+        model: As in `load`.
+        drafter: As in `load`.
+        max_new_tokens: Most tokens of the answer.
+        stop: Stop strings.
+        prediction: Text that the answer may repeat; the model does not read it.
+        **options: The fields of `Settings` and of `Sampling`.
+
+    Returns:
+        The answer, with the tokens that the model alone would give (see `Session.generate`).
+
+    Raises:
+        ValueError: a name or setting is wrong, or the prompt does not fit the model.
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     Sampling(**draw)        # checked before a model is loaded
@@ -144,7 +167,7 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
 
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
                  ) -> tuple[Session, Loaded]:
-    """A session, and what it was made from; arguments as of `load`."""
+    """Returns a session, and what it was made from; arguments as in `load`."""
     loaded = assemble(model, drafter, settings)
     session = loaded.session(with_own_settings(settings).budget, settings.chunk, settings.prefixes, settings.prefix,
                              settings.corpus)
@@ -154,7 +177,7 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
 
 
 def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Loaded:
-    """Resolve and load the target and everything that the method needs."""
+    """Resolves and loads the target and everything that the method needs."""
     settings = with_own_settings(settings)
     method, source = find(settings.method), resolve(model)
     check_given(settings.given, method.needs)
@@ -168,7 +191,7 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
     regions, why_eager = _regions(settings, target)
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
-    shape = Shape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
+    shape = DraftShape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
                   settings.retrieved_width, settings.online, settings.persist)
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
@@ -176,13 +199,13 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
 
 
 def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:
-    """(method, its needs by name, notes for people): where a need is missing, the method's fallback, with a note."""
+    """Returns (method, its needs by name, notes for people); if a need is missing, the method's fallback and a note."""
     given: dict[str, Any] = {}
     for need in method.needs:
         try:
             given[need.name] = need.load(sources)
         except Missing as error:
-            # A choice that was made is of this method: another method would not have it.
+            # Chosen options belong to this method only, so there is no fallback if any were chosen.
             falls_back = method.fallback and sources.drafter in (AUTO, None) and method.choices == method.usual
             if not falls_back:
                 raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
@@ -193,7 +216,7 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
 
 
 def _regions(settings: Settings, target: Target) -> tuple[Regions, str]:
-    """(CUDA graphs or eager execution, the reason for eager execution where graphs were requested)."""
+    """Returns (CUDA graphs or eager execution, why it is eager although graphs were requested)."""
     if settings.graphs == "none" or target.device.type != "cuda":
         return EAGER, ""
     why = why_not_fixed(settings.attention)
@@ -203,7 +226,7 @@ def _regions(settings: Settings, target: Target) -> tuple[Regions, str]:
 def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, settings: Settings) -> Calibration:
     if settings.calibration is None or (settings.calibration == "auto" and target.name != EMBEDDED
                                         and not any_kept_for(target.name)):
-        return Calibration()        # a vocabulary's fingerprint takes a second
+        return Calibration()        # returned early, because a vocabulary's fingerprint takes a second
     identity = identity_of(target, tokenizer, network)
     if settings.calibration == "auto":
         path = default_path(identity)
@@ -220,7 +243,7 @@ def _calibration(target: Target, tokenizer: Any, network: Eagle3Network | None, 
 
 
 def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -> dict[str, str]:
-    """What a calibration belongs to: token ids are of one tokenizer and target, thresholds of one drafter.
+    """Returns what a calibration belongs to: token ids to a tokenizer and target, thresholds to a drafter.
 
     A few rows of the head identify the weights. They are spread over the vocabulary, whose end is often unused padding.
     """

@@ -1,4 +1,4 @@
-"""transformers' `generate` with a session as its decoding loop.  Knows generation configs; knows no method."""
+"""transformers' `generate` with a longgraft session as its decoding loop."""
 
 from __future__ import annotations
 
@@ -11,18 +11,32 @@ from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.session import Session
 from longgraft.loading import load
 
-# What transformers passes to every decoding loop; none of it changes an answer.
+# Arguments that transformers passes to every decoding loop; none of them changes an answer.
 PASSED = frozenset(("attention_mask", "position_ids", "cache_position", "token_type_ids", "past_key_values",
                     "use_cache", "logits_to_keep", "synced_gpus"))
 
 
 def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any = None, logits_processor: Any = None,
                     stopping_criteria: Any = None, session: Session | None = None, **kwargs: Any) -> torch.Tensor:
-    """For transformers: `model.generate(ids, custom_generate=longgraft.custom_generate, session=session)`.
+    """A decoding loop for transformers: `model.generate(ids, custom_generate=longgraft.custom_generate)`.
 
-    input_ids: [1, T] int64; returns [1, T + new].  Sampling comes from the generation config; what cannot be
-    honoured exactly (batches, padding, penalties, beams, other criteria) is a ValueError.  transformers does not pass a
-    streamer or an assistant_model on: use `Session.stream`.  Without a session the model decodes without a drafter.
+    transformers does not pass on a streamer or an assistant_model: use `Session.stream`.
+
+    Args:
+        model: The model whose `generate` was called.
+        input_ids: [1, T] int64, one prompt without padding.
+        generation_config: Sampling and limits come from here.
+        logits_processor: Checked against the generation config.
+        stopping_criteria: Checked against the generation config.
+        session: A session that was loaded for this model; None: the model decodes without a drafter.
+        **kwargs: What transformers passes to every decoding loop.
+
+    Returns:
+        [1, T + new] int64, the prompt and the answer.
+
+    Raises:
+        ValueError: something was asked for that cannot be done exactly: batches, padding, penalties, beams or other
+            criteria.
     """
     c = generation_config
     if c is None:
@@ -57,14 +71,14 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
                             c.top_p if c.top_p is not None else 1.0, c.top_k or 0, c.min_p or 0.0,
                             int(torch.randint(2 ** 31, (1,))))
     new: list[int] = []
-    possible = [token for token in eos if token < session.target.vocab_size]     # others end nothing
+    possible = [token for token in eos if token < session.target.vocab_size]     # other ids end nothing
     for step in session.open(input_ids, limit, sampling, eos=possible):
         new += step.tokens
     return torch.cat([input_ids, torch.tensor([new], device=input_ids.device, dtype=input_ids.dtype)], dim=1)
 
 
 def _as_configured(parts: Any, known: dict[str, tuple[str, Any]]) -> None:
-    """ValueError for a warper or criterion that differs from the config: only the config's values are applied.
+    """Raises ValueError for a warper or criterion that differs from the config: only the config's values are applied.
 
     known: class -> (attribute, its value in the config); attribute "": the class has none
     """

@@ -1,1 +1,1 @@
-"""Chunked prefill, and prefixes kept in memory and in files."""
+"""Chunked prefill, and prefixes that are kept in memory and in files."""

@@ -1,7 +1,7 @@
 """Chunked prefill: each chunk of the prompt is observed as a chain that is accepted whole.
 
-Knows verifiers; knows no method.  Logits, features and masks never exist for the whole prompt: those of a chunk are
-freed once the memories have observed it.
+Logits, features and masks never exist for the whole prompt: those of a chunk are freed once the memories have observed
+it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,31 @@ from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
 
-LARGEST = 1024      # SpecPV's chunk; larger ones were not faster when measured
-# Halves the activations, and what the C library keeps of them between layers, for 5 % of a prefill's time.
+LARGEST = 1024      # tokens of a prefill chunk, as in SpecPV; larger chunks were not faster when measured
+# Tokens of a prefill chunk on a CPU: this halves the activations, and the memory that the C library keeps of them
+# between layers, and costs 5 % of a prefill's time.
 ON_CPU = 512
 
 
 def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | None = None,
                 following: int | None = None, cell: int | None = None,
                 most: Callable[[], int | None] = lambda: None) -> Iterator[Observation]:
-    """Read a prompt [T] int64 after the cache's committed rows; what is observed does not depend on `chunk`.
+    """Reads a prompt after the cache's committed rows; what is observed does not depend on `chunk`.
 
     If top-k is wanted, it is reported at each token's last occurrence, the one that a memory keyed by tokens keeps.
-    cell: report it at the last occurrence in each `cell` tokens, counted from the cache's beginning, so that the
-    reports of a cell do not depend on later ones; and end chunks where states can be kept.
-    chunk: tokens per pass; None: by free memory; most: asked before each pass, for a smaller number.  following: the
-    token after the prompt if it is known; None: the verifier's rule draws it.  The last observation's `next_token` is
-    the first new token.
+
+    Args:
+        verifier: Runs the passes.
+        prompt: [T] int64.
+        wants: What the memories want reported.
+        chunk: Tokens per pass; None: by free memory.
+        following: The token after the prompt if it is known; None: the verifier's rule draws it.
+        cell: Report top-k at the last occurrence within each `cell` tokens, counted from the cache's beginning, so that
+            the reports of a cell do not depend on later ones; and end chunks where states can be kept.
+        most: Called before each pass; returns a smaller number of tokens, or None.
+
+    Yields:
+        One observation per chunk; the last one's `next_token` is the first new token.
     """
     size = chunk or chunk_size(verifier.target, wants)
     last = last_occurrences(prompt, cell, verifier.cache.position) if wants.topk else None
@@ -48,8 +57,11 @@ def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | N
 
 
 def last_occurrences(prompt: Tensor, cell: int | None = None, position: int = 0) -> Tensor:
-    """prompt [T] int64 on the host -> [T] bool: whether this is the token's last occurrence, within its cell if `cell`
-    is given.  position: that of the first token."""
+    """Tells for each token of a prompt if it is the token's last occurrence, [T] bool, within its cell if `cell` is
+    given.
+
+    prompt: [T] int64 on the host; position: that of the first token
+    """
     ids = prompt.numpy()
     if cell is not None:
         ids = ids + (1 + ids.max(initial=0)) * ((position + np.arange(len(ids))) // cell)
@@ -59,12 +71,12 @@ def last_occurrences(prompt: Tensor, cell: int | None = None, position: int = 0)
 
 
 def chunk_size(target: Target, wants: Wants) -> int:
-    """The largest power of two, up to `LARGEST` or `ON_CPU`, whose activations fit a quarter of the free memory."""
+    """Returns the largest power of two, up to `LARGEST` or `ON_CPU`, whose activations fit a quarter of free memory."""
     return largest_chunk(target.config, target.dtype, target.device, wants)
 
 
 def largest_chunk(config: Any, dtype: torch.dtype, device: torch.device, wants: Wants) -> int:
-    """`chunk_size` for a model of this text configuration."""
+    """Does `chunk_size` for a model of this text configuration."""
     size, room = ON_CPU if device.type == "cpu" else LARGEST, free_bytes(device) // 4
     while size > 16 and chunk_bytes(config, dtype, size, wants) > room:
         size //= 2
@@ -72,7 +84,7 @@ def largest_chunk(config: Any, dtype: torch.dtype, device: torch.device, wants: 
 
 
 def chunk_bytes(config: Any, dtype: torch.dtype, rows: int, wants: Wants) -> int:
-    """Peak bytes of a chunk's activations: inside a layer's MLP, or while the output embedding's product is sorted."""
+    """Returns the peak bytes of a chunk's activations: in a layer's MLP, or while the output logits are sorted."""
     hidden, features = config.hidden_size, len(wants.layers)
     widths = getattr(config, "intermediate_size", None) or 4 * hidden
     wide = widths if isinstance(widths, int) else max(widths)       # Gemma 3n: one per layer

@@ -1,7 +1,4 @@
-"""A prefix in a file: the rows that a session computed for a text, for sessions of the same models.
-
-Knows files, cells and identities; knows no model, no tokenizer and no method.
-"""
+"""Prefix files: the rows that a session computed for a text, for other sessions of the same models."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ OPTIONS = {"dtype": "dtype", "drafter window": "draft_window"}      # identity l
 
 @dataclass(frozen=True)
 class Needed:
-    """What a session needs of a prefix file.
+    """The properties that a prefix file must have for a session.
 
-    identity: label -> value that rows depend on besides the tokens; caches: names of their owners; wants: reports;
+    identity: label -> value, all that rows depend on besides the tokens; caches: names of their owners; wants: reports;
     cell: tokens per cell; vocab: bound of the ids; model, method: names for messages
     """
 
@@ -50,8 +47,10 @@ class Needed:
 
 
 def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
-    """Write one safetensors file, complete or not at all; returns its bytes.  rows: on the host; made: what the session
-    that read them needs."""
+    """Writes one safetensors file, complete or not at all; returns its bytes.
+
+    rows: on the host; made: what the session that read them needs
+    """
     tensors = {IDS: torch.tensor(ids)}
     for owner, found in (*rows.caches.items(), ("", rows.reports)):
         tensors |= {f"{owner}/{name}": one for name, one in found.items()}
@@ -63,8 +62,11 @@ def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
 
 @torch.inference_mode()
 def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], Cell]:
-    """(token ids, their needed rows), memory-mapped on the CPU.  ValueError if the file is damaged or does not fit the
-    session."""
+    """Returns (token ids, their needed rows), memory-mapped on the CPU.
+
+    Raises:
+        ValueError: the file is damaged or does not fit the session.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -94,7 +96,7 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
 
 
 def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> None:
-    """ValueError names the first thing in a file that does not fit; reads no rows."""
+    """Raises ValueError with the first thing in a file that does not fit; reads no rows."""
     names = set(file.keys())
     had, identity = {name.split("/")[0] for name in names}, json.loads(about["identity"])
     of = f"(model {about['model']}, method {about['method']})"
@@ -115,7 +117,7 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
 
 
 def _words(tensor: str) -> str:
-    """A report's name in messages."""
+    """Returns a report's name for messages."""
     name = tensor[1:]
     if name.startswith(HIDDEN):
         return f"hidden states of layer {name.removeprefix(HIDDEN)}"
@@ -123,7 +125,7 @@ def _words(tensor: str) -> str:
 
 
 def _cell(tensors: Mapping[str, Tensor]) -> Cell:
-    """The cell of a file's tensors, named "owner/rows" in caches and "/report" in reports."""
+    """Returns the cell of a file's tensors, named "owner/rows" in caches and "/report" in reports."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, rows in tensors.items():
         owner, kind = name.split("/")
@@ -132,7 +134,7 @@ def _cell(tensors: Mapping[str, Tensor]) -> Cell:
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Fingerprint of names, dtypes, shapes and the CRC-32 of all values."""
+    """Returns a fingerprint of names, dtypes, shapes and the CRC-32 of all values."""
     def described(name: str, rows: Tensor) -> tuple[str, str, tuple[int, ...], int]:
         return name, str(rows.dtype), tuple(rows.shape), zlib.crc32(rows.contiguous().view(torch.uint8).numpy().data)
 

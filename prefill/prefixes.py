@@ -1,8 +1,7 @@
 """Prefix cache across requests: a prompt is read from where it differs from earlier ones.
 
 A prefix is rows of the target's cache, of the memories' caches, and of the reports on each token.  They are kept in
-cells of a fixed number of tokens, keyed by the hash of all tokens up to the cell's end.  Knows caches, reports and
-memories; knows no method.
+cells of a fixed number of tokens, keyed by the hash of all tokens up to the cell's end.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.trees.tree import ROOT, ProposalTree
 
-CELL = 128          # tokens of a cell: at most this many and one known tokens are read again
+CELL = 128          # tokens of a cell: at most this many known tokens, and one, are read again
 TARGET = "target"
 RANKS, RANKED, FINAL, HIDDEN = "ranks", "ranked", "final", "hidden."     # names of reports, [n, ...] each
 
@@ -32,8 +31,11 @@ Rows = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Cell:
-    """caches: owner's name -> rows from `KVCache.copied`; reports: name -> one row per token; states: of the target's
-    cache before the last token, where a chunk ended there."""
+    """The kept rows of a few successive tokens.
+
+    caches: owner's name -> rows from `KVCache.copied`; reports: name -> one row per token; states: those of the
+    target's cache before the last token, if a chunk ended there
+    """
 
     caches: Mapping[str, Rows]
     reports: Rows
@@ -41,11 +43,11 @@ class Cell:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens; a pinned prefix may end in fewer than a whole cell's."""
+        """Number of tokens; a pinned prefix may end in a shorter cell."""
         return next(iter(self.caches[TARGET].values())).shape[2]
 
     def part(self, start: int, end: int) -> Cell:
-        """Views of the tokens [start, end)."""
+        """Returns views of the tokens [start, end)."""
         return Cell({owner: {name: rows[:, :, start:end] for name, rows in cache.items()}
                      for owner, cache in self.caches.items()},
                     {name: rows[start:end] for name, rows in self.reports.items()})
@@ -57,11 +59,11 @@ class Cell:
 
 
 class Prefixes:
-    """Least recently used cache of prompts' cells, up to `most` bytes; a tree whose paths are the prompts.  Sessions
-    may share it in one thread, not in several.
+    """The prefix cache: cells of prompts, least recently used first, up to `most` bytes; a tree whose paths are
+    prompts.
 
-    Ancestors are fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and never
-    evicted; the last cell of a pinned prefix may be short.
+    Sessions may share it in one thread, not in several.  Ancestors are fresher than descendants, so that eviction takes
+    leaves.  Pinned cells are not counted and never evicted; the last cell of a pinned prefix may be short.
     """
 
     def __init__(self, most: int, cell: int = CELL) -> None:
@@ -75,7 +77,8 @@ class Prefixes:
         return len(self._cells)
 
     def keys(self, ids: Sequence[int]) -> list[bytes]:
-        """Keys of a prompt's whole cells; equal keys mean that all tokens up to the cells' ends are equal."""
+        """Returns the keys of a prompt's whole cells; equal keys mean that all tokens up to the cells' ends are
+        equal."""
         key, found = b"", []
         for cell in np.array(ids[:len(ids) // self.cell * self.cell], np.int64).reshape(-1, self.cell):
             key = hashlib.sha256(key + cell.tobytes()).digest()
@@ -83,7 +86,7 @@ class Prefixes:
         return found
 
     def known(self, keys: Sequence[bytes], ids: Sequence[int], most: int) -> list[Cell]:
-        """The cells of the prompt's longest known prefix of at most `most` tokens.  keys: of its whole cells."""
+        """Returns the cells of the prompt's longest known prefix of at most `most` tokens; keys: of its whole cells."""
         found: list[Cell] = []
         for key in keys[:most // self.cell]:
             if (cell := self._cells.get(key) or self._pinned.get(key)) is None:
@@ -95,8 +98,10 @@ class Prefixes:
         return [*found, max(ends, key=lambda cell: cell.tokens)] if ends else found
 
     def lacks(self, keys: Sequence[bytes]) -> bool:
-        """Whether the cell of the last of these keys, a prompt's from its beginning, should be stored: it is unknown,
-        the cell before it is known, and the cache may hold anything at all."""
+        """Tells if the cell of the last of these keys, which begin at a prompt's beginning, should be stored.
+
+        It should if it is unknown, the cell before it is known, and the cache may hold anything at all.
+        """
         *before, last = keys
         return self.most > 0 and not self._has(last) and all(map(self._has, before[-1:]))
 
@@ -104,7 +109,7 @@ class Prefixes:
         return key in self._cells or key in self._pinned
 
     def pin(self, ids: Sequence[int], rows: Cell) -> None:
-        """Keep the rows of all tokens of a prefix permanently."""
+        """Keeps the rows of all tokens of a prefix permanently."""
         keys, whole = self.keys(ids), len(ids) // self.cell * self.cell
         for key, start in zip(keys, range(0, whole, self.cell), strict=True):
             if (cell := self._cells.pop(key, None)) is not None:
@@ -117,13 +122,13 @@ class Prefixes:
                 ends.append((last, rows.part(whole, len(ids))))
 
     def use(self, keys: Sequence[bytes]) -> None:
-        """Mark these cells, a prompt's from its beginning, as just used: the first becomes the most recent."""
+        """Marks these cells, which begin at a prompt's beginning, as just used: the first becomes the most recent."""
         for key in reversed(keys):
             if key in self._cells:
                 self._cells.move_to_end(key)
 
     def put(self, keys: Sequence[bytes], cell: Cell) -> None:
-        """Store the cell of the last of these keys, and evict until the bytes fit, if need be the new cell itself."""
+        """Stores the cell of the last of these keys, and evicts until the bytes fit, if need be the new cell itself."""
         self.bytes += cell.bytes
         self._cells[keys[-1]] = cell
         self.use(keys)
@@ -131,7 +136,7 @@ class Prefixes:
             self.bytes -= self._cells.popitem(last=False)[1].bytes
 
     def clear(self) -> None:
-        """Drop all cells that are not pinned."""
+        """Drops all cells that are not pinned."""
         self._cells.clear()
         self.bytes = 0
 
@@ -158,7 +163,7 @@ class PrefixReader:
 
     @torch.inference_mode()
     def recall(self) -> int:
-        """Restore caches and memories from the known prefix; returns its number of tokens."""
+        """Restores caches and memories from the known prefix; returns its number of tokens."""
         cell, last = self.prefixes.cell, len(self.ids) - max((one.tail for one in self.memories), default=1)
         # A row may depend on the next token, which is unknown for the last row: that row is dropped.
         known = self.prefixes.known(self.keys, self.ids, max(0, last + 1))
@@ -187,7 +192,7 @@ class PrefixReader:
 
     @torch.inference_mode()
     def keep(self, seen: Observation) -> None:
-        """Store the cells that the prompt's next chunk, just observed, completes."""
+        """Stores the cells that are completed by the prompt's chunk that was just observed."""
         if not self.prefixes.most:
             return
         self._reports = joined([self._reports, rows_of(seen, self._wants)])
@@ -205,7 +210,7 @@ class PrefixReader:
                     self._states.pop(number, {}))
 
     def _seen(self, reports: Rows, until: int) -> Observation:
-        """The observation of the prompt's first `until` tokens, as if they were read in one pass."""
+        """Returns the observation of the prompt's first `until` tokens, as if they were read in one pass."""
         ranked = reports[RANKED].nonzero().flatten() if RANKED in reports else None
         return Observation(
             ProposalTree.chain(torch.tensor(self.ids[:until]), origin=ROOT), torch.arange(until), self.ids[until],
@@ -215,7 +220,7 @@ class PrefixReader:
 
 
 def caches(target: KVCache, memories: Iterable[Memory]) -> dict[str, KVCache]:
-    """Owner's name -> cache with one row per token: the target's, and those of memories that have one."""
+    """Returns owner's name -> cache with one row per token: the target's, and those of memories that have one."""
     found = {TARGET: target}
     for memory in memories:
         if memory.aligned is not None:
@@ -228,18 +233,18 @@ def caches(target: KVCache, memories: Iterable[Memory]) -> dict[str, KVCache]:
 
 
 def reported(memories: Iterable[Memory]) -> Wants:
-    """The reports that a recalled prefix must contain: none for memories whose own cache is kept."""
+    """Returns the reports that a recalled prefix must contain: none for memories whose own cache is kept."""
     return Wants.union(memory.wants for memory in memories if memory.aligned is None)
 
 
 def report_names(wants: Wants) -> list[str]:
-    """The names of the reports in `rows_of`."""
+    """Returns the names of the reports in `rows_of`."""
     hidden = (f"{HIDDEN}{layer}" for layer in wants.layers)
     return [*hidden, *[FINAL] * wants.final, *[RANKS, RANKED] * bool(wants.topk)]
 
 
 def rows_of(seen: Observation, wants: Wants) -> Rows:
-    """The wanted reports of a chunk, one row per token; ranks are zeros for tokens that were not ranked."""
+    """Returns the wanted reports of a chunk, one row per token; ranks are zeros for tokens that were not ranked."""
     rows = {f"{HIDDEN}{layer}": seen.hidden[layer].clone() for layer in wants.layers}
     if wants.final and seen.final is not None:
         rows[FINAL] = seen.final.clone()
@@ -252,16 +257,16 @@ def rows_of(seen: Observation, wants: Wants) -> Rows:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
+    """Returns the length of the common prefix."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Rows of the parts, concatenated by name."""
+    """Returns the rows of the parts, concatenated by name."""
     parts = [part for part in parts if part]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
 def _split(rows: Rows, n: int) -> tuple[Rows, Rows]:
-    """(copies of the first n rows, views of the rest)."""
+    """Returns (copies of the first n rows, views of the rest)."""
     return ({name: one[:n].clone() for name, one in rows.items()}, {name: one[n:] for name, one in rows.items()})

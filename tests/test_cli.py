@@ -422,9 +422,9 @@ def test_doctor_counts_no_memory_that_making_a_model_left(pair, cli, monkeypatch
 
 
 def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
-    from longgraft.eval.checks.doctor import Share, memory
+    from longgraft.eval.checks.doctor import Footprint, memory
 
-    shares = {"target": Share(1000, 10), "drafter": Share(100, 1)}
+    shares = {"target": Footprint(1000, 10), "drafter": Footprint(100, 1)}
     lines, fits = memory(shares, {"matrix": 50}, 20, 2 ** 30)
     assert fits and "0.0 MiB" in lines[0] and len(lines) == 2
     assert "peak of the process: 3.0 MiB, 3.0 of them" in memory(shares, {}, 20, 2 ** 30, 3 * 2 ** 20)[0][1]

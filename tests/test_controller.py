@@ -11,7 +11,7 @@ import torch
 from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, TIMED_EVERY, AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, TIMED_EVERY, AcceptanceEstimates, StepPlan
 from longgraft.budget.controller import LEAST, PROBED, STEPS, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
@@ -173,13 +173,13 @@ GAINS = [0.9, 0.9 + 0.81, 0.9 + 0.81 + 0.729, 0.9 + 0.81 + 0.729 + 0.6561]
 
 
 @pytest.mark.parametrize(("controller", "plan"), [
-    (choosing(Ranks(KNOWN)), Plan(3, 100, 1 + 2 * ROWS, 0.75)),
+    (choosing(Ranks(KNOWN)), StepPlan(3, 100, 1 + 2 * ROWS, 0.75)),
     (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, stage=2)), guesses=0.9),
-     Plan(4, 100, 1 + 3 * ROWS + 5 * FEED + 2 * LEVEL, 0.75, 0.5 * GAINS[2])),
+     StepPlan(4, 100, 1 + 3 * ROWS + 5 * FEED + 2 * LEVEL, 0.75, 0.5 * GAINS[2])),
     (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, 0.6, stage=UNPRUNED)), guesses=0.9),
-     Plan(5, 100, 1 + 4 * ROWS + 5 * FEED + 3 * LEVEL, 0.75, 0.5 * GAINS[3])),
+     StepPlan(5, 100, 1 + 4 * ROWS + 5 * FEED + 3 * LEVEL, 0.75, 0.5 * GAINS[3])),
     (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7), drafter=object()), levels=0),
-     Plan(4, 100, 1 + 3 * ROWS + HOST, 0.75, 0.9 + 0.8 + 0.7 - 0.75))],
+     StepPlan(4, 100, 1 + 3 * ROWS + HOST, 0.75, 0.9 + 0.8 + 0.7 - 0.75))],
     ids=["remembered", "drafted in part", "drafted whole", "of a source without levels"])
 def test_a_step_is_expected_to_take_its_parts_once_and_to_bring_its_nodes_without_the_root(controller, plan):
     controller.propose(Ask(0, 60, 100))
@@ -192,7 +192,7 @@ def test_a_step_is_expected_to_take_its_parts_once_and_to_bring_its_nodes_withou
 def test_a_step_is_counted_once_with_what_it_brought():
     estimates = choosing(Ranks(KNOWN)).estimates
     for _ in range(2):
-        estimates.expect(Plan(4, 100, 1.5, remembered=0.75, drafted=2.0))
+        estimates.expect(StepPlan(4, 100, 1.5, remembered=0.75, drafted=2.0))
         estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))
     learnt = estimates.learnt
     assert (learnt.passes, learnt.spent, learnt.idle) == (2, 3.0, 6)
@@ -251,7 +251,7 @@ def test_a_pass_is_timed_by_the_tree_that_was_verified():
     timed = []
     costs.timed = lambda *given: timed.append(given)
     for _ in range(TIMED_EVERY):
-        estimates.expect(Plan(9, 100, 1.0))
+        estimates.expect(StepPlan(9, 100, 1.0))
         estimates.observe(Observation(ProposalTree.root_only(0), torch.tensor([0]), 5, seconds=2.0))
     assert timed == [(1, 100, 2.0)]
 

@@ -7,7 +7,7 @@ from toys.tokenizers import NEWLINE, SPELLINGS, byte_tokenizer, of_family
 
 from longgraft.completion.prompt.encoding import LONGEST, PartEncoder, blocks
 from longgraft.completion.prompt.fim import FAMILIES, fim_of
-from longgraft.completion.prompt.layout import Layout
+from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.completion.snippets import Cursor, Snippet
 
 CURSOR = Cursor("a.py", "x = ", "\ny\n")
@@ -57,7 +57,7 @@ def test_every_family_has_a_prompt_here():
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_familys_tokens_stand_in_its_order(name):
     tokenizer = of_family(name, begins=True)
-    layout = Layout(tokenizer, len(tokenizer))
+    layout = PromptLayout(tokenizer, len(tokenizer))
     alone, among = (layout.lay_out(CURSOR, pieces, 2048, "repo") for pieces in ((), PIECES))
     assert (layout.fim.family.name, among.form) == (name, "fim")
     assert (tokenizer.decode(alone.ids), tokenizer.decode(among.ids)) == tuple("<s>" + text for text in PROMPTS[name])
@@ -68,7 +68,7 @@ def test_a_familys_tokens_stand_in_its_order(name):
 def test_all_of_a_familys_tokens_end_a_completion(name):
     tokenizer = of_family(name)
     spelled = {tokenizer.convert_tokens_to_ids(text) for text in SPELLINGS[name].split()}
-    assert set(Layout(tokenizer, len(tokenizer)).lay_out(CURSOR).ends) == spelled
+    assert set(PromptLayout(tokenizer, len(tokenizer)).lay_out(CURSOR).ends) == spelled
 
 
 def test_tokens_that_are_no_single_added_ids_do_not_count():
@@ -81,35 +81,35 @@ def test_tokens_that_are_no_single_added_ids_do_not_count():
 
 def test_without_a_repository_token_no_name_is_said():
     tokenizer = byte_tokenizer(tuple(SPELLINGS["qwen-coder"].replace("<|repo_name|>", "").split()))
-    text = tokenizer.decode(Layout(tokenizer, len(tokenizer)).lay_out(CURSOR, PIECES, 2048, "repo").ids)
+    text = tokenizer.decode(PromptLayout(tokenizer, len(tokenizer)).lay_out(CURSOR, PIECES, 2048, "repo").ids)
     assert text.startswith("<|file_sep|>c.py\n") and "repo" not in text
 
 
 def test_left_to_right_is_repobenchs_layout():
     tokenizer = byte_tokenizer()
-    layout = Layout(tokenizer, len(tokenizer))
+    layout = PromptLayout(tokenizer, len(tokenizer))
     laid = layout.lay_out(CURSOR, PIECES, 2048, "repo")
     assert tokenizer.decode(laid.ids) == "c.py\nc = 2\nb.py\ndef b(): 1\na.py\nx =" and laid.held == " "
     assert (laid.form, laid.ends, laid.after) == ("left-to-right", (), 0)
     assert tokenizer.decode(laid.prediction[-1]) == "\ny\n"     # what follows goes to the retrievers
-    asked = Layout(of_family("starcoder2"), 10 ** 6, "left-to-right").lay_out(CURSOR, PIECES)
+    asked = PromptLayout(of_family("starcoder2"), 10 ** 6, "left-to-right").lay_out(CURSOR, PIECES)
     assert asked.form == "left-to-right" and len(asked.ends) == 6       # its tokens end it all the same
 
 
 def test_a_layout_that_cannot_be_is_said():
     with pytest.raises(ValueError, match="no fill-in-the-middle tokens"):
-        Layout(byte_tokenizer(), 10 ** 6, "fim")
+        PromptLayout(byte_tokenizer(), 10 ** 6, "fim")
     with pytest.raises(ValueError, match="without a tokenizer"):
-        Layout(None, 10 ** 6)
+        PromptLayout(None, 10 ** 6)
     with pytest.raises(ValueError, match="nothing to complete"):
-        Layout(byte_tokenizer(), 10 ** 6).lay_out(Cursor("", "", ""))
+        PromptLayout(byte_tokenizer(), 10 ** 6).lay_out(Cursor("", "", ""))
 
 
 def test_text_that_spells_a_token_is_text():
     tokenizer = byte_tokenizer(("<|endoftext|>",), plain=tuple(SPELLINGS["qwen-coder"].split()))
     said = 'STOP = ["<|fim_middle|>", "<|file_sep|>"] <|endoftext|>\n'
     snippets = [Snippet("<|fim_pad|>.py", said)]
-    laid = Layout(tokenizer, len(tokenizer)).lay_out(Cursor("a.py", said, said), snippets, 4096)
+    laid = PromptLayout(tokenizer, len(tokenizer)).lay_out(Cursor("a.py", said, said), snippets, 4096)
     assert tokenizer.decode(laid.ids).count("<|fim_middle|>") == 4
     assert laid.ids.count(tokenizer.convert_tokens_to_ids("<|fim_middle|>")) == 1
     assert laid.ids.count(tokenizer.convert_tokens_to_ids("<|file_sep|>")) == 2
@@ -143,7 +143,7 @@ def test_blocks_begin_at_the_same_lines_whatever_follows():
 def test_what_follows_a_cursor_is_not_kept():
     """It is another text at each place, and of many of them memory fills up."""
     tokenizer = byte_tokenizer(("<|endoftext|>",), plain=tuple(SPELLINGS["qwen-coder"].split()))
-    layout = Layout(tokenizer, len(tokenizer))
+    layout = PromptLayout(tokenizer, len(tokenizer))
     rest, kept = "y = 2\n" * 100, layout.coder._kept.cache_info
     layout.lay_out(Cursor("a.py", "x = 1\n", rest), tokens=4096)
     before = kept().currsize

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from toys.served import asking, characters, text_session
 
-from longgraft.completion.prompt.layout import Layout
+from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
@@ -43,7 +43,7 @@ def one(session: Session | None = None, **body: Any) -> dict[str, Any]:
 
 
 def laid(cursor: Cursor, *pieces: Snippet, new: int = 20) -> tuple[int, ...]:
-    return Layout(characters(), 96).lay_out(cursor, pieces, 512 - new - 1, "myproject").ids
+    return PromptLayout(characters(), 96).lay_out(cursor, pieces, 512 - new - 1, "myproject").ids
 
 
 def test_the_answer_is_what_the_session_says_to_the_layout_s_prompt():

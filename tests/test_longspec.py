@@ -24,9 +24,9 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import UNPRUNED, ProposalTree
-from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork
+from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, SharedParts
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
-from longgraft.yarn_drafters.training.longspec import LongSpecTrainer, banded, behind
+from longgraft.yarn_drafters.training.longspec import LongSpecTrainer, attend_in_window, attend_with_gaps
 
 WINDOW = 12
 
@@ -65,9 +65,10 @@ def taught(run: Run, tokens: list[int], gap: int) -> torch.Tensor:
     cache = DynamicCache()
     run.target.model.get_decoder()(ids, use_cache=True, past_key_values=cache)
     last = cache.layers[-1]
-    lent = Lent(run.target)
-    states = run.network(lent.embed(ids, last.keys), lent.angles(torch.arange(len(tokens))[None], 16),
-                         lambda q, k, v: banded(q, k, v, WINDOW), lambda q: behind(q, last.keys, last.values, [gap]))
+    shared = SharedParts(run.target)
+    states = run.network(shared.embed(ids, last.keys), shared.angles(torch.arange(len(tokens))[None], 16),
+                         lambda q, k, v: attend_in_window(q, k, v, WINDOW),
+                         lambda q: attend_with_gaps(q, last.keys, last.values, [gap]))
     return run.target.logits(states[0, -1]).log_softmax(-1)
 
 
@@ -137,8 +138,8 @@ def test_a_band_and_a_gap_are_dense_attention_under_their_masks(length):
     back = at[:, None] - at
     wide = [x.repeat_interleave(2, 1) for x in (k, v)]
     expected = F.scaled_dot_product_attention(q, *wide, attn_mask=(back >= 0) & (back <= 8))
-    torch.testing.assert_close(banded(q, k, v, 8), expected, atol=1e-5, rtol=1e-5)
-    found = behind(q, k, v, [1, 3])
+    torch.testing.assert_close(attend_in_window(q, k, v, 8), expected, atol=1e-5, rtol=1e-5)
+    found = attend_with_gaps(q, k, v, [1, 3])
     for row, gap in enumerate((1, 3)):
         expected = F.scaled_dot_product_attention(q, *wide, attn_mask=back >= gap)
         torch.testing.assert_close(found[row, :, gap:], expected[row, :, gap:], atol=1e-5, rtol=1e-5)

@@ -15,7 +15,7 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
-from longgraft.methods.parts import Parts, Shape
+from longgraft.methods.parts import DraftShape, Parts
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -123,7 +123,7 @@ def test_a_rewound_history_is_as_long_as_at_its_mark():
 def test_two_methods_of_one_kit_share_what_they_remember():
     parts = toy_parts()
     graft, dense = (build(name, parts) for name in ("graft", "eagle3"))
-    window = build("eagle3", replace(parts, shape=Shape(window=12)))
+    window = build("eagle3", replace(parts, shape=DraftShape(window=12)))
     assert graft.memories[0] is dense.memories[0] is not window.memories[0]
     assert build("retrieval", parts).memories[0] is graft.memories[1]
     assert build("token-recycling", parts).memories[0] is not graft.memories[1]

@@ -17,7 +17,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
-from longgraft.config.settings import OfMethod, Settings
+from longgraft.config.settings import MethodSettings, Settings
 from longgraft.loading import load_needs
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
@@ -159,7 +159,7 @@ def test_a_row_says_what_can_be_chosen_and_refuses_all_else(method):
     assert method.budget > 0 and method.clause and method.paper
     # Printed as its name, an ablation of another's choices, too.
     assert str(method) == method.name and find(str(method)).choices == method.choices
-    assert method.takes <= set(options(OfMethod)) and method.takes.isdisjoint(one.name for one in method.own)
+    assert method.takes <= set(options(MethodSettings)) and method.takes.isdisjoint(one.name for one in method.own)
     for one in method.own:
         assert one.help and (one.choices or one.kind in (bool, str) or one.bounds), f"{one.name}: no help, or no bounds"
         one.check(one.default)

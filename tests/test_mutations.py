@@ -42,7 +42,7 @@ def test_what_is_not_there_once_is_refused(copy, symbol, old):
 def test_small_errors_are_noticed_one_by_one_and_one_that_changes_nothing_is_said_to_survive():
     code = ("import sys; from mutations import MUTATIONS, Mutation, survivors; print(survivors(["
             "*(one for name in sys.argv[1:] for one in MUTATIONS if one.name == name), "
-            "Mutation('harmless', 'tree:', 'Knows', 'knows', "
+            "Mutation('harmless', 'tree:', 'immutable value', 'value', "
             "'test_figures.py::test_the_rate_is_of_the_tokens_that_decoding_yielded')]))")
     done = subprocess.run([sys.executable, "-c", code, *HANDFUL], cwd=TESTS, capture_output=True, text=True)
     assert done.stdout.splitlines() == [*(f"noticed   {name}" for name in HANDFUL), "SURVIVES  harmless",

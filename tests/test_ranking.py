@@ -9,7 +9,7 @@ import torch
 from toys.models import VOCAB
 from toys.sessions import toy_parts
 
-from longgraft.budget.expert_weights import FADE, FIRST, ExpertWeights, Said
+from longgraft.budget.expert_weights import FADE, FIRST, ExpertWeights, NodePredictions
 from longgraft.budget.expert_weights import TEXT as TRUST
 from longgraft.budget.node_ranking import ROW, RankedProposer
 from longgraft.memories.partial_matching import PartialMatching
@@ -101,15 +101,15 @@ def test_rows_have_a_say_beside_drafted_nodes_only():
 
 
 def test_weights_follow_who_gave_the_tokens_that_came():
-    weights, said = ExpertWeights(), Said(2, True, {5: (0.9, 0.1, 0.0), 6: (0.0, 0.5, 0.5)})
+    weights, said = ExpertWeights(), NodePredictions(2, True, {5: (0.9, 0.1, 0.0), 6: (0.0, 0.5, 0.5)})
     tree = ProposalTree.chain(torch.tensor([4, 5]))
-    before = weights.of(said)
+    before = weights.weights_for(said)
     assert before == pytest.approx([TRUST[2], 1 - TRUST[2] - 0.05, 0.05])
     weights.expect(tree, [said, None])
     weights.observe(Observation(tree, torch.arange(2), 7))
     share = before[0] * 0.9 / (before[0] * 0.9 + before[1] * 0.1)
     whole = FADE * FIRST + 1
-    assert weights.of(said) == pytest.approx([(FADE * FIRST * before[0] + share) / whole,
+    assert weights.weights_for(said) == pytest.approx([(FADE * FIRST * before[0] + share) / whole,
                                               (FADE * FIRST * before[1] + 1 - share) / whole,
                                               FADE * FIRST * before[2] / whole])
     learnt, another = weights.state(), ProposalTree.chain(torch.tensor([4]))
@@ -117,5 +117,6 @@ def test_weights_follow_who_gave_the_tokens_that_came():
         weights.expect(tree, [said, None])
         weights.observe(Observation(seen, torch.arange(1), token))
         assert weights.state() == learnt
-    assert weights.of(Said(0, True, {}))[0] == 0 and weights.of(Said(2, False, {}))[2] == 0
-    assert sum(weights.of(Said(32, False, {}))) == pytest.approx(1)
+    assert weights.weights_for(NodePredictions(0, True, {}))[0] == 0
+    assert weights.weights_for(NodePredictions(2, False, {}))[2] == 0
+    assert sum(weights.weights_for(NodePredictions(32, False, {}))) == pytest.approx(1)

@@ -16,7 +16,7 @@ from longgraft.eval.runs import jobs
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job
 from longgraft.eval.runs.plan import Reader, check_plan, planned
-from longgraft.eval.runs.ray_workers import Share, actors
+from longgraft.eval.runs.ray_workers import NodeShare, actors
 from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.workers import ATTEMPTS, spread
@@ -96,7 +96,7 @@ def test_what_a_lost_node_had_is_measured_on_another(cluster, config, alone):
     cluster.add_node(num_cpus=1, object_store_memory=2 ** 27)       # on which to go on
     nodes = {node.node_id: node for node in cluster.worker_nodes}
     with actors(cluster.address, config, 2) as crew:
-        assert crew.share == Share(0, 1)
+        assert crew.share == NodeShare(0, 1)
         found, _ = rows_despite(crew, config, lambda pid, node: cluster.remove_node(nodes.pop(node), False))
     assert len(nodes) == 2 and same(found, alone)
 
@@ -163,12 +163,12 @@ HEAD, SMALL, GPUS = {"CPU": 16.0}, {"CPU": 4.0}, {"CPU": 32.0, "GPU": 4.0}
 
 
 @pytest.mark.parametrize("nodes, workers, device, share, count", [
-    ([SMALL, SMALL], None, None, Share(0, 4), 2), ([SMALL, SMALL], 3, None, Share(0, 2), 3),
-    ([HEAD, SMALL], None, None, Share(0, 8), 2), ([{"CPU": 0.0}, SMALL], None, None, Share(0, 4), 1),
-    ([HEAD, GPUS, GPUS], None, None, Share(1, 8), 8), ([HEAD, GPUS], 2, "cuda", Share(1, 8), 2),
-    ([HEAD, GPUS], None, "cpu", Share(0, 16), 2)])
+    ([SMALL, SMALL], None, None, NodeShare(0, 4), 2), ([SMALL, SMALL], 3, None, NodeShare(0, 2), 3),
+    ([HEAD, SMALL], None, None, NodeShare(0, 8), 2), ([{"CPU": 0.0}, SMALL], None, None, NodeShare(0, 4), 1),
+    ([HEAD, GPUS, GPUS], None, None, NodeShare(1, 8), 8), ([HEAD, GPUS], 2, "cuda", NodeShare(1, 8), 2),
+    ([HEAD, GPUS], None, "cpu", NodeShare(0, 16), 2)])
 def test_workers_share_a_cluster_fairly(nodes, workers, device, share, count):
-    assert Share.fair(nodes, workers, device) == (share, count) and share.fits(nodes) >= count
+    assert NodeShare.fair(nodes, workers, device) == (share, count) and share.fits(nodes) >= count
 
 
 @pytest.mark.parametrize("nodes, workers, device, said", [
@@ -176,7 +176,7 @@ def test_workers_share_a_cluster_fairly(nodes, workers, device, share, count):
     ([SMALL], 1, "cuda", "no node of the Ray cluster has a GPU"), ([], None, None, "room for 0")])
 def test_a_cluster_that_is_too_small_says_for_how_many_it_has_room(nodes, workers, device, said):
     with pytest.raises(ValueError, match=said):
-        Share.fair(nodes, workers, device)
+        NodeShare.fair(nodes, workers, device)
 
 
 @pytest.mark.parametrize("address, said", [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"),

@@ -13,14 +13,14 @@ from toys.training import tiny_target
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from longgraft.yarn_drafters.training import regenerate as module
-from longgraft.yarn_drafters.training.batched_sampling import Sampled, Turn, sample
+from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
-from longgraft.yarn_drafters.training.regenerate import Regenerator, Sampling, requests_of
+from longgraft.yarn_drafters.training.regenerate import ChatSampling, Regenerator, requests_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>{% endfor %}"
             "{% if add_generation_prompt %}<assistant>{% endif %}")
-SAMPLING = Sampling(batch=4, most=12, follow_up=0.5)
+SAMPLING = ChatSampling(batch=4, most=12, follow_up=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def worker(folder, model, sampling=SAMPLING, excluded=()) -> Regenerator:
     return Regenerator(model, AutoTokenizer.from_pretrained(folder), sampling, excluded)
 
 
-def sampled(model, turns: list[Turn], ends, batch=64) -> list[Sampled]:
+def sampled(model, turns: list[Turn], ends, batch=64) -> list[SampledTurn]:
     """What was sampled for each of these turns, which are given as they are asked for."""
     left = iter(turns)
     found = dict(sample(model, lambda count: islice(left, count), ends, batch))
@@ -67,7 +67,7 @@ def test_greedy_rows_of_a_batch_are_transformers_own_answers(layers, folder):
     ends = {alone[1][3], alone[3][8]}
     cuts = [next((i for i, token in enumerate(tokens) if token in ends), None) for tokens in alone]
     assert len(set(cuts)) > 2 and all(len(set(tokens)) > 3 for tokens in alone)
-    wanted = [Sampled(tokens[:cut], cut is not None) for tokens, cut in zip(alone, cuts, strict=True)]
+    wanted = [SampledTurn(tokens[:cut], cut is not None) for tokens, cut in zip(alone, cuts, strict=True)]
     for batch in (4, 2, 1):
         assert sampled(model, [Turn(prompt, (0,), 0.0, 20) for prompt in PROMPTS], sorted(ends), batch) == wanted
 
@@ -117,13 +117,13 @@ def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> N
             for turn in turns:
                 text = tokenizer.decode(turn.prompt)
                 said, ended = next((a for part, a in answers.items() if part in text), ("Fine.", True))
-                yield turn, Sampled(tokenizer(said)["input_ids"], ended)
+                yield turn, SampledTurn(tokenizer(said)["input_ids"], ended)
 
     monkeypatch.setattr(module, "sample", sampled)
 
 
 def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, model, tmp_path, monkeypatch):
-    sampling = Sampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
     known = "who was the first person that walked on the moon"
     given = [module.Document(text) for text in ("One?", "Two?", " one? ", f"Tell me, {known}?", "Three?")]
     made = worker(folder, model, sampling, [f"Yes: {known}, and when?"])
@@ -136,7 +136,7 @@ def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, mod
 
 
 def test_an_answer_that_was_cut_off_is_learnt_without_an_end(folder, model, tmp_path, monkeypatch):
-    sampling = Sampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
     made, out = worker(folder, model, sampling), tmp_path / "c.jsonl"
     answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think", False)})
     made.run(islice(requests_of([], [], True, sampling), 1), out)

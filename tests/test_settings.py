@@ -12,7 +12,15 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.file_errors import reason
 from longgraft.config.option_files import describe, read_table
 from longgraft.config.options import check, made, option, options, size
-from longgraft.config.settings import Draw, Ends, HeadOverrides, OfMethod, Pair, Settings, Shape
+from longgraft.config.settings import (
+    HeadOverrides,
+    LogitSettings,
+    MethodSettings,
+    Pair,
+    SamplingSettings,
+    Settings,
+    StopSettings,
+)
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 
 
@@ -111,8 +119,8 @@ def test_a_file_may_use_the_names_of_fields_or_flags(tmp_path):
 
 
 def test_what_is_printed_says_the_same_again():
-    groups = (Pair(), Settings(budget=30, head=HeadOverrides(window=9)), Draw(0.5, seed=2 ** 40),
-              Ends(stop=("a\n\u2028\"",)))
+    groups = (Pair(), Settings(budget=30, head=HeadOverrides(window=9)), SamplingSettings(0.5, seed=2 ** 40),
+              StopSettings(stop=("a\n\u2028\"",)))
     table = tomllib.loads("\n".join(describe(*groups)))
     for group in groups:
         own = {name: value for name, value in table.items() if name in options(type(group))}
@@ -120,7 +128,7 @@ def test_what_is_printed_says_the_same_again():
 
 
 def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
-    for group in (HeadOverrides, Pair, Settings, Draw, Ends, OfMethod):
+    for group in (HeadOverrides, Pair, Settings, SamplingSettings, StopSettings, MethodSettings):
         for name, one in options(group).items():
             assert one.help or one.kind is HeadOverrides, name      # of which each field says it
             assert one.none or "None" not in str(one.kind), f"{name} does not say what None stands for"
@@ -130,7 +138,7 @@ def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
 def test_settings_agree_with_what_they_set():
     assert (Settings.draft_levels, Settings.draft_top_k) == (LEVELS, TOP_K)
     drawn = {f.name: f.default for f in fields(Sampling) if f.name != "replay"}
-    assert drawn == vars(Draw()) | Shape().read()
+    assert drawn == vars(SamplingSettings()) | LogitSettings().read()
 
 
 def test_python_may_give_objects_where_flags_give_names(tmp_path):

@@ -15,11 +15,11 @@ from toys.served import Gate, tokens_of, until_true, working
 from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import AcceptanceEstimates, StepPlan
 from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import LEAST, READ, Sessions, advance, generate_all, shares
+from longgraft.engine.side_by_side import OLDEST_TOKENS, PASS_TOKENS, Sessions, advance, generate_all, shares
 from longgraft.kernels.cpu import cpu_kernels
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
@@ -146,25 +146,25 @@ def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=KERNELS)
     session.target.costly_context = math.inf
     long, other = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(300), 4)
-    assert Sessions(session, 8).lone and not Sessions(session, 1).lone
-    assert advance([long], lone=True)[0].read == READ
-    assert [step.read for step in advance([long, other])] == [READ, 0]      # 272 are left, and 300
+    assert Sessions(session, 8).cap_single and not Sessions(session, 1).cap_single
+    assert advance([long], cap_single=True)[0].read == PASS_TOKENS
+    assert [step.read for step in advance([long, other])] == [PASS_TOKENS, 0]      # 272 are left, and 300
     short = session.another().open(toy_prompt(90), 4)
     first = advance([long, other, short])
-    assert [step.read for step in first] == [READ - 90, 0, 90] and first[2].tokens
-    assert advance([long])[0].read == 400 - 3 * READ + 90
+    assert [step.read for step in first] == [PASS_TOKENS - 90, 0, 90] and first[2].tokens
+    assert advance([long])[0].read == 400 - 3 * PASS_TOKENS + 90
     for one in (long, other, short):
         one.close()
     requests = [session.another().open(toy_prompt(length), 99) for length in (400, 80, 90, 85, 95)]
     passes = [[step.read for step in advance(requests)] for _ in range(3)]
-    assert passes[0] == [LEAST, 80, 0, READ - LEAST - 80, 0]
-    assert [one[0] for one in passes] == [LEAST] * 3 and {sum(one) for one in passes} == {READ}
+    assert passes[0] == [OLDEST_TOKENS, 80, 0, PASS_TOKENS - OLDEST_TOKENS - 80, 0]
+    assert [one[0] for one in passes] == [OLDEST_TOKENS] * 3 and {sum(one) for one in passes} == {PASS_TOKENS}
 
 
 def test_a_token_far_into_a_prompt_counts_as_often_as_it_costs():
-    assert shares([900, 0, 800, 900], [4.0, 1.0, 1.0, 1.0]) == [LEAST // 4, 0, READ - LEAST, 0]
-    assert shares([900], [2.0]) == [READ // 2] and shares([900, 10], [200.0, 1.0]) == [1, 0]
-    assert shares([0, 0], [1.0, 1.0]) == [0, 0] and shares([900, 10], [2.0, 1.0]) == [(READ - 10) // 2, 10]
+    assert shares([900, 0, 800, 900], [4.0, 1.0, 1.0, 1.0]) == [OLDEST_TOKENS // 4, 0, PASS_TOKENS - OLDEST_TOKENS, 0]
+    assert shares([900], [2.0]) == [PASS_TOKENS // 2] and shares([900, 10], [200.0, 1.0]) == [1, 0]
+    assert shares([0, 0], [1.0, 1.0]) == [0, 0] and shares([900, 10], [2.0, 1.0]) == [(PASS_TOKENS - 10) // 2, 10]
     request = repeatable("ar", chunk=50).open(toy_prompt(100), 4)
     assert request.weight == 1
     request.step()
@@ -191,11 +191,11 @@ def test_passes_that_others_share_say_nothing_of_a_pass_alone():
     estimates, before = AcceptanceEstimates(costs), costs.state()
     seen = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0)
     for _ in range(8):
-        estimates.expect(Plan(1, 0, 1.0, alone=False))
+        estimates.expect(StepPlan(1, 0, 1.0, alone=False))
         estimates.observe(seen)
     assert costs.state() == before
     for _ in range(8):
-        estimates.expect(Plan(1, 0, 1.0))
+        estimates.expect(StepPlan(1, 0, 1.0))
         estimates.observe(seen)
     assert costs.state() != before
 
@@ -214,7 +214,7 @@ def test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full(monkeyp
     assert sessions.free(running, 100, 20) is session
     assert sessions.free([], 10 ** 6, 20) is session      # alone it may try
     assert Sessions(session, 1).free(running, 1, 1) is None
-    assert Sessions(Session(session.engine, None), 8).most == 1
+    assert Sessions(Session(session.engine, None), 8).max_running == 1
 
 
 def test_where_no_further_session_can_be_made_those_that_run_go_on_and_it_is_tried_again(monkeypatch):
@@ -381,7 +381,7 @@ def test_those_who_wait_for_memory_fill_the_queue_and_all_who_lack_it_are_told_a
         await until_true(lambda: gate.steps == 3)
         assert len(session.engine.prefixes) > 0
         session.target.forward = None
-        monkeypatch.setattr("longgraft.serve.worker.advance", lambda requests, lone: [MemoryError()] * len(requests))
+        monkeypatch.setattr("longgraft.serve.worker.advance", lambda requests, _: [MemoryError()] * len(requests))
         gate.allow()
         told = []
         for running in taken:

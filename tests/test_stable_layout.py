@@ -8,7 +8,7 @@ from itertools import takewhile
 import pytest
 from toys.tokenizers import byte_tokenizer, of_family
 
-from longgraft.completion.prompt.layout import Layout
+from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.completion.prompt.stable_order import ANEW, USUAL, Habit, arrange
 from longgraft.completion.snippets import Cursor, Snippet
 
@@ -16,9 +16,9 @@ LINES = [f"line {n} = {n * n}\n" for n in range(1000)]
 PIECES = [Snippet(f"p{n}.py", f"# piece {n}\n" + "a = 1\n" * 20, worth=1.0 - n / 100) for n in range(40)]
 
 
-def layout(form="auto", family: str | None = None) -> Layout:
+def layout(form="auto", family: str | None = None) -> PromptLayout:
     tokenizer = of_family(family) if family else byte_tokenizer()
-    return Layout(tokenizer, len(tokenizer), form)
+    return PromptLayout(tokenizer, len(tokenizer), form)
 
 
 def cursor(line: int, lines=LINES) -> Cursor:

@@ -25,10 +25,10 @@ from longgraft.yarn_drafters.training.drafter import (
 )
 from longgraft.yarn_drafters.training.fresh import build_network, draft_vocabulary
 from longgraft.yarn_drafters.training.objective import (
-    Seen,
     StepFigures,
+    TargetOutputs,
     _joint_flash,
-    _Memory,
+    _StepRows,
     distilled,
     joint_attention,
     training_time_test,
@@ -49,11 +49,11 @@ def random_inputs(heads: int, kv_heads: int, steps: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monkeypatch):
     """Which takes its queries in blocks."""
-    monkeypatch.setattr("longgraft.yarn_drafters.training.objective.QUERIES", 16)
+    monkeypatch.setattr("longgraft.yarn_drafters.training.objective.QUERY_SLOTS", 16)
     found = []
     for function in (_joint_flash, joint_attention):
         monkeypatch.setattr("longgraft.yarn_drafters.training.objective._joint_flash", function)
-        inputs, memory = random_inputs(4, kv_heads, STEPS), _Memory(0.35)
+        inputs, memory = random_inputs(4, kv_heads, STEPS), _StepRows(0.35)
         q, k, v = (inputs[i * STEPS:(i + 1) * STEPS] for i in range(3))
         outs = torch.stack([memory.attend(0, *qkv) for qkv in zip(q, k, v, strict=True)])
         (outs * torch.linspace(-1, 1, outs.numel()).view_as(outs)).sum().backward()
@@ -66,7 +66,7 @@ def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor,
             positions: torch.Tensor, learnt: torch.Tensor | None = None) -> StepFigures:
     """The figures of a training-time test whose target has the final states features[..., :32]."""
     hidden = features[..., :32]
-    seen = Seen(features, hidden, head(hidden).argmax(-1))
+    seen = TargetOutputs(features, hidden, head(hidden).argmax(-1))
     return training_time_test(network, seen, tokens, positions, lambda states, ids: head(states)[:, ids], STEPS,
                               learnt)[1]
 
@@ -141,7 +141,7 @@ def test_the_loss_is_the_cross_entropy_of_the_predicted_tokens_that_are_in_the_v
 
 @pytest.mark.parametrize("loss", ["kl", "lk"])
 def test_the_gradients_of_a_loss_are_those_of_its_formula(loss, monkeypatch):
-    monkeypatch.setattr("longgraft.yarn_drafters.training.objective.BLOCK", 3)
+    monkeypatch.setattr("longgraft.yarn_drafters.training.objective.LOGIT_SLOTS", 3)
     torch.manual_seed(0)
     shares, found = (2 * torch.randn(7, 11)).softmax(-1), []
     for fast in (True, False):

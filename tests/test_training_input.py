@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("")
     for out, said in [("file", "cannot be a run's folder"), ("file/in", "cannot be a run's folder"),
-                      ("full", "holds files of something else than a training run, such as thesis.txt")]:
+                      ("full", "holds files that are not of a training run, such as thesis.txt")]:
         with pytest.raises(ValueError, match=said):
             DrafterTrainer.train(DRAFTER, tmp_path / "no model", [], [], tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "full", tmp_path / "full" / "thesis.txt"]

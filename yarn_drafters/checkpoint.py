@@ -1,7 +1,4 @@
-"""EAGLE-3 checkpoints: read strictly, written in the official or in speculators' layout.
-
-Knows tensors; `layouts` interprets configurations, `files` reads the files.
-"""
+"""Reads EAGLE-3 checkpoints strictly, and writes them in the official or in speculators' layout."""
 
 from __future__ import annotations
 
@@ -30,9 +27,20 @@ NO_OVERRIDES = HeadOverrides()
 
 def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = NO_OVERRIDES,
               dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu") -> Eagle3Network:
-    """The network of a folder or hub id; ValueError if its files are incomplete, damaged or contradictory.
+    """Loads an EAGLE-3 head.
 
-    Its embedding is None if the file has none; then the caller shares the target's.  dtype: None keeps the file's.
+    Args:
+        path: Folder or hub id.
+        target: Shape of the target model that the head must fit.
+        overrides: Settings that replace those of config.json.
+        dtype: Number type of the weights; None keeps the file's.
+        device: Device of the weights.
+
+    Returns:
+        The network.  Its embedding is None if the file has none; then the caller shares the target's.
+
+    Raises:
+        ValueError: the files are incomplete, damaged or contradictory.
     """
     folder = folder_of(path)
     config, found = read_config(folder), read_tensors(folder)
@@ -50,9 +58,9 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         _vocabulary(tensors, shape.draft_vocab_size, target.vocab)
         with torch.device("meta"):
             network = Eagle3Network(shape, own)
-        strictly(network, tensors)
+        check_tensors(network, tensors)
         kept = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-        finite(tensors, kept)
+        check_finite(tensors, kept)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
     network.load_state_dict(kept, strict=True, assign=True)
@@ -60,7 +68,7 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
 
 
 def official_config(network: Eagle3Network) -> dict[str, Any]:
-    """config.json of the official EAGLE-3 layout; ValueError if that layout cannot describe this head."""
+    """Returns config.json in the official EAGLE-3 layout; raises ValueError if that layout cannot describe the head."""
     c = network.config
     if c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
@@ -83,7 +91,7 @@ def official_config(network: Eagle3Network) -> dict[str, Any]:
 
 
 def save_head(network: Eagle3Network, folder: str | Path) -> None:
-    """config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
+    """Writes config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
     _write(Path(folder), official_config(network), network.state_dict())
 
 
@@ -98,10 +106,15 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str, architectures: Sequence[str] = (),
                      positions: int = 0) -> None:
-    """Write the layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
+    """Writes the layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
 
-    verifier, architectures: the target's hub id and model class, which a server loads with the head; positions: the
-    target's.  The larger of its and the head's is written, since a server's rotary tables would otherwise overflow.
+    Args:
+        network: The head.
+        folder: Output folder.
+        verifier: Hub id of the target model, which a server loads together with the head.
+        architectures: Model classes of the target.
+        positions: The target's maximum number of positions.  The larger of this and the head's own maximum is written,
+            because a server's rotary tables would otherwise overflow.
     """
     c = network.config
     if c.attention_bias or c.fc_bias:
@@ -141,7 +154,7 @@ def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str, 
 
 
 def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
-    """Check and complete d2t (offsets) and t2d in place."""
+    """Checks and completes d2t (offsets) and t2d in place."""
     if "d2t" not in tensors:
         if draft != target:
             raise ValueError(f"The head has {draft:,} output rows, no d2t, and the target {target:,} tokens: there is "
@@ -168,8 +181,8 @@ def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
     tensors["t2d"] = torch.zeros(target, dtype=torch.bool).scatter(0, ids, True)
 
 
-def strictly(network: nn.Module, tensors: dict[str, Tensor], kind: str = "an EAGLE-3 head") -> None:
-    """ValueError unless names, shapes and kinds of numbers are exactly the network's."""
+def check_tensors(network: nn.Module, tensors: dict[str, Tensor], kind: str = "an EAGLE-3 head") -> None:
+    """Raises ValueError unless the tensors' names, shapes and kinds of numbers are exactly the network's."""
     wanted = network.state_dict()
     missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
     if missing or unknown:
@@ -183,8 +196,8 @@ def strictly(network: nn.Module, tensors: dict[str, Tensor], kind: str = "an EAG
                              "kind: download it again.")
 
 
-def finite(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> None:
-    """ValueError names the tensors that hold NaN or infinity, in the file or after conversion to our dtype."""
+def check_finite(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> None:
+    """Raises ValueError if tensors hold NaN or infinity, in the file or after conversion to our dtype."""
     broken = [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]
     if not broken:
         return

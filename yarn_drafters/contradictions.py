@@ -12,11 +12,11 @@ from typing import Any
 from longgraft.config.options import Count, checked
 from longgraft.yarn_drafters.network import HeadConfig
 
-UNEVEN = "Correct config.json, or download the head again."
+FIX_CONFIG = "Correct config.json, or download the head again."
 
 
 def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], made: HeadConfig) -> None:
-    """ValueError if a size in the config is not that of the tensors.  inner: the fields of the layers."""
+    """Raises ValueError if a size in the config differs from the tensors.  inner: the fields of the layers."""
     sizes = {"draft_vocab_size": (config, made.draft_vocab_size, "lm_head has rows"),
              "hidden_size": (inner, made.hidden_size, "fc has outputs"),
              "intermediate_size": (inner, made.intermediate_size, "gate_proj has rows"),
@@ -25,7 +25,7 @@ def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], m
     for key, (where, found, words) in sizes.items():
         stated = checked(where.get(key), Count | None, key)
         if stated not in (None, found):
-            raise ValueError(f"config.json says {key} {stated:,}, and {words}: {found:,}. {UNEVEN}")
+            raise ValueError(f"config.json says {key} {stated:,}, and {words}: {found:,}. {FIX_CONFIG}")
     stated = checked(config.get("target_hidden_size"), Count | None, "target_hidden_size")
     if stated not in (None, made.target_hidden_size):
         raise ValueError(f"The head was made for a target of hidden size {stated:,}, and this one has "
@@ -37,7 +37,7 @@ def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], m
 
 
 def refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Mapping[str, Sequence[int]]) -> None:
-    """ValueError for settings of a config that this network would silently ignore."""
+    """Raises ValueError if the config has settings that this network would silently ignore."""
     nested = checked(config.get("eagle_config"), dict | None, "eagle_config") or {}
     for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
         if (config.get(flag) or nested.get(flag)) and tensor not in named:
@@ -51,23 +51,24 @@ def refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Ma
 
 
 def attention_heads(inner: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple[int, int, int]:
-    """(heads, head size, key-value heads) from the projections' rows; only the config has the first."""
+    """Returns (heads, head size, key-value heads): the heads from the config, the rest from the projections' rows."""
     heads = checked(inner.get("num_attention_heads"), Count, "num_attention_heads of config.json")
     size, rest = divmod(q_rows, heads)
     if rest or size % 2:
         raise ValueError(f"config.json says {heads:,} attention heads, and q_proj has {q_rows:,} rows: heads of one "
-                         f"even size are needed. {UNEVEN}")
+                         f"even size are needed. {FIX_CONFIG}")
     kv_heads, rest = divmod(k_rows, size)
     if rest or not kv_heads or heads % kv_heads:
         raise ValueError(f"config.json says {heads:,} attention heads, of {size} by q_proj's rows, and k_proj has "
-                         f"{k_rows:,} rows: whole heads that share the {heads:,} evenly are needed. {UNEVEN}")
+                         f"{k_rows:,} rows: whole heads that share the {heads:,} evenly are needed. {FIX_CONFIG}")
     return heads, size, kv_heads
 
 
 def refuse_other_sizes(config: Mapping[str, Any], found: Mapping[str, int]) -> None:
-    """ValueError if a size in the config is not that of the tensors or the target."""
+    """Raises ValueError if a size in the config differs from the tensors or the target."""
     for key, size in found.items():
         stated = checked(config.get(key), Count | None, key)
         if stated not in (None, size):
             raise ValueError(f"config.json says {key} {stated:,}, and by the tensors or the target it is {size:,}: "
-                             f"the drafter belongs to another target, or its files do not belong together. {UNEVEN}")
+                             "the drafter belongs to another target, or its files do not belong together. "
+                             f"{FIX_CONFIG}")

@@ -1,6 +1,5 @@
 """The DFlash drafter network: one forward predicts all tokens of a block of masks after the newest token.
 
-Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v of the block.
 Source: DFlash (arXiv 2602.06036), whose layers are Qwen3's.
 
 Letters: B batch, n slots, H hidden, A feature layers, V vocabulary, nkv key heads, d head size.
@@ -24,10 +23,10 @@ BLOCK = 16      # tokens of a block, the newest committed token included: DFlash
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """A block drafter's shape; embedding and output layer, and so H and V, are the target's.
+    """Shape of a block drafter.  Embedding and output layer are the target's, and so are H and V.
 
     feature_layers: indices into transformers' hidden_states: k is the input of layer k
-    mask_token:     the id at the positions to predict
+    mask_token:     token id at the positions to predict
     """
 
     hidden_size: int
@@ -48,8 +47,10 @@ class BlockConfig:
 
 
 class BlockNetwork(nn.Module):
-    """Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its own
-    position.  Of the tokens before the block a layer sees only the target's features, projected to keys and values.
+    """The DFlash network.
+
+    Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its own
+    position.  For tokens before the block a layer sees only the target's features, projected to keys and values.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -61,7 +62,7 @@ class BlockNetwork(nn.Module):
         self.norm = RMSNorm(h, config.rms_eps)
 
     def share(self, embedding: nn.Embedding, head: nn.Linear) -> None:
-        """Use the target's embedding and output layer, [V, H] each; they are not in our state dict."""
+        """Uses the target's embedding and output layer, [V, H] each; they are not in our state dict."""
         object.__setattr__(self, "_shared", (embedding, head))
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class BlockNetwork(nn.Module):
         return self.hidden_norm(self.fc(features))
 
     def injected(self, fused: Tensor, positions: Tensor, product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B, n]."""
+        """Yields each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B, n]."""
         cos_sin, layers = self._angles(positions), cast("Iterable[PlainLayer]", self.layers)
         for layer in layers:
             yield layer.self_attn.keys_values(fused, cos_sin, product)
@@ -88,7 +89,7 @@ class BlockNetwork(nn.Module):
         return through(head, states, product)
 
     def blocks(self, anchors: Tensor) -> Tensor:
-        """[...] -> [..., block]: each token, followed by masks."""
+        """Returns blocks: token ids [...] -> [..., block], each token followed by masks."""
         masks = torch.full((*anchors.shape, self.config.block - 1), self.config.mask_token, device=anchors.device)
         return torch.cat([anchors[..., None], masks], dim=-1)
 
@@ -98,7 +99,10 @@ class BlockNetwork(nn.Module):
 
 
 def usual_layers(target_layers: int, count: int) -> tuple[int, ...]:
-    """DFlash's choice: outputs of `count` layers spaced evenly from 1 to n - 3, as inputs of the layers after them."""
+    """Returns DFlash's choice of feature layers: the outputs of `count` layers, spaced evenly from 1 to n - 3.
+
+    An output is given as the input of the layer after it.
+    """
     if count == 1:
         return (target_layers // 2 + 1,)
     return tuple(1 + round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))

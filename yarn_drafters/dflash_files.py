@@ -1,6 +1,6 @@
-"""DFlash checkpoints in the layout of z-lab/DFlash: read strictly, and written.
+"""Reads DFlash checkpoints in the layout of z-lab/DFlash strictly, and writes them.
 
-Knows config.json, names and shapes; knows no decoding.  Sizes come from tensors; the rotary base is the config's.
+Sizes come from tensors; the rotary base is the config's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from longgraft.config.options import Count, Positive, checked
-from longgraft.yarn_drafters.checkpoint import finite, strictly
-from longgraft.yarn_drafters.contradictions import UNEVEN, attention_heads, refuse_other_sizes
+from longgraft.yarn_drafters.checkpoint import check_finite, check_tensors
+from longgraft.yarn_drafters.contradictions import FIX_CONFIG, attention_heads, refuse_other_sizes
 from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import Layers, TargetShape, Words
@@ -29,9 +29,10 @@ WEIGHTS = ("fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.
 
 def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None = torch.float32,
                 device: torch.device | str = "cpu") -> BlockNetwork:
-    """The network of a folder or hub id; ValueError if its files are incomplete, damaged or contradictory.
+    """Loads a DFlash drafter from a folder or hub id; the caller shares the target's embedding and output layer.
 
-    The caller shares the target's embedding and output layer.  dtype: None keeps the file's.
+    dtype: number type of the weights; None keeps the file's.  Raises ValueError if the files are incomplete, damaged or
+    contradictory.
     """
     folder = folder_of(path)
     config, tensors = read_config(folder), read_tensors(folder)
@@ -39,9 +40,9 @@ def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None
         shape = block_config(config, tensors, target)
         with torch.device("meta"):
             network = BlockNetwork(shape)
-        strictly(network, tensors, KIND)
+        check_tensors(network, tensors, KIND)
         kept = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
-        finite(tensors, kept)
+        check_finite(tensors, kept)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
     network.load_state_dict(kept, strict=True, assign=True)
@@ -49,7 +50,9 @@ def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None
 
 
 def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape) -> BlockConfig:
-    """The drafter's shape; ValueError if the files contradict each other, or are of another kind or target."""
+    """Returns the drafter's shape; raises ValueError if the files contradict each other or are of another kind or
+    target.
+    """
     _refuse_others(config, tensors)
     nested = checked(config.get("dflash_config"), dict | None, "dflash_config") or {}
     hidden, wide = tensors["fc.weight"].shape
@@ -66,14 +69,14 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
     inputs = usual_layers(target.layers, wide // hidden) if outputs is None else tuple(i + 1 for i in outputs)
     if len(inputs) != wide // hidden or len(set(inputs)) < len(inputs) or max(inputs) >= target.layers:
         raise ValueError(f"fc joins {wide // hidden} features, and config.json has target_layer_ids {outputs} of a "
-                         f"target of {target.layers} layers, whose last one's output is not available. {UNEVEN}")
+                         f"target of {target.layers} layers, whose last one's output is not available. {FIX_CONFIG}")
     mask = checked(nested.get("mask_token_id"), int, "dflash_config.mask_token_id")
     if not 0 <= mask < target.vocab:
         raise ValueError(f"mask_token_id is {mask:,} and the target has {target.vocab:,} tokens: this drafter belongs "
                          "to another target.")
     block = checked(nested.get("block_size", config.get("block_size", BLOCK)), Count, "block_size")
     if block < 2:
-        raise ValueError(f"block_size is {block}, which leaves nothing to predict; 2 or more is needed. {UNEVEN}")
+        raise ValueError(f"block_size is {block}, which leaves nothing to predict; 2 or more is needed. {FIX_CONFIG}")
     return BlockConfig(
         hidden, gate, heads, kv_heads, head_dim, layers, target.vocab, inputs, mask, block=block,
         max_positions=checked(config.get("max_position_embeddings", 32768), Count, "max_position_embeddings"),
@@ -81,7 +84,7 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
 
 
 def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
-    """config.json of z-lab's layout; ValueError if that layout cannot describe this drafter."""
+    """Returns config.json in z-lab's layout; raises ValueError if that layout cannot describe this drafter."""
     c = network.config
     if c.rope.kind != "default":
         raise ValueError(f"A drafter with {c.rope.kind} rotary embedding has no DFlash form. Train it with the plain "
@@ -99,7 +102,7 @@ def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
 
 
 def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) -> None:
-    """Write config.json and model.safetensors in the weights' own dtype."""
+    """Writes config.json and model.safetensors in the weights' own dtype."""
     from safetensors.torch import save_file
 
     folder, config = Path(folder), dflash_config(network, target)
@@ -110,7 +113,7 @@ def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) 
 
 
 def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """ValueError for drafters of another kind, and for settings that this network would silently ignore."""
+    """Raises ValueError for drafters of another kind, and for settings that this network would silently ignore."""
     architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
     if "speculators_model_type" in config:
         raise ValueError("This is a drafter in speculators' layout; one in z-lab's is needed.")

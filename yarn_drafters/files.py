@@ -1,6 +1,6 @@
-"""A drafter's folder, its config.json and its tensors, read without running code of theirs.
+"""Reads a drafter's config.json and tensors from its folder, without running code from the files.
 
-Knows files; knows no layout.  Every ValueError names the file.
+Every ValueError names the file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from longgraft.config.json_input import read_object
 
 WEIGHTS = "pytorch_model.bin"
 FILES = ("config.json", "*.safetensors", WEIGHTS, "medusa_lm_head.pt")
-KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool, torch.uint8)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64,
+          torch.int32, torch.int64, torch.bool, torch.uint8)
 
 
 def folder_of(path: str | Path) -> Path:
-    """The folder itself, or the downloaded folder of a hub id."""
+    """Returns the folder itself, or the downloaded folder of a hub id."""
     folder = Path(path)
     if folder.name.lower().endswith("gguf") or (any(folder.glob("*.gguf")) and not (folder / "config.json").exists()):
         raise ValueError(f"Drafter {path} is GGUF, which is not read for drafters. Give a folder with config.json and "
@@ -40,7 +41,7 @@ def folder_of(path: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The object in config.json."""
+    """Returns the object in config.json."""
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"Drafter {folder} has no config.json. Give a folder with config.json and the "
@@ -49,7 +50,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
-    """All tensors of the folder's safetensors files, or of the file `other` if there are none; on the CPU."""
+    """Returns all tensors of the folder's safetensors files, or of the file `other` if there are none; on the CPU."""
     files = sorted(folder.glob("*.safetensors")) or [folder / other]
     if not files[0].exists():
         raise ValueError(f"Drafter {folder} has neither *.safetensors nor {other}. Give the folder with the weights.")
@@ -84,4 +85,4 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _plain(tensor: Tensor) -> bool:
-    return tensor.dtype in KINDS and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return tensor.dtype in DTYPES and tensor.layout == torch.strided and tensor.device.type == "cpu"

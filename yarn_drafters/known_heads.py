@@ -1,4 +1,4 @@
-"""Public EAGLE-3 heads and their targets.  Names only: nothing is loaded."""
+"""Lists public EAGLE-3 heads and their target models.  Names only: nothing is loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KnownHead:
-    """target and head: hub ids; trained_length: tokens that the head was trained or extended to, 2,048 if its authors
-    give none; note: what its config leaves out."""
+    """A public EAGLE-3 head.
+
+    Attributes:
+        target: Hub id of the target model.
+        head: Hub id of the head.
+        trained_length: Tokens that the head was trained or extended to; 2,048 if its authors give none.
+        note: Facts that its config leaves out.
+    """
 
     target: str
     head: str
@@ -42,7 +48,10 @@ KNOWN_HEADS = (
 
 
 def find_head(target: str) -> KnownHead | None:
-    """The head of the largest trained_length for this hub id or a folder of its name, the first of equals; or None."""
+    """Returns the head with the largest trained_length for a target, the first of equals; None if there is none.
+
+    target: hub id, or a folder of the same name.
+    """
     name = target.rstrip("/").lower()
     fits = [head for head in KNOWN_HEADS
             if head.target.lower() == name or head.target.lower().split("/")[1] == name.split("/")[-1]]
@@ -50,5 +59,5 @@ def find_head(target: str) -> KnownHead | None:
 
 
 def known_targets() -> list[str]:
-    """Hub ids with at least one head."""
+    """Returns the hub ids of targets with at least one head."""
     return sorted({head.target for head in KNOWN_HEADS})

@@ -1,7 +1,7 @@
-"""Which public EAGLE-3 layout a checkpoint has, and what its config means in that layout.
+"""Detects a checkpoint's public EAGLE-3 layout and reads its config by the rules of that layout.
 
-Knows config.json and tensor names and shapes; reads no file.  Every rule comes from its producer's training or serving
-code: producers give the same names different meanings, and a wrong reading only shows as low acceptance.
+Every rule comes from its producer's training or serving code.  Producers give the same names different meanings, and a
+wrong reading only shows as low acceptance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIXES = ("module.", "draft_model.", "model.")
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What a head must fit: layers N, hidden size Ht, vocabulary V."""
+    """The target model's sizes that a head must fit: layers N, hidden size Ht, vocabulary V."""
 
     layers: Count
     hidden: Count
@@ -37,7 +37,7 @@ class TargetShape:
 
     @classmethod
     def of(cls, config: Any) -> TargetShape:
-        """That of a transformers configuration."""
+        """Returns the shape of a model with this transformers configuration."""
         text = config.get_text_config(decoder=True)
         try:
             return cls(text.num_hidden_layers, text.hidden_size, text.vocab_size)
@@ -46,14 +46,14 @@ class TargetShape:
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without the wrappers' prefixes."""
+    """Returns a tensor's name without the wrappers' prefixes."""
     while any(name.startswith(prefix) for prefix in PREFIXES):
         name = name.split(".", 1)[1]
     return name
 
 
 def our_name(name: str, layout: str) -> str:
-    """The name in `Eagle3Network`: speculators' first layer is layers.0, ours is midlayer."""
+    """Returns the name in `Eagle3Network`: speculators' first layer is layers.0, ours is midlayer."""
     if layout != "speculators":
         return name
     if name.startswith("layers.0."):
@@ -62,13 +62,13 @@ def our_name(name: str, layout: str) -> str:
 
 
 def speculators_name(name: str) -> str:
-    """The inverse of `our_name`."""
+    """Returns speculators' name: the inverse of `our_name`."""
     name = re.sub(r"^layers\.(\d+)\.", lambda m: f"layers.{int(m[1]) + 1}.", name)
     return re.sub(r"^midlayer\.", "layers.0.", name)
 
 
 def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
-    """"eagle3", "angelslim", "specforge", "specpv" or "speculators"; ValueError names any other drafter."""
+    """Returns "eagle3", "angelslim", "specforge", "specpv" or "speculators"; raises ValueError for other drafters."""
     architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
     kind = config.get("speculators_model_type")
     if kind is not None:
@@ -103,7 +103,7 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
 
 def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
                 overrides: HeadOverrides) -> HeadConfig:
-    """Sizes from tensors, meanings from the layout.  shapes: plain names -> shapes."""
+    """Returns the head's configuration: sizes from tensors, meanings from the layout.  shapes: plain name -> shape."""
     layout = detect(config, shapes)
     inner = _object(config, "transformer_layer_config") or config
     named = {our_name(name, layout): tuple(shape) for name, shape in shapes.items()}
@@ -135,7 +135,7 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
 
 
 def _refuse_shapes(named: Shapes, target: TargetShape) -> None:
-    """ValueError if the tensors that determine the sizes are missing, or are not those of a head for this target."""
+    """Raises ValueError if the tensors that determine the sizes are missing or do not fit this target."""
     for name in ("fc.weight", "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight",
                  "midlayer.mlp.gate_proj.weight", "lm_head.weight"):
         if name not in named:
@@ -163,7 +163,7 @@ def _flag(config: Mapping[str, Any], name: str, usual: bool) -> bool:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """The window over its own cache that a head was trained with; with full attention such a head would collapse."""
+    """Returns the attention window that a head was trained with; with full attention such a head would collapse."""
     kinds = set(checked(config.get("layer_types") or ["sliding_attention"], Words, "layer_types"))
     if not config.get("sliding_window") or not config.get("use_sliding_window", True) or kinds == {"full_attention"}:
         return None
@@ -175,7 +175,7 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 def _feature_layers(config: Mapping[str, Any], count: int, target: TargetShape,
                     overrides: HeadOverrides) -> tuple[int, ...]:
-    """Indices into transformers' hidden_states: layer inputs."""
+    """Returns indices into transformers' hidden_states: layer inputs."""
     n = target.layers
     nested = _object(config, "eagle_config")
     # AngelSlim and SpecForge count layer outputs; vLLM, speculators and we count layer inputs.

@@ -1,8 +1,7 @@
-"""The LongSpec drafter network (arXiv 2502.17421): self-attention over a window, cross-attention to the target's last
-layer's keys and values.
+"""The LongSpec drafter network (arXiv 2502.17421).
 
-Knows tensors; owns no cache and no mask: the caller passes both attentions.  Embedding, rotary angles and output layer
-are the target's, so that nothing of the target is learnt twice.
+Self-attention covers a window of recent tokens; cross-attention reads the keys and values of the target's last layer.
+Embedding, rotary angles and output layer are the target's, so that nothing of the target is learnt twice.
 
 Letters: B batch, n tokens, H hidden.
 """
@@ -20,10 +19,10 @@ from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import MLP, Attention, Product, RMSNorm, through
 from longgraft.yarn_drafters.rope import rotate
 
-Own = Callable[[Tensor, Tensor, Tensor], Tensor]
+SelfAttend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Self-attention: (q [B, nh, n, d], k, v [B, nkv, n, d] of the new rows) -> [B, nh, n, d], over these and the window"""
 
-Theirs = Callable[[Tensor], Tensor]
+CrossAttend = Callable[[Tensor], Tensor]
 """Cross-attention: q [B, nh, n, d] -> [B, nh, n, d], over the target's keys and values of committed tokens"""
 
 Angles = tuple[Tensor, Tensor]
@@ -31,9 +30,9 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class LongSpecConfig:
-    """A drafter's shape.
+    """Shape of a LongSpec drafter.
 
-    window:     how many tokens before its own a token's self-attention sees (flash-attn's window_size, official code)
+    window:     number of earlier tokens that self-attention sees (flash-attn's window_size, as in the official code)
     qk_norm:    RMSNorm of queries and keys, as in Qwen3
     final_norm: RMSNorm before the target's output layer; official drafters have none
     """
@@ -60,14 +59,14 @@ class CrossAttention(nn.Module):
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, angles: Angles, attend: Theirs, product: Product) -> Tensor:
+    def forward(self, x: Tensor, angles: Angles, attend: CrossAttend, product: Product) -> Tensor:
         q = through(self.q_proj, x, product).view(*x.shape[:2], -1, self.head_dim)
         q = rotate(self.q_norm(q).transpose(1, 2), *angles)
         return through(self.o_proj, attend(q).transpose(1, 2).flatten(2), product)
 
 
 class LongSpecNetwork(nn.Module):
-    """Token t is at position t and predicts token t + 1."""
+    """The LongSpec network: token t is at position t and predicts token t + 1."""
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
@@ -80,7 +79,8 @@ class LongSpecNetwork(nn.Module):
         self.mlp = MLP(config)
         self.norm = RMSNorm(h, eps) if config.final_norm else nn.Identity()
 
-    def forward(self, embedded: Tensor, angles: Angles, own: Own, theirs: Theirs, product: Product = linear) -> Tensor:
+    def forward(self, embedded: Tensor, angles: Angles, own: SelfAttend, theirs: CrossAttend,
+                product: Product = linear) -> Tensor:
         """embedded [B, n, H] -> [B, n, H], the input of the target's output layer."""
         x = self.input_layernorm(embedded)
         hidden = embedded + self.self_attn(x, angles, 0, lambda _, q, k, v: own(q, k, v), product)
@@ -88,8 +88,10 @@ class LongSpecNetwork(nn.Module):
         return self.norm(hidden + self.mlp(self.post_cross_attention_layernorm(hidden), product))
 
     def rows(self, embedded: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, nkv, n, d] of tokens.  In a single layer they depend on the tokens alone, so that nothing
-        else is computed for committed tokens."""
+        """Returns the tokens' keys and values [B, nkv, n, d].
+
+        In a single layer they depend on the tokens alone, so nothing else is computed for committed tokens.
+        """
         x, layer = self.input_layernorm(embedded), self.self_attn
         shape = (*x.shape[:2], -1, self.config.head_dim)
         return (rotate(layer.k_norm(layer.k_proj(x).view(shape)).transpose(1, 2), *angles),
@@ -97,8 +99,9 @@ class LongSpecNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class Lent:
-    """The parts of the target that a drafter uses; ValueError unless its rotary embedding rotates whole heads."""
+class SharedParts:
+    """The parts of the target that a drafter uses; raises ValueError unless its rotary embedding rotates whole
+    heads."""
 
     target: Target
 

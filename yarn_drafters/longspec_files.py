@@ -1,6 +1,4 @@
-"""LongSpec checkpoints, read strictly: those of this library, and those of the paper's authors (sail/longspec-*).
-
-Knows files, names and sizes; knows no decoding.
+"""Reads LongSpec checkpoints strictly: those of this library, and those of the paper's authors (sail/longspec-*).
 
 Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not determine; official
 tensor names.  Official: config.json is the target's, the cross-attention has unused key and value projections (ignored
@@ -18,19 +16,19 @@ from torch import Tensor
 
 from longgraft.config.options import Count, Positive, checked
 from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.checkpoint import finite, strictly
+from longgraft.yarn_drafters.checkpoint import check_finite, check_tensors
 from longgraft.yarn_drafters.contradictions import refuse_other_sizes
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
-from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
+from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, SharedParts, head_dim, kv_heads
 
 UNREAD = tuple(f"cross_attn.{part}_proj.{kind}" for part in "kv" for kind in ("weight", "bias"))
 KIND = "longspec"
 
 
 def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
-    """The network of a folder or hub id, in the target's precision and on its device.
+    """Loads a LongSpec drafter from a folder or hub id, in the target's precision and on its device.
 
-    ValueError if its files are incomplete, damaged or contradictory.
+    Raises ValueError if the files are incomplete, damaged or contradictory.
     """
     folder = folder_of(path)
     config, found = read_config(folder), read_tensors(folder)
@@ -40,10 +38,10 @@ def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
         shape = _shape(config, tensors, target)
         with torch.device("meta"):
             network = LongSpecNetwork(shape)
-        strictly(network, tensors, "a LongSpec drafter")
+        check_tensors(network, tensors, "a LongSpec drafter")
         kept = {name: tensor.to(target.dtype) for name, tensor in tensors.items()}
-        finite(tensors, kept)
-        Lent(target)
+        check_finite(tensors, kept)
+        SharedParts(target)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
     network.load_state_dict(kept, strict=True, assign=True)
@@ -51,7 +49,7 @@ def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
 
 
 def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
-    """Write config.json and model.safetensors in the weights' own dtype."""
+    """Writes config.json and model.safetensors in the weights' own dtype."""
     from safetensors.torch import save_file
 
     folder, c = Path(folder), network.config
@@ -65,7 +63,7 @@ def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
 
 
 def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> LongSpecConfig:
-    """Sizes and flags from the tensors; ValueError if they do not fit the target."""
+    """Returns sizes and flags read from the tensors; raises ValueError if they do not fit the target."""
     wanted = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
     if missing := [name for name in wanted if name not in tensors or tensors[name].ndim != 2]:
         raise ValueError(f"{missing[0]} is missing, so this is not a LongSpec drafter. Give a folder made by "

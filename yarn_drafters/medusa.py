@@ -1,7 +1,5 @@
 """Medusa's heads (arXiv 2401.10774): each predicts one token further ahead from the target's last hidden state alone.
 
-Knows tensors and files of FasterDecoding's layout; knows no tree and no decoding.
-
 Letters: K heads, H hidden size, V vocabulary.
 """
 
@@ -23,14 +21,15 @@ from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 
 FOLDER = "medusa"               # subfolder that trained heads are written to
 WEIGHTS = "medusa_lm_head.pt"
-PREFIX = "medusa_head."         # of the heads' tensors in files that also hold the target's
+PREFIX = "medusa_head."         # prefix of the heads' tensors in files that also hold the target's
 TIED = "tie_output"             # field of config.json: the heads share the target's output embedding
 NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """blocks: residual blocks per head; tied: whether the heads share the target's output embedding."""
+    """Shape of Medusa heads.  blocks: residual blocks per head; tied: True if they share the target's output
+    embedding."""
 
     hidden_size: Count
     vocab_size: Count
@@ -43,7 +42,7 @@ class MedusaConfig:
 
 
 class Block(nn.Module):
-    """x + SiLU(Wx + b), initialised to the identity."""
+    """Residual block x + SiLU(Wx + b), initialised to the identity."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class Block(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Head i reads the hidden state of token t and predicts token t + 2 + i."""
+    """Medusa heads: head i reads the hidden state of token t and predicts token t + 2 + i."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -71,7 +70,8 @@ class MedusaHeads(nn.Module):
                                         for _ in range(config.heads))
 
     def states(self, hidden: Tensor) -> list[Tensor]:
-        """hidden [.., H], the target's after its final norm -> per head the input [.., H] of its output layer."""
+        """Returns for each head the input [.., H] of its output layer.  hidden: [.., H], the target's after its final
+        norm."""
         return [head[:self.config.blocks](hidden) for head in self.heads]
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
@@ -84,9 +84,9 @@ class MedusaHeads(nn.Module):
 
 def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = torch.float32,
                 device: torch.device | str = "cpu") -> MedusaHeads:
-    """The heads of a folder or hub id for a target of these sizes.
+    """Loads the heads of a folder or hub id for a target of these sizes.
 
-    ValueError if a tensor is missing, unknown or of another shape.
+    Raises ValueError if a tensor is missing, unknown or of another shape.
     """
     folder = folder_of(path)
     config, found = read_config(folder), read_tensors(folder, WEIGHTS)
@@ -96,7 +96,7 @@ def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = 
         shape = _shape(tensors, config.get(TIED, False), hidden, vocab)
         with torch.device("meta"):
             heads = MedusaHeads(shape)
-        _strictly(heads, tensors)
+        _check_tensors(heads, tensors)
     except ValueError as error:
         raise ValueError(f"Medusa heads {path}: {error}") from error
     kept = {f"heads.{name}": tensor.to(dtype) for name, tensor in tensors.items()}
@@ -108,7 +108,7 @@ def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = 
 
 
 def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
-    """Write config.json and model.safetensors with FasterDecoding's names, in the weights' own dtype."""
+    """Writes config.json and model.safetensors with FasterDecoding's names, in the weights' own dtype."""
     from safetensors.torch import save_file
 
     config, folder = heads.config, Path(folder)
@@ -133,8 +133,8 @@ def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int)
     return MedusaConfig(hidden, vocab, 1 + max(int(head) for head, _, _ in parts), blocks, tied)
 
 
-def _strictly(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError unless names and shapes are exactly the heads'."""
+def _check_tensors(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless names and shapes are exactly the heads'."""
     wanted = {name.removeprefix("heads."): tensor.shape for name, tensor in heads.state_dict().items()}
     missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
     if missing or unknown:

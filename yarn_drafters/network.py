@@ -1,7 +1,5 @@
 """The EAGLE-3 drafter network (arXiv 2503.01840) with the options of public checkpoints.
 
-Knows tensors; owns no cache and no mask: the caller passes `attend`, which sees each layer's q, k, v.
-
 Letters: B batch, n slots, H hidden, Ht target hidden, A auxiliary layers, V target vocabulary, D draft vocabulary.
 """
 
@@ -25,7 +23,7 @@ Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 class Sizes(Protocol):
-    """What attention and MLP need to know of a drafter's shape."""
+    """The sizes of a drafter that attention and MLP use."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -47,7 +45,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """A drafter's shape and options.  Sizes come from tensors, flags from the layout."""
+    """Shape and options of an EAGLE-3 head.  Sizes come from tensors, flags from the layout."""
 
     hidden_size: int
     target_hidden_size: int
@@ -63,7 +61,7 @@ class HeadConfig:
     layers: int = 1
     rms_eps: float = 1e-5
     norm_before_residual: bool = False  # the residual is the normed feature (speculators)
-    norm_output: bool = False           # the next level is fed the normed state (speculators)
+    norm_output: bool = False           # the next level reads the normed state (speculators)
     norm_before_fc: bool = False        # one RMSNorm over the concatenated features (vLLM, speculators)
     fc_norm: bool = False               # one RMSNorm per feature (EAGLE-3.1)
     qk_norm: bool = False               # Qwen3-style layers (speculators)
@@ -74,7 +72,7 @@ class HeadConfig:
 
 
 def through(module: nn.Linear, x: Tensor, product: Product) -> Tensor:
-    """The module's output, computed by `product`."""
+    """Returns the module's output, computed by `product`."""
     return product(x, module.weight, module.bias)
 
 
@@ -111,7 +109,7 @@ class Attention(nn.Module):
         return through(self.o_proj, attend(layer, q, k, v).transpose(1, 2).flatten(2), product)
 
     def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], product: Product) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values [B, nkv, n, d] of x [B, n, width]."""
+        """Returns rotated keys and values [B, nkv, n, d] of x [B, n, width]."""
         k = self.k_norm(self._heads(through(self.k_proj, x, product)))
         v = self._heads(through(self.v_proj, x, product))
         return rotate(k.transpose(1, 2), *cos_sin), v.transpose(1, 2)
@@ -172,7 +170,8 @@ class PlainLayer(nn.Module):
 
 
 class Eagle3Network(nn.Module):
-    """Slot t takes the feature of position t and token t + 1, is at position t, and predicts token t + 2.
+    """The EAGLE-3 head: slot t reads the feature of position t and token t + 1, is at position t, and predicts token t
+    + 2.
 
     embed_tokens is None for heads without an embedding, which use the target's from `share_embedding`.
     d2t: [D] int64 offsets (target id = draft id + d2t[draft id]); t2d: [V] bool.
@@ -198,7 +197,7 @@ class Eagle3Network(nn.Module):
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
 
     def share_embedding(self, embedding: nn.Embedding) -> None:
-        """Use the target's embedding, [V, H]; it is not in our state dict."""
+        """Uses the target's embedding, [V, H]; it is not in our state dict."""
         object.__setattr__(self, "_shared", embedding)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -231,9 +230,9 @@ class Eagle3Network(nn.Module):
         return through(self.lm_head, self.normed(states), product)
 
     def normed(self, states: Tensor) -> Tensor:
-        """States [..., H] as the output layer takes them."""
+        """Returns states [..., H] as the output layer reads them."""
         return states if self.config.norm_output else self.norm(states)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Draft vocabulary ids -> target vocabulary ids."""
+        """Converts draft vocabulary ids to target vocabulary ids."""
         return draft_ids + self.d2t[draft_ids]

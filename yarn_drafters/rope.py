@@ -1,7 +1,7 @@
 """Rotary frequencies of drafters: default, linear, Llama 3 and YaRN (arXiv 2309.00071).
 
-Knows numbers only.  Angles are computed in float32 from integer positions at every use.  There is no table that could
-be cast to half precision or rebuilt from cast buffers, which silently breaks other libraries beyond 2,048 tokens.
+Angles are computed in float32 from integer positions at every use.  There is no table that could be cast to half
+precision or rebuilt from cast buffers, which silently breaks other libraries beyond 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from longgraft.config.options import Count, Option, Positive, check
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions become angles.  original: length in training.  ValueError for values out of range."""
+    """Parameters of a rotary embedding.  original: training length in tokens.  Raises ValueError for values out of
+    range."""
 
     base: Annotated[float, Option(low=1, above=True)] = 10000.0  # EAGLE's training code always uses it
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
@@ -39,7 +40,7 @@ class Rope:
 
     @lru_cache(maxsize=16)      # noqa: B019 - frozen values, and few of them
     def inverse_frequencies(self, dim: int) -> Tensor:
-        """[dim / 2] float32, on the host; cached, so do not write to it."""
+        """Returns [dim / 2] float32, on the host; cached, so do not write to it."""
         powers = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
         plain = 1.0 / (self.base ** powers)
         if self.kind == "default":
@@ -56,7 +57,7 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """Factor of cos and sin; attention logits grow by its square."""
+        """Factor on cos and sin; attention logits grow by its square."""
         if self.kind != "yarn":
             return 1.0
         return self.attention_factor or 0.1 * math.log(self.factor) + 1.0
@@ -68,7 +69,8 @@ class Rope:
         return angles.cos() * self.magnitude, angles.sin() * self.magnitude
 
     def _yarn(self, dim: int) -> Tensor:
-        """NTK-by-parts, YaRN 3.2: fast frequencies stay, slow ones are divided by `factor`, with a ramp between."""
+        """NTK-by-parts (YaRN, section 3.2): fast frequencies stay, slow ones are divided by `factor`, with a ramp
+        between."""
         def dimension(rotations: float) -> float:
             return dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 
@@ -86,6 +88,6 @@ class Rope:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, heads, n, D] rotated by cos, sin [B, 1, n, D], in float32."""
+    """Returns x [B, heads, n, D] rotated by cos, sin [B, 1, n, D]; computed in float32."""
     first, second = x.float().chunk(2, dim=-1)
     return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

@@ -1,7 +1,4 @@
-"""The rotary embedding of a head's config.json, whose fields mean different things in different layouts.
-
-Knows rope_theta, rope_scaling and rope_parameters; knows no tensor and no file.
-"""
+"""Reads the rotary embedding from a head's config.json, whose fields mean different things in different layouts."""
 
 from __future__ import annotations
 
@@ -17,16 +14,19 @@ NEEDED = {"default": (), "linear": ("factor",), "yarn": ("factor", "original_max
 
 
 def scaling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_scaling, or rope_parameters of transformers v5, always with a rope_type."""
+    """Returns rope_scaling, or rope_parameters of transformers v5, always with a rope_type."""
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = checked(config.get(name), dict | None, name) or {}
     return given | {"rope_type": checked(given.get("rope_type") or given.get("type") or "default", str, "rope_type")}
 
 
 def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
-    """The rotary embedding; its base depends on the layout.  EAGLE, AngelSlim and SpecPV always trained at 10000.
-    SpecForge since 2025-10-30 and speculators trained at the config's base, 10000 without one.  Earlier SpecForge
-    heads look the same and need HeadOverrides(rope_base=10000.0)."""
+    """Returns the rotary embedding; its base depends on the layout.
+
+    EAGLE, AngelSlim and SpecPV always trained at base 10000.  Speculators, and SpecForge since 2025-10-30, trained at
+    the config's base, or 10000 if it has none.  Earlier SpecForge heads look the same and need
+    HeadOverrides(rope_base=10000.0).
+    """
     given = scaling(config)
     kind = given["rope_type"]
     if kind not in NEEDED:
@@ -49,7 +49,7 @@ def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
 
 
 def _attention_factor(given: Mapping[str, Any]) -> float | None:
-    """SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's own."""
+    """Returns SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's default."""
     if given.get("attention_factor") is not None:
         return checked(given["attention_factor"], Positive, "attention_factor")
     if given.get("mscale") is None or given.get("mscale_all_dim") is None:

@@ -1,1 +1,1 @@
-"""Losslessness, calibration, quality, and whether things fit."""
+"""Checks of losslessness, calibration, prediction quality, and of whether models fit."""

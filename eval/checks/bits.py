@@ -1,4 +1,4 @@
-"""Whether a node's logits are the same bits in a tree and in plain decoding."""
+"""Checks if a node's logits are the same bits in a tree and in plain decoding."""
 
 from __future__ import annotations
 
@@ -15,15 +15,25 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-NODES = 60          # of a tree at most
+NODES = 60          # most nodes of a tree
 
 
 def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chunk: int, seed: int = 0
                ) -> dict[str, Any]:
-    """Per prompt: random trees whose last node's logits differ from those of plain decoding, and by how much.
+    """Compares logits of random trees with those of plain decoding.
 
-    The tree follows a prompt that was read in chunks.  For plain decoding the prompt is read in two chunks, cut
-    elsewhere, and the path to the node token by token, with one thread.  trees: per prompt, of 2 to NODES random tokens
+    Each tree follows a prompt that was read in chunks.  For plain decoding the prompt is read in two chunks, cut at
+    another place, and the path to the tree's last node token by token, with one thread.
+
+    Args:
+        target: The target.
+        prompts: Token ids.
+        trees: Number of trees per prompt, of 2 to NODES random tokens.
+        chunk: Prompt tokens per pass.
+        seed: Of the random trees.
+
+    Returns:
+        For each prompt, how many trees' last logits differ, and by how much at most; and the level that was reached.
     """
     generator, rows = torch.Generator().manual_seed(seed), []
     for ids in prompts:
@@ -54,14 +64,15 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
 
 
 def _by_torch(target: Target) -> list[str]:
-    """Classes of the modules whose matrices torch multiplies, in an order that depends on the other rows of a pass."""
+    """Returns the classes of modules in which torch multiplies, in an order that depends on the other rows of a
+    pass."""
     ours = nn.Embedding if target.kernels is None else (nn.Embedding, nn.Linear)
     return sorted({type(module).__name__ for module in target.model.modules() if not isinstance(module, ours)
                    and any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))})
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """For people."""
+    """Returns the report as lines for people."""
     out = []
     for row in report["rows"]:
         found = f"{row['differ']} differ, by {row['largest_difference']:.2g} at most"
@@ -75,14 +86,14 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 
 def _read(target: Target, cache: KVCache, tokens: Tensor) -> Tensor:
-    """Commits the tokens -> the last one's logits [V]."""
+    """Commits the tokens and returns the last one's logits [V]."""
     report, = target.run([Segment(ProposalTree.chain(tokens), cache, "last")], Wants())
     cache.keep(torch.arange(len(tokens)))
     return report.logits[0].clone()
 
 
 def _random_tree(vocab_size: int, generator: torch.Generator) -> ProposalTree:
-    """Each node's parent is any before it, so that most leaves are a few levels deep."""
+    """Returns a tree in which each node's parent is any node before it, so that most leaves are a few levels deep."""
     nodes = int(torch.randint(2, NODES + 1, (1,), generator=generator))
     parents = [-1, *(int(torch.randint(n, (1,), generator=generator)) for n in range(1, nodes))]
     tokens = torch.randint(vocab_size, (nodes,), generator=generator).tolist()
@@ -90,7 +101,7 @@ def _random_tree(vocab_size: int, generator: torch.Generator) -> ProposalTree:
 
 
 def _along_the_path(target: Target, cache: KVCache, tree: ProposalTree) -> Tensor:
-    """The logits [V] after the tokens from the root to the last node, read one by one."""
+    """Returns the logits [V] after the tokens from the root to the last node, read one by one."""
     parents, path = tree.parents.tolist(), [len(tree) - 1]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])

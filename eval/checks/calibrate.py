@@ -1,6 +1,6 @@
-"""Warm-up: dense drafting on a few prompts fills the matrix and logs what every gate would have seen.
+"""Calibration: a warm-up of dense drafting on a few prompts fills the matrix and logs what every gate would have seen.
 
-Knows targets and proposers.  The paper's warm-up: arXiv 2605.20104, section 3.3.
+It is the paper's warm-up: arXiv 2605.20104, section 3.3.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
-SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split: 10, 20 or 36 retrieved
+SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split, which leaves 10, 20 or 36 to retrieval
 QUANTILES = 12              # candidate thresholds per gate
-Prompt = tuple[Sequence[int], Sequence[int]]    # ids, and those to replay; none: the target's own draws
+Prompt = tuple[Sequence[int], Sequence[int]]    # (ids, ids to replay; empty: the target's own draws)
 
 
 @dataclass
 class _Step:
     """One dense step.
 
-    position:   of the root
-    confidence: c_d per level
-    stages:     what each gate (UNPRUNED: none) would have had verified; splits: by nodes kept of 60.  Trees until
-                the answer is known, then how many of their tokens it accepts
+    position:   position of the root
+    confidence: c_d of each level
+    stages:     by gate (UNPRUNED: no gate), the tree that would have been verified
+    splits:     the same by nodes kept of 60
+    accepted, accepted_split: how many tokens of the answer these trees accept; set once the answer is known, and the
+                trees are dropped then
     """
 
     position: int
@@ -61,7 +63,7 @@ class _Step:
 
 
 class _Recorder:
-    """A policy that never prunes and remembers each level's confidence."""
+    """A pruning policy that never prunes and records each level's confidence."""
 
     def __init__(self) -> None:
         self.confidence: list[float] = []
@@ -72,7 +74,7 @@ class _Recorder:
 
 
 class _Warmup:
-    """EAGLE-3's dense tree is verified; the trees that Graft's stages would have made are kept beside it."""
+    """A proposer whose dense EAGLE-3 tree is verified; it records the trees that Graft's stages would have made."""
 
     def __init__(self, parts: Parts) -> None:
         self.policy = _Recorder()
@@ -91,7 +93,7 @@ class _Warmup:
         return dense
 
     def _stage(self, ask: Ask, depth: int) -> ProposalTree:
-        """The tree that gate `depth` would have made: the best of its levels, and retrieved nodes."""
+        """Returns the tree that gate `depth` would have made: the best of its levels, and retrieved nodes."""
         kept, whole = kept_nodes(ask.budget, KEPT_OF_60[depth]), self.drafter
         levels = min(depth + 1, whole.levels)       # the last level of a shallow tree stands for deeper gates
         short = Eagle3Drafter(whole.memory, lambda level: Verdict(kept - 1), levels, whole.top_k)
@@ -103,18 +105,18 @@ class _Warmup:
 
 
 def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = None) -> Prompt:
-    """What is fed and what is replayed; ids: of an example that was cut to a length."""
+    """Returns what is fed and what is replayed; ids: those of an example that was cut to a length."""
     recorded = session.tokenizer(example.recording, add_special_tokens=False)["input_ids"]
     return session.encode(ids or example.encode(session.tokenizer)), recorded
 
 
 @dataclass(frozen=True)
-class Warming:
-    """How warm-up prompts are answered, and what thresholds are chosen by.
+class WarmupSettings:
+    """Settings of a calibration: how it answers its warm-up prompts and chooses thresholds.
 
-    budget:     nodes per verification; None: what a session would take
-    draft_cost: of one drafted level, in verifications; None: measured here and now
-    keep:       only thresholds that accept no less than the dense tree does
+    budget:     nodes per verification; None: what a session would use
+    draft_cost: cost of one drafted level, in verifications; None: measured
+    keep:       only choose thresholds that accept at least as much as the dense tree does
     """
 
     max_new_tokens: int
@@ -124,12 +126,12 @@ class Warming:
     keep: bool = False
 
 
-def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: Warming, out: Path | None) -> Path:
-    """Run the prompts, choose thresholds on half of them, report the other half, write the file."""
+def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, out: Path | None) -> Path:
+    """Runs the prompts, chooses thresholds on half of them, reports on the other half, and writes the file."""
     from tqdm import tqdm
 
-    # Rows outlive each answer: they are what the warm-up is for.
-    # What is drafted here is read on the host.
+    # The matrix rows outlive each answer, because the warm-up is to fill them.  Regions are eager, because what is
+    # drafted here is read on the host.
     parts, shape = loaded.parts, replace(loaded.parts.shape, persist=True)
     warmup = _Warmup(replace(parts, shape=shape, calibration=replace(parts.calibration, snapshot=None), kept={},
                              regions=EAGER))
@@ -144,7 +146,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: Warming, out: Path
                     Sampling(how.temperature, seed=index if how.temperature else 0))
         decoded = answer(session.open(ids, len(replay) or how.max_new_tokens, sampling)).token_ids
         _replay(warmup.steps, [*ids, *decoded])
-        # In a loop every guess is right, and every gate looks useless: such answers only fill the matrix.
+        # In a loop every guess is right, and every gate looks useless, so such answers only fill the matrix.
         looped = not replay and loops(decoded)
         looping += looped
         if not looped:
@@ -173,9 +175,10 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: Warming, out: Path
 
 def choose(steps: Sequence[_Step], costs: tuple[float, float],
            keep: bool = False) -> tuple[dict[int, float], float]:
-    """Thresholds that maximise tokens per second over the logged steps: every combination of quantiles.
+    """Returns the thresholds with the most tokens per second over the logged steps, and their gain.
 
-    keep: of those whose tokens per step are at least the dense tree's; to prune nothing is one of them
+    Every combination of quantiles is tried.  keep: only combinations whose tokens per step are at least the dense
+    tree's; pruning nothing is one of them
     """
     grid = {d: [0.0, *np.quantile([s.confidence[d] for s in steps if d < len(s.confidence)],
                                   np.linspace(0.05, 0.95, QUANTILES)).tolist()] for d in KEPT_OF_60}
@@ -187,7 +190,7 @@ def choose(steps: Sequence[_Step], costs: tuple[float, float],
 
 
 def stage_of(step: _Step, thresholds: Mapping[int, float]) -> int:
-    """The gate at which these thresholds would have stopped the step, or UNPRUNED."""
+    """Returns the gate at which these thresholds would have stopped the step, or UNPRUNED."""
     for depth, tau in sorted(thresholds.items()):
         if tau > 0 and depth < len(step.confidence) and not step.confidence[depth] > tau:
             return depth
@@ -195,7 +198,7 @@ def stage_of(step: _Step, thresholds: Mapping[int, float]) -> int:
 
 
 def _gain(steps: Sequence[_Step], thresholds: Mapping[int, float], costs: tuple[float, float]) -> float:
-    """Tokens per second under the thresholds over tokens per second of the dense tree."""
+    """Returns the tokens per second under the thresholds, relative to those of the dense tree."""
     draft, verify = costs
 
     def speed(stages: list[int]) -> float:
@@ -208,7 +211,7 @@ def _gain(steps: Sequence[_Step], thresholds: Mapping[int, float], costs: tuple[
 
 
 def accepted(tree: ProposalTree, rest: Sequence[int]) -> int:
-    """Tokens of `rest` that lie on a path of the tree from its root."""
+    """Returns how many tokens of `rest` lie on a path of the tree from its root."""
     node, depth = 0, 0
     while depth < len(rest) and (node, rest[depth]) in tree.children:
         node, depth = tree.children[node, rest[depth]], depth + 1
@@ -216,7 +219,7 @@ def accepted(tree: ProposalTree, rest: Sequence[int]) -> int:
 
 
 def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:
-    """How much of each tree the whole text, prompt and answer, would have accepted: it does not depend on the tree."""
+    """Counts how much of the text, prompt and answer, each tree would have accepted; the text depends on no tree."""
     for step in steps:
         rest = text[step.position + 1:]
         step.accepted = {stage: accepted(tree, rest) for stage, tree in step.stages.items()}
@@ -225,7 +228,7 @@ def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:
 
 
 def _costs(loaded: Loaded, warmup: _Warmup, budget: int) -> tuple[float, float]:
-    """Median seconds of one draft forward and of one verification of a whole tree, measured here and now."""
+    """Measures the median seconds of one draft forward and of one verification of a whole tree."""
     target = loaded.target
     wants = Wants.union(memory.wants for memory in warmup.memories)
     tree = ProposalTree.chain(torch.arange(budget) % target.vocab_size)

@@ -1,21 +1,21 @@
-"""How far ahead a drafter still knows what comes, under its own keys, values and features and under the target's.
+"""Measures how far ahead a drafter predicts correctly, with its own and with the target's keys, values and features.
 
-After KVShot ("When Hidden States Drift", arXiv 2604.26412), whose claim is that drafters which feed on their own states
-lose with depth what the target's would keep.  Chains of first choices are drafted from many starting points of a given
-text, a row's recorded continuation or the target's own greedy answer; the text's next tokens are right, others wrong.
-At a start s (token s is the root) depth d foretells token s + d.  Tokens that are fed are the text's, so that a chain
-can be followed behind its first wrong token; what differs is what the drafter knows of the d - 1 drafted tokens before:
+The method follows KVShot ("When Hidden States Drift", arXiv 2604.26412), which claims that drafters which feed on their
+own states lose with depth what the target's states would keep.  Chains of first choices are drafted from many starting
+points of a given text: a row's recorded continuation, or the target's own greedy answer.  A choice is right if it is
+the text's next token.  At a start s (token s is the root), depth d predicts token s + d.  The tokens that are fed are
+the text's, so that a chain can be followed beyond its first wrong token.  The conditions differ in what the drafter
+knows of the d - 1 drafted tokens before:
 
-own:    its own.  EAGLE-3: at each depth the feature is the state that it made the depth before, and the keys and values
-        of drafted positions are those that it made of such features, as in decoding.
+own:    its own.  EAGLE-3: at each depth the feature is the state that it made at the depth before, and the keys and
+        values of drafted positions are those that it made of such features, as in decoding.
 rows:   only keys and values are replaced: those of all positions before the one that is fed are made of the target's
         hidden states; the feature that is fed is still its own state of the depth before.
 target: the feature, too, is the target's: each depth is a first depth, from a start that lies d - 1 tokens later.
 
-A LongSpec drafter's own keys and values follow from tokens alone, and it has no features: `own` sees the target's last
-keys and values of tokens before the root, `target` also those of the drafted tokens but the last; it has no `rows`.
-
-Knows targets, drafter networks and prompts; decodes only to get a greedy answer.
+A LongSpec drafter's own keys and values follow from tokens alone, and it has no features.  With `own` it sees the
+target's last keys and values of tokens before the root, with `target` also those of the drafted tokens except the last;
+it has no `rows`.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Report, Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
-from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
+from longgraft.yarn_drafters.longspec import LongSpecNetwork, SharedParts
 from longgraft.yarn_drafters.network import Eagle3Network
 
 Right = dict[str, Tensor]
-"""condition -> [S, D] bool: whether the first choice was right, at each depth of each start"""
+"""condition -> [S, D] bool: True if the first choice was right, at each depth of each start"""
 
 OWN, ROWS, TARGET = "own", "rows", "target"
 
 
 @dataclass(frozen=True)
 class Depth:
-    """What S starts found at one depth.
+    """Results of the starts of one drafter, suite and length, at one depth.
 
-    agreed:   right, of all `starts`
-    reached:  starts with all depths before right; accepted: those that are right here, too: alpha is their ratio
+    starts:   number of starts
+    agreed:   starts whose choice was right
+    reached:  starts that were right at all depths before
+    accepted: those of them that are right here, too: alpha is accepted / reached
     """
 
     drafter: str
@@ -69,7 +71,7 @@ class Depth:
 
 
 def summed(found: Sequence[Right], drafter: str, suite: str, bucket: int) -> Iterator[Depth]:
-    """The depths of all prompts of a suite and length together, own before target."""
+    """Yields the depths of all prompts of a suite and length together, own before target."""
     for condition in found[0] if found else ():
         right = torch.cat([one[condition] for one in found])
         so_far = torch.cat([torch.ones_like(right[:, :1]), right.cumprod(1).bool()], dim=1)     # [S, 1 + D]
@@ -80,7 +82,7 @@ def summed(found: Sequence[Right], drafter: str, suite: str, bucket: int) -> Ite
 
 @torch.inference_mode()
 def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], start: int, depth: int) -> Right:
-    """From each start that `ids` [T] has `depth` tokens behind, `start` the first; `start` is 2 or more."""
+    """Drafts from each start that has `depth` tokens of `ids` [T] after it; the first start is `start`, 2 or more."""
     memory, text = Eagle3Cache(network), torch.tensor(ids)
     memory.reset(len(ids))
     report, _ = _read(target, text, start - 1, memory.wants, memory.observe)
@@ -107,8 +109,10 @@ def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], st
 
 
 class _Chain:
-    """Keys and values of S chains, of each layer: the target-made ones [1, Hkv, C, D], and the rows that a chain made
-    itself; of these it sees all where it keeps its `own`, else only the one it stands on."""
+    """The keys and values of S chains, by layer: target-made ones [1, Hkv, C, D], and rows that a chain made itself.
+
+    A chain sees all rows that it made if it keeps its `own`, else only the one it is at.
+    """
 
     def __init__(self, known: Sequence[tuple[Tensor, Tensor]], starts: Tensor, window: int | None, own: bool) -> None:
         self.known, self.starts, self.window, self.own = known, starts, window, own
@@ -116,12 +120,12 @@ class _Chain:
         self.at = starts
 
     def step(self, depth: int) -> Tensor:
-        """[S] the slots where depth `depth`, 2 or more, is fed."""
+        """Returns the slots [S] at which depth `depth`, 2 or more, is fed."""
         self.at = self.starts + depth - 2
         return self.at
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, k, v [1, .., S, D] of the slots -> [1, H, S, D]."""
+        """Attends for q, k, v [1, .., S, D] of the slots; returns [1, H, S, D]."""
         made = self.made[layer] = [*(self.made[layer] if self.own else ()), (k, v)]
         columns = torch.arange(self.known[layer][0].shape[2], device=q.device)
         seen = columns < (self.starts if self.own else self.at)[:, None]
@@ -137,15 +141,15 @@ class _Chain:
 
 @torch.inference_mode()
 def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int], start: int, depth: int) -> Right:
-    """As `eagle3_chains`."""
-    text, config, lent = torch.tensor(ids), network.config, Lent(target)
+    """Does what `eagle3_chains` does, for a LongSpec drafter."""
+    text, config, shared = torch.tensor(ids), network.config, SharedParts(target)
     _, cache = _read(target, text, start - 1, Wants(), lambda seen: None)
     keys, values = (rows[:, :, :len(ids) - 1] for rows in cache.last)
     text = text.to(target.device)
     weight, first = network.mlp.up_proj.weight, max(0, start - config.window)
     at = torch.arange(start, len(ids) - 1, device=target.device)                # [n]: queries
     behind = torch.arange(first, start, device=target.device)
-    near = network.rows(lent.embed(text[behind][None], weight), lent.angles(behind[None], config.head_dim))
+    near = network.rows(shared.embed(text[behind][None], weight), shared.angles(behind[None], config.head_dim))
     back = at[:, None] - torch.cat([behind, at])
     window = (back >= 0) & (back <= config.window)
     starts = torch.arange(start, len(ids) - depth, device=target.device)
@@ -156,7 +160,7 @@ def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int]
     best = []
     for gap in range(1, depth + 1):
         far = at[:, None] - torch.arange(len(ids) - 1, device=target.device) >= gap
-        states = network(lent.embed(text[at][None], weight), lent.angles(at[None], config.head_dim), own,
+        states = network(shared.embed(text[at][None], weight), shared.angles(at[None], config.head_dim), own,
                          lambda q, far=far: _masked(q, keys, values, far))
         best.append(target.logits(states[0]).argmax(-1) == text[at + 1])
     found = {OWN: [best[d][d:][:len(starts)] for d in range(depth)],
@@ -166,7 +170,7 @@ def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int]
 
 def _read(target: Target, text: Tensor, end: int, wants: Wants, observe: Callable[[Observation], None]
           ) -> tuple[Report, KVCache]:
-    """What the target reports of tokens end .. T - 2, having shown what it saw of those before; and its cache."""
+    """Returns what the target reports of tokens end .. T - 2, and its cache; `observe` gets those before."""
     cache = target.cache(len(text))
     for seen in read_prompt(Verifier(target, cache, Greedy(), Clock()), text[:end], wants, following=int(text[end])):
         observe(seen)
@@ -175,7 +179,7 @@ def _read(target: Target, text: Tensor, end: int, wants: Wants, observe: Callabl
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """q [1, H, n, D], k and v [1, Hkv, C, D], seen [n, C] -> [1, H, n, D]."""
+    """Attends with a mask: q [1, H, n, D], k and v [1, Hkv, C, D], seen [n, C] -> [1, H, n, D]."""
     mask = seen.repeat(q.shape[1] // k.shape[1], 1)
     return scaled_dot_product_attention(packed(q, k.shape[1]), k, v, attn_mask=mask).reshape(q.shape)
 
@@ -184,7 +188,7 @@ CHAINS: Mapping[type, Callable[..., Right]] = {Eagle3Network: eagle3_chains, Lon
 
 
 def chains(target: Target, network: object, ids: Sequence[int], start: int, depth: int) -> Right:
-    """Of a drafter of either kind; ValueError where the text is too short."""
+    """Drafts chains of either kind of drafter; raises ValueError if the text is too short."""
     if start < 2 or len(ids) - depth <= start:
         raise ValueError(f"A text of {len(ids):,} tokens that begins at token {start:,} has no start with {depth} "
                          "tokens behind. Give a longer --max-new-tokens, or a smaller --depth.")

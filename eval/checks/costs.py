@@ -1,7 +1,4 @@
-"""The costs of a pair on this machine: its passes, and what a step of the default method costs besides.
-
-Knows sessions and costs; knows no file and no row.
-"""
+"""Measures the costs of a pair on this machine: its passes, and the rest of a step of the default method."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from longgraft.budget.cost_measurement import measure
 from longgraft.budget.cost_model import Costs
 from longgraft.loading import Loaded
 
-PARTS = ("draft", "verify", "accept")       # of a step's seconds, that passes, levels and feeding hold already
-PROMPT, ANSWER = 256, 33        # tokens that are read and written to see what a step costs besides
+PARTS = ("draft", "verify", "accept")       # parts of a step whose seconds passes, levels and feeds already include
+PROMPT, ANSWER = 256, 33        # tokens read and decoded to measure the rest of a step
 
 
 def measured(loaded: Loaded, prefixes: Sequence[int], seconds: float) -> Costs:
-    """Where positions allow no answer behind the prompt, or it ends at once, nothing is known of the rest."""
+    """Measures costs; the rest of a step is 0 if positions allow no answer after the prompt, or it ends at once."""
     found = measure(loaded.target, loaded.parts.head, prefixes, seconds, loaded.parts.regions)
     session = loaded.session()
     read = min(PROMPT, min(session.engine.limits.values()) - ANSWER)

@@ -1,7 +1,4 @@
-"""The drafters of a target, diagnosed over suites and prompt lengths.  `chains` says what is measured.
-
-Knows suites, needs and loading; knows no figure.
-"""
+"""Diagnoses the drafters of a target over suites and prompt lengths; `chains` explains what is measured."""
 
 from __future__ import annotations
 
@@ -20,13 +17,14 @@ from longgraft.loading import Loaded, assemble
 from longgraft.methods.needs import HEAD, Need, Sources
 from longgraft.methods.registry.long_context import LONGSPEC
 
-KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)      # drafters whose memories `chains` knows
+KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)      # kinds of drafters that `chains` can follow
 
 
 def diagnose(pair: Pair, asked: Diagnosis) -> tuple[Session, list[Depth]]:
-    """The target's session, and the depths by drafter, suite, length and condition.
+    """Returns the target's session, and the depths by drafter, suite, length and condition.
 
-    ValueError where a suite is unknown, has nothing to follow, or no prompt is long enough.
+    Raises:
+        ValueError: a suite is unknown or has nothing to follow, or no prompt is long enough.
     """
     suites = {suite: _examples(suite, asked) for suite in asked.suites}     # errors come before a load
     loaded = assemble(pair.model, None, Settings(method=PLAIN, device=asked.device, dtype=asked.dtype))
@@ -54,7 +52,7 @@ def _examples(suite: str, asked: Diagnosis) -> Sequence[Example]:
 
 
 def _text_ids(session: Session, fitted: Fitted, asked: Diagnosis) -> Sequence[int]:
-    """Ids of what follows a prompt."""
+    """Returns the ids that follow a prompt."""
     if asked.text == "greedy":
         return session.generate(list(fitted.ids), asked.max_new_tokens, progress=False).token_ids
     recorded = session.tokenizer(fitted.example.recording, add_special_tokens=False)["input_ids"]
@@ -62,7 +60,7 @@ def _text_ids(session: Session, fitted: Fitted, asked: Diagnosis) -> Sequence[in
 
 
 def _drafters(loaded: Loaded, pair: Pair, asked: Diagnosis) -> Mapping[str, object]:
-    """Networks by name: the pair's head, further heads, and what else was given."""
+    """Returns the networks by name: the pair's head, further heads, and other drafters that were given."""
     sources = Sources(loaded.target, pair.drafter, given=asked.given)
     found: dict[str, object] = dict(_given(sources))
     for name, path in asked.heads.items():

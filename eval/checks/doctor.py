@@ -1,4 +1,4 @@
-"""Report this machine, and check that a target and a head fit together and into memory; no weights are read."""
+"""Reports on this machine, and checks if a target and a head fit together and into memory; no weights are read."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from longgraft.yarn_drafters.layouts import TargetShape, head_config, our_name, 
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
-TIGHT = 0.9         # of the memory that is free: what an allocator keeps between its blocks wants the rest
+TIGHT = 0.9         # share of the free memory that may be used: an allocator needs the rest between its blocks
 GIB = 2 ** 30
 
 
 @dataclass(frozen=True)
-class Report:
-    """Lines for people, and whether all fits."""
+class FitReport:
+    """Lines for people; fits: True if everything fits."""
 
     lines: list[str]
     fits: bool
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a target or a head keeps in memory."""
+class Footprint:
+    """The memory that a target model or a head takes, in bytes."""
 
     weights: int
     per_token: int      # keys and values of one token
 
 
 def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None, weights: str = "auto",
-            cache: torch.dtype | None = None) -> Report:
-    """Check that a target and a head fit together and into memory.
+            cache: torch.dtype | None = None) -> FitReport:
+    """Checks if a target and a head fit together and into memory.
 
-    weights, cache: a session's `--weights` and `--kv-dtype`.  ValueError where the target cannot be decoded here, or
-    the head is another target's.
+    weights, cache: a session's `--weights` and `--kv-dtype`
+
+    Raises:
+        ValueError: the target cannot be decoded here, or the head belongs to another target.
     """
     programs = resident() if device.type == "cpu" else 0      # before a GGUF file is described, which leaves memory
     place = place_of(pair.model)
@@ -84,11 +86,11 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
         name = "packed int8 weights" if weights == "int8" else "packed weights"
         both, room = memory(shares, beside | {name: packed}, context, left, programs)
         needed = both if room else [*needed, "memory: none for packed weights, so torch multiplies, at half the speed"]
-    return Report([*lines, *needed], fits and enough)
+    return FitReport([*lines, *needed], fits and enough)
 
 
 def machine(device: torch.device) -> list[str]:
-    """Versions, devices and backends."""
+    """Returns lines on versions, devices and backends."""
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     lines = [f"python {platform.python_version()}, {versions}"]
     if torch.cuda.is_available():
@@ -102,12 +104,12 @@ def machine(device: torch.device) -> list[str]:
     return [*lines, *(f"attention {name}: {reason or 'available'}" for name, reason in available().items())]
 
 
-def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left: int,
+def memory(shares: dict[str, Footprint], beside: dict[str, int], context: int, left: int,
            process: int = 0) -> tuple[list[str], bool]:
-    """Arithmetic of what a prompt of `context` tokens takes at the most, in words, and whether `left` bytes hold it.
+    """Computes the most memory that a prompt of `context` tokens takes, in words, and if `left` bytes hold it.
 
-    beside: bytes of what does not grow with the prompt; process: of the programs, which a CPU's memory holds too and
-    has given already; a GPU's peak excludes them
+    beside: bytes of what does not grow with the prompt; process: bytes of the programs, which lie in a CPU's memory
+    already; a GPU's peak excludes them
     """
     parts = {f"{who} {what}": size for who, share in shares.items()
              for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | beside
@@ -128,8 +130,9 @@ def memory(shares: dict[str, Share], beside: dict[str, int], context: int, left:
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
 
-def _target(config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blocks: int | None) -> tuple[Share, int]:
-    """(what a target keeps, bytes of its packed weights).  blocks: bytes of weights that are blocks of a GGUF file."""
+def _target(config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blocks: int | None
+            ) -> tuple[Footprint, int]:
+    """Returns (what a target keeps, bytes of its packed weights); blocks: bytes of weights in blocks of a GGUF file."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -139,12 +142,12 @@ def _target(config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blo
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     per_token = 2 * text.num_hidden_layers * heads * size * cache.itemsize
     if blocks is not None:
-        return Share(blocks, per_token), 0
-    return Share(_bytes(model), per_token), packed_bytes(model, int8)
+        return Footprint(blocks, per_token), 0
+    return Footprint(_bytes(model), per_token), packed_bytes(model, int8)
 
 
 def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, bool] | None, str]:
-    """((the head's configuration, whether it has an embedding of its own), what to say)."""
+    """Returns ((the head's configuration, True if it has its own embedding), a line for people)."""
     path = head_path(pair.drafter, name)
     if path is None:
         return None, "drafter: none, or none known for this target; decoding by retrieval alone"
@@ -160,14 +163,14 @@ def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, 
         f"{c.rope.base:,.0f}, factor {c.rope.factor:g}), {c.max_positions:,} positions: fits")
 
 
-def _drafter(config: HeadConfig, own: bool, dtype: torch.dtype) -> Share:
+def _drafter(config: HeadConfig, own: bool, dtype: torch.dtype) -> Footprint:
     with torch.device("meta"):
         network = Eagle3Network(config, own).to(dtype)
-    return Share(_bytes(network), 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize)
+    return Footprint(_bytes(network), 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize)
 
 
 def _folder(path: str | Path) -> Path | None:
-    """A head's folder; None where it is on the hub alone."""
+    """Returns a head's folder; None if it is only on the hub."""
     if Path(path).is_dir():
         return Path(path)
     if str(path).count("/") != 1 or str(path).startswith((".", "/")):
@@ -183,7 +186,7 @@ def _folder(path: str | Path) -> Path | None:
 
 
 def header(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a folder's tensors; ValueError where there are none that can be read."""
+    """Returns names and shapes of a folder's tensors; raises ValueError if none can be read."""
     from safetensors import SafetensorError, safe_open
 
     files, binary = sorted(folder.glob("*.safetensors")), folder / "pytorch_model.bin"

@@ -1,4 +1,4 @@
-"""Whether a method decodes the tokens of plain decoding, and the logits' margin where it does not."""
+"""Checks if a method decodes the tokens of plain decoding, and measures the margin of the logits where it does not."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
-# Of `assert_lossless`: a prompt of 75 tokens is read in three chunks.
+# What `assert_lossless` uses; its prompt of 75 tokens is read in three chunks.
 BUDGETS, CHUNK = (1, 2, 8, 60), 32
 DRAWS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
 def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling,
           max_new_tokens: int) -> dict[str, Any]:
-    """Per prompt: first divergence from plain decoding and, of greedy answers, the plain logits' margin there; and the
-    level reached, which is the promise where the method need not have the same tokens."""
+    """Compares answers with plain decoding's.
+
+    Returns for each prompt the first divergence and, for greedy answers, the margin of plain decoding's logits there;
+    and the level that was reached, which is the promise if the method may have other tokens.
+    """
     rows, sampled = [], sampling.temperature > 0
     plain = plain_session(session)
     for ids in prompts:
@@ -52,11 +55,21 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
 
 def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO,
                     new_tokens: int = 24) -> int:
-    """AssertionError unless the method decodes plain decoding's tokens, in float32; how many guesses were accepted.
+    """Raises AssertionError unless the method decodes plain decoding's tokens in float32; returns the accepted guesses.
 
-    model, drafter: as `load` takes them.  Two prompts, one of a single token and one that repeats itself, so that
-    lookups find something, read in chunks; budgets of 1, 2, 8 and 60 nodes; greedy, and sampled where it is exact: what
-    promises the distribution alone may draw other tokens then.  ValueError of a lossy method, which promises neither.
+    It reads two prompts, one of a single token and one that repeats itself, so that lookups find something, in chunks;
+    with budgets of 1, 2, 8 and 60 nodes; greedy, and sampled if the method is exact, because a method that only
+    promises the distribution may draw other tokens then.
+
+    Args:
+        method: A name, a `Method` or a proposer, as in `find`.
+        model: As in `load`.
+        drafter: As in `load`.
+        new_tokens: Tokens of each answer.
+
+    Raises:
+        AssertionError: the tokens differ.
+        ValueError: the method is lossy, or something that it needs is missing.
     """
     settings = with_own_settings(Settings(method=method, dtype="float32", calibration=None))
     asked, loaded = find(settings.method), assemble(model, drafter, settings)
@@ -85,15 +98,17 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
 
 
 def margin(target: Target, cache: KVCache, ids: Sequence[int]) -> tuple[float, float]:
-    """(difference of the two largest logits, the larger) after what the cache holds and `ids`, in the model's own
-    precision."""
+    """Returns (difference of the two largest logits, the larger) after the cache's tokens and `ids`.
+
+    The logits are computed in the model's own precision.
+    """
     report, = target.run([Segment(ProposalTree.chain(torch.tensor(ids)), cache, "last")], Wants())
     best = report.logits[0].float().topk(2).values
     return float(best[0] - best[1]), float(best[0])
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """For people."""
+    """Returns the report as lines for people."""
     out = []
     for row in report["rows"]:
         at = row["first_divergence"]

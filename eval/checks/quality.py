@@ -1,7 +1,4 @@
-"""How well a target predicts real text, and whether longer prompts help it: what drafting has to be worth.
-
-Knows targets and rows; knows no method.
-"""
+"""Measures how well a target model predicts real text, and whether longer prompts help it."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 
 def continuation_logits(target: Target, prompt: Sequence[int], continuation: Sequence[int]) -> torch.Tensor:
-    """[m, V]: the target's logits at each token of a recorded continuation, given all before it."""
+    """Returns [m, V], the target's logits at each token of a recorded continuation, given all tokens before it."""
     cache, ids = target.cache(len(prompt) + len(continuation)), torch.tensor([*prompt, *continuation])
     end = len(prompt) - 1
     verifier = Verifier(target, cache, Greedy(), Clock())
@@ -43,8 +40,10 @@ def continuation_logits(target: Target, prompt: Sequence[int], continuation: Seq
 
 
 def accuracies(session: Session, example: Example, lengths: Sequence[int], most: int) -> dict[int, dict[str, float]]:
-    """Top-1 and top-10 accuracy and nats per token of one row's recording after prompts of these lengths; empty
-    where the row is shorter than the longest."""
+    """Measures top-1 and top-10 accuracy and nats per token of one row's recording after prompts of these lengths.
+
+    The result is empty if the row is shorter than the longest length.
+    """
     found = {}
     answer = session.tokenizer(example.recording, add_special_tokens=False)["input_ids"][:most]
     for length in sorted(lengths, reverse=True):
@@ -60,7 +59,7 @@ def accuracies(session: Session, example: Example, lengths: Sequence[int], most:
 
 
 def bits_per_byte(session: Session, texts: Sequence[str], length: int = 2048) -> float:
-    """Of unseen texts, each cut to `length` tokens; the first token of a text is given, not predicted."""
+    """Returns the bits per byte of unseen texts, each cut to `length` tokens; a text's first token is not predicted."""
     nats, size = 0.0, 0
     for text in texts:
         ids = session.tokenizer(text, add_special_tokens=False)["input_ids"][:length]
@@ -72,7 +71,7 @@ def bits_per_byte(session: Session, texts: Sequence[str], length: int = 2048) ->
 
 
 def greedy_answers(session: Session, examples: Sequence[Example], length: int, new: int) -> Iterator[dict[str, Any]]:
-    """Greedy continuations of real prompts, and whether they loop."""
+    """Yields greedy continuations of real prompts, and if they loop."""
     for example in examples:
         fitted = fit(example, session.tokenizer, length)
         if fitted is not None:

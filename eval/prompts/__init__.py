@@ -1,1 +1,1 @@
-"""Suites, length buckets and recordings: what is asked."""
+"""Prompts: suites, length buckets and recordings."""

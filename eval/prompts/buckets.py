@@ -1,10 +1,8 @@
-"""Length buckets: which prompts stand for which length, in tokens of what is fed, and how longer ones are cut to it.
-
-Knows examples and a tokenizer; knows no suite, no file and no model.
+"""Length buckets: which prompts represent which length, in tokens that are fed, and how longer ones are cut to it.
 
 A prompt is cut at one side of its body only, at a boundary of its unit.  Text to be continued (code, books) keeps its
-end: what is asked for follows from what precedes it, and a recorded continuation stays true.  A document or a meeting
-that is asked about keeps its beginning, where it says what it is about, and reads on without a gap.
+end, because what is asked for follows from what precedes it, and a recorded continuation stays true.  A document or a
+meeting that is asked about keeps its beginning, which says what it is about, and continues without a gap.
 """
 
 from __future__ import annotations
@@ -19,20 +17,20 @@ from typing import Any
 
 from longgraft.eval.prompts.suites import Example
 
-# The gap between two units: it falls away with what is cut.
+# The gap between two units; it is dropped with what is cut.
 GAPS = {
     "turn": re.compile(r"\n+(?=[^\n:]{1,100}:)"),       # a turn starts a line with its speaker: "PhD A: ..."
     "line": re.compile(r"\n"),
-    # After an initial or a title a full stop ends no sentence.
+    # A full stop after an initial or a title ends no sentence.
     "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]\u201d\u2019]))"
                            r"(?<!\b[A-Z]\.)(?<!\b[DM]r\.)(?<!\bMs\.)(?<!\bMrs\.)\s+|"
                            r"(?<=[\u3002\uff01\uff1f])|\n\s*\n"),      # Chinese full stop, ! and ?
     "word": re.compile(r"\s+"),
 }
-# Where a unit is so long that the prompt would fall out of its bucket: the next finer one.
+# Units to try in order: a finer one if a unit is so long that the prompt would fall out of its bucket.
 FINER = {"turn": ("turn", "sentence", "word"), "sentence": ("sentence", "word"), "line": ("line", "sentence", "word")}
 
-WHOLE = 0       # the length of prompts that are taken as they are
+WHOLE = 0       # stands for the length of prompts that are not cut
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,9 @@ class Bucket:
 
     @classmethod
     def of(cls, example: Example, length: int, below: int = 0, most: int | None = None) -> Bucket:
-        """The bucket that ends at `length`, or at `most` tokens, behind which the target has no room for an answer.
+        """Returns the bucket that ends at `length`, or at `most` tokens, beyond which an answer has no room.
 
-        It begins at the next shorter length, `below`, but not under half of its own: a prompt must stand for its
+        It begins at the next shorter length, `below`, but not under half of its own: a prompt must represent its
         length, and a longer one is cut to the shorter bucket.  Questions have no length to choose and cannot be cut.
         """
         return cls(max(below, length // 2) if example.body else below, length if most is None else min(length, most))
@@ -57,7 +55,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A prompt that stands for a length, and what of it was cut."""
+    """A prompt that represents a length, and how much of it was cut."""
 
     example: Example
     ids: tuple[int, ...]
@@ -67,17 +65,17 @@ class Fitted:
 
 
 def fit(example: Example, tokenizer: Any, length: int) -> Fitted | None:
-    """The example in the bucket that ends at `length`, cut if need be; None where it is too short or cannot be cut."""
+    """Returns the example in the bucket that ends at `length`, cut if needed; None if it is too short or uncuttable."""
     return _Measured(example, tokenizer).fit(Bucket.of(example, length))
 
 
 def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
          prompts: int, most: int | None = None) -> dict[int, list[Fitted]]:
-    """At most `prompts` prompts for every length, the same ones wherever possible; [] where there are none.  most:
-    tokens of any of them.
+    """Returns at most `prompts` prompts for every length, the same ones wherever possible; [] if there are none.
 
-    First come those that fill the longest bucket and can be cut to all others, then by the longest bucket that each
-    reaches, else in the given order.  Reading stops when the first kind suffices: tokenising is the cost.
+    Prompts that fill the longest bucket and can be cut to all others come first, then the others by the longest bucket
+    that each reaches, otherwise in the given order.  Reading stops when the first kind suffices, because tokenizing is
+    the cost.  most: most tokens of any prompt
     """
     if not lengths or min(lengths) < 1 or prompts < 1:
         raise ValueError(f"A plan needs lengths and prompts of 1 or more; found {list(lengths)} and {prompts}.")
@@ -102,33 +100,35 @@ def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
 
 
 def whole(examples: Sequence[Example], tokenizer: Any, prompts: int) -> dict[int, list[Fitted]]:
-    """At most `prompts` prompts as they are: evenly spread, since a suite has its kinds one after the other."""
+    """Returns at most `prompts` prompts uncut, evenly spread, because a suite has its kinds one after the other."""
     count = min(prompts, len(examples))
     spread = [examples[n * len(examples) // count] for n in range(count)]
     return {WHOLE: [as_it_is(example, tokenizer) for example in spread]}
 
 
 def as_it_is(example: Example, tokenizer: Any) -> Fitted:
-    """The example with nothing cut."""
+    """Returns the example uncut."""
     ids = tuple(example.encode(tokenizer))
     return Fitted(example, ids, Bucket(WHOLE, len(ids)))
 
 
 class _Measured:
-    """An example's ids, and its cuts.  The whole is encoded once; a cut is guessed from where its tokens lie, and then
-    encoded as it is fed."""
+    """An example's ids, and its cuts.
+
+    The whole is encoded once; a cut is estimated from where its tokens lie, and then encoded as it is fed.
+    """
 
     def __init__(self, example: Example, tokenizer: Any, most: int | None = None) -> None:
         self.example, self._tokenizer, self._most = example, tokenizer, most
-        self.ids = array("i", example.encode(tokenizer))     # books have 100,000s
+        self.ids = array("i", example.encode(tokenizer))     # an array, because books have hundreds of thousands
 
     def reach(self, ladder: Sequence[int]) -> int:
-        """How many buckets of an ascending ladder begin below this prompt's length."""
+        """Returns how many buckets of an ascending ladder begin below this prompt's length."""
         return sum(len(self.ids) > self._bucket(length, below).low
                    for below, length in zip((0, *ladder), ladder, strict=False))
 
     def climb(self, ladder: Sequence[int], wanted: Sequence[int] | None = None) -> dict[int, Fitted]:
-        """length -> this example in its bucket, for the wanted lengths of an ascending ladder that have it."""
+        """Returns length -> this example in its bucket, for the wanted lengths of an ascending ladder that have it."""
         fits = {}
         for below, length in zip((0, *ladder), ladder, strict=False):
             if wanted is None or length in wanted:
@@ -148,7 +148,7 @@ class _Measured:
         return None
 
     def _cut(self, unit: str, bucket: Bucket) -> Fitted | None:
-        """The longest part of the body, up to or from a boundary, with which the prompt fits."""
+        """Returns the example with the longest part of the body, up to or from a boundary, with which it fits."""
         body, gaps = self.example.body, GAPS[unit]
         if self.example.chat:
             parts = [slice(0, gap.start()) for gap in gaps.finditer(body) if 0 < gap.start() < len(body)]
@@ -168,7 +168,7 @@ class _Measured:
         return Fitted(self.example, encoded[last], bucket, len(body) - kept, len(self.ids) - len(encoded[last]))
 
     def _estimate(self, part: slice) -> int:
-        """About how many tokens the prompt has with this part of the body."""
+        """Estimates how many tokens the prompt has with this part of the body."""
         starts = self._starts
         within = bisect_left(starts, part.stop) if part.stop is not None else len(starts) - bisect_left(
             starts, part.start)
@@ -176,7 +176,7 @@ class _Measured:
 
     @cached_property
     def _starts(self) -> Sequence[int]:
-        """The character at which each token of the body starts; evenly spread where the tokenizer does not say."""
+        """The character at which each token of the body starts; evenly spread if the tokenizer does not tell."""
         body = self.example.body
         if getattr(self._tokenizer, "is_fast", False):
             offsets = self._tokenizer(body, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
@@ -186,9 +186,9 @@ class _Measured:
 
 
 def _last_within(tokens: Callable[[int], int], count: int, most: int, guess: int) -> int | None:
-    """The last index below `count` with tokens(index) <= most, None if none; tokens must grow with the index.
+    """Returns the last index below `count` with tokens(index) <= most, None if none; tokens must grow with the index.
 
-    Gallops from a guess: one that is right costs two calls.
+    It gallops from a guess; a guess that is right costs two calls.
     """
     low, high, index, step = -1, count, min(max(guess, 0), count - 1), 1
     while high - low > 1:

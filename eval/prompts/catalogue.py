@@ -1,14 +1,11 @@
-"""What is known of each suite before a row is read: its official prompt, where it lives, how it may be cut.
-
-Knows names; reads no file and reaches no hub.
-"""
+"""The catalogue of suites: official prompt, place, and how a prompt may be cut."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SPEC_BENCH = "https://github.com/hemingkx/Spec-Bench, data/spec_bench/question.jsonl"
-# The kinds of Spec-Bench's table, by the categories of its rows (evaluation/speed.py there).
+# Kinds of Spec-Bench's table, each with the categories of its rows (evaluation/speed.py there).
 SPEC_KINDS = {kind: (kind,) for kind in ("translation", "summarization", "qa", "math_reasoning", "rag")} | {
     "mt_bench": ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")}
 SPEED_SIZES = ("1k", "2k", "8k", "16k", "32k")
@@ -18,13 +15,15 @@ SPEED_SIZES = ("1k", "2k", "8k", "16k", "32k")
 class Suite:
     """One suite.
 
-    template: the prompt around {context}, with {input} where the suite has one; "" for question sets
+    clause:   describes it, for people
+    template: the prompt around {context}, with {input} if the suite has one; "" for question sets
     unit, chat, max_new_tokens: as in Example
-    hub: repository, configuration ("" for none) and split for `datasets.load_dataset`; empty: not on the hub
-    source: where to download what the hub lacks
-    column: of the hub's rows, where it is none of the usual names; lead: what its text is preceded by
-    files: names in a local folder, beside <name>.jsonl and eagle_<name>.jsonl
-    kinds: the rows of these categories alone; empty: all
+    hub:      repository, configuration ("" for none) and split for `datasets.load_dataset`; empty: not on the hub
+    source:   where to download it if it is not on the hub
+    column:   the hub rows' column, if it has none of the usual names
+    lead:     text before the column's text
+    files:    names in a local folder, besides <name>.jsonl and eagle_<name>.jsonl
+    kinds:    only rows of these categories; empty: all
     """
 
     clause: str
@@ -40,8 +39,8 @@ class Suite:
     kinds: tuple[str, ...] = ()
 
 
-# Prompts and lengths: THUDM/LongBench, LongBench/config/dataset2prompt.json and dataset2maxlen.json at 2e00731f.
-# No chat template for code: LongBench/pred.py.
+# Prompts and lengths are from THUDM/LongBench, LongBench/config/dataset2prompt.json and dataset2maxlen.json at
+# 2e00731f. Code has no chat template, as in LongBench/pred.py.
 QMSUM = ("You are given a meeting transcript and a query containing a question or instruction. Answer the query in one "
          "or more sentences.\n\nTranscript:\n{context}\n\nNow, answer the query based on the above meeting transcript "
          "in one or more sentences.\n\nQuery: {input}\nAnswer:")

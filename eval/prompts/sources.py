@@ -1,7 +1,4 @@
-"""Where rows come from: a local folder, one JSONL file, the hub.  Every row carries its place, for errors to name.
-
-Knows files and `datasets`; knows no prompt.
-"""
+"""Sources of rows: a local folder, one JSONL file, or the hub.  Every row carries its place, which errors name."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ def is_path(name: str) -> bool:
 
 
 def files_of(suite: str) -> list[str]:
-    """The files of a local folder that are taken for a suite, the first that is there."""
+    """Returns the file names in a local folder that count as a suite; the first that exists is used."""
     known = SUITES.get(suite)
     return [f"{suite}.jsonl", f"eagle_{suite}.jsonl", *(known.files if known else ())]
 
 
 def local_file(name: str, data: Path | None) -> Path | None:
-    """The local file that is meant, None for the hub's; ValueError where a given folder lacks it."""
+    """Returns the local file, or None for the hub's rows; raises ValueError if a given folder lacks the suite."""
     if is_path(name) or data is None:
         return Path(name) if is_path(name) else None
     suite, folder, wanted = SUITES.get(name), Path(data), files_of(name)
@@ -47,7 +44,7 @@ def local_file(name: str, data: Path | None) -> Path | None:
 
 
 def read_rows(path: Path) -> list[tuple[str, Row]]:
-    """Every row with its place; ValueError names the line that is no JSON object, or the file."""
+    """Returns every row with its place; a ValueError names the file, or the line that is no JSON object."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")      # JSON may hold U+2028 as it stands
     except (OSError, UnicodeDecodeError) as error:
@@ -65,7 +62,7 @@ def read_rows(path: Path) -> list[tuple[str, Row]]:
 
 
 def text_of(where: str, row: Row, columns: Sequence[str]) -> str:
-    """The first of these columns that is there; ValueError where there is none or it holds no text."""
+    """Returns the first of these columns that exists; raises ValueError if there is none or it holds no text."""
     column = next((column for column in columns if column in row), None)
     if column is None:
         raise ValueError(f"{where}: column {' or '.join(columns)} is missing. Columns found: {', '.join(row)}.")
@@ -75,7 +72,7 @@ def text_of(where: str, row: Row, columns: Sequence[str]) -> str:
 
 
 def identity_of(where: str, row: Row) -> str | None:
-    """A row's own id as text, of the first column that has one; None where none does."""
+    """Returns a row's own id as text, from the first column that has one; None if no column has."""
     column = next((column for column in IDS if row.get(column) is not None), None)
     if column is None:
         return None
@@ -85,7 +82,7 @@ def identity_of(where: str, row: Row) -> str | None:
 
 
 def hub_rows(name: str, suite: Suite) -> list[tuple[str, Row]]:
-    """Every row of a suite on the hub; ValueError says what was looked for and how to do without the hub."""
+    """Returns every row of a suite on the hub; a ValueError says what was looked for and how to do without the hub."""
     instead = f"Give a folder (--data) that holds {name}.jsonl, or the path of a JSONL file as the suite."
     if not suite.hub:
         raise ValueError(f"Suite {name!r} is not on the hub. Download it from {suite.source}. {instead}")
@@ -99,13 +96,13 @@ def hub_rows(name: str, suite: Suite) -> list[tuple[str, Row]]:
             try:
                 rows = datasets.load_dataset(repository, *([configuration] if configuration else []), split=split)
             except RuntimeError as error:
-                # LongBench is a script there, which datasets 4 and later refuse; its archive they read.
+                # LongBench is a script on the hub, which datasets 4 and later refuse; they can read its archive.
                 if "script" not in str(error):
                     raise
                 archive = f"zip://data/{configuration}.jsonl::hf://datasets/{repository}/data.zip"
                 rows = datasets.load_dataset("json", data_files=archive, split="train")
             return [(f"{called}, row {number}", dict(row)) for number, row in enumerate(rows, 1)]
-    # The hub's client, its transport and its parsers each raise classes of their own.
+    # The hub's client, its transport and its parsers each raise their own classes.
     except Exception as error:
         found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}" if online else \
             "the hub does not answer, and this machine has no copy of it."

@@ -1,7 +1,4 @@
-"""Evaluation prompts by name: LongBench, PG-19, Spec-Bench, EAGLE's question sets, SPEED-Bench, any JSONL file.
-
-Knows files, the hub and the prompts' parts; knows no length (it asks a tokenizer for ids), no method and no model.
-"""
+"""Evaluation prompts by name: LongBench, PG-19, Spec-Bench, EAGLE's question sets, SPEED-Bench, any JSONL file."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ __all__ = ["SUITES", "Example", "load_suite"]
 Recordings = dict[str, dict[str, str]]      # row id -> source (`true` or a model) -> text
 
 QUESTIONS = ("prompt", "question", "instruction")
-# What SPEED-Bench has on the hub for prompts that its sources do not let it pass on.
+# The text on the hub in place of prompts that SPEED-Bench's sources do not let it pass on.
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 
 @dataclass(frozen=True)
 class Example:
-    """One evaluation prompt: before + body + after, of which only the body may be cut."""
+    """One evaluation prompt: before + body + after; only the body may be cut."""
 
     suite: str
     id: str
@@ -35,14 +32,14 @@ class Example:
     after: str                          # the rest of the template
     answers: tuple[str, ...] = ()
     follow_ups: tuple[str, ...] = ()    # later turns of multi-turn questions
-    chat: bool = True                   # through the target's chat template; False: text to be continued
+    chat: bool = True                   # use the target's chat template; False: text to be continued
     unit: str = "line"                  # where the body may be cut: between turns, sentences or lines
-    max_new_tokens: int | None = None   # the benchmark's own
+    max_new_tokens: int | None = None   # the benchmark's own limit
     # Texts to replay, by source: "true" (the file's own next text) or a model's name.
-    # What the user gave comes first, in the given order, then "true", then the others, the longest first.
+    # The user's texts come first, in the given order, then "true", then the others, longest first.
     continuations: Mapping[str, str] = field(default_factory=dict, hash=False)
     later: tuple[Mapping[str, str], ...] = field(default=(), hash=False)     # continuations of the later turns
-    history: tuple[tuple[str, str], ...] = ()       # earlier turns: what was asked and what was answered
+    history: tuple[tuple[str, str], ...] = ()       # (question, answer) of earlier turns
 
     @property
     def turn(self) -> int:
@@ -50,29 +47,32 @@ class Example:
 
     @property
     def turn_ids(self) -> tuple[str, ...]:
-        """Ids of this turn and of all later ones."""
+        """Ids of this turn and of all later turns."""
         first = self.id.removesuffix(f"#{self.turn}") if self.history else self.id
         return self.id, *(turn_id(first, self.turn + n) for n, _ in enumerate(self.follow_ups, 1))
 
     @property
     def recording(self) -> str:
-        """What is replayed: the first of the continuations; "" where there are none."""
+        """The text that is replayed: the first of the continuations; "" if there are none."""
         return next(iter(self.continuations.values()), "")
 
     def next_turn(self, answer: str) -> Example:
-        """The follow-up, asked after this answer.  It is replayed only where what came before it is."""
+        """Returns the follow-up, asked after this answer; it is replayed only if the turns before it are."""
         texts = self.later[0] if self.later and self.continuations else {}
         return replace(self, id=self.turn_ids[1], before=self.follow_ups[0], body="", after="", answers=(),
                        follow_ups=self.follow_ups[1:], continuations=texts, later=self.later[1:],
                        history=(*self.history, (self.prompt(), answer)))
 
     def prompt(self, body: str | None = None) -> str:
-        """The prompt, of the whole body or of the part of it that is given."""
+        """Returns the prompt with the whole body, or with the given part of it."""
         return self.before + (self.body if body is None else body) + self.after
 
     def encode(self, tokenizer: Any, body: str | None = None) -> list[int]:
-        """What is fed: the chat template's ids up to the answer where there is a template, else the plain text's, turns
-        and answers apart by blank lines."""
+        """Returns the ids that are fed.
+
+        With a chat template these are the template's ids up to the answer; otherwise they are the plain text's, with
+        blank lines between turns and answers.
+        """
         spoken = [text for asked_and_said in self.history for text in asked_and_said] + [self.prompt(body)]
         if self.chat and getattr(tokenizer, "chat_template", None):
             messages = [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(spoken)]
@@ -82,32 +82,34 @@ class Example:
 
 
 def turn_id(first: str, turn: int) -> str:
-    """The id of a conversation's turn: 81, 81#2, 81#3, ..."""
+    """Returns the id of a conversation's turn: 81, 81#2, 81#3, ..."""
     return first if turn == 1 else f"{first}#{turn}"
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Recorded texts: those that the user gave, and those that lie beside the rows."""
+    """Recorded texts; given: those that the user gave; beside: those in files beside the rows."""
 
     given: Recordings
     beside: Recordings
 
     def of(self, identity: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Source -> text of this row, in the order of `Example.continuations`; own: of the row itself."""
+        """Returns source -> text of a row, in the order of `Example.continuations`; own: texts in the row itself."""
         given, others = self.given.get(identity, {}), {**(own or {}), **self.beside.get(identity, {})}
         ranked = sorted(others.items(), key=lambda one: (one[0] != "true", -len(one[1])))
         return given | {source: text for source, text in ranked if source not in given}
 
 
 def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = ()) -> list[Example]:
-    """All prompts of a suite, in its own order.
+    """Returns all prompts of a suite, in its own order.
 
-    name:     one of SUITES, the stem of a JSONL file in `data`, or the path of any JSONL file
-    data:     folder of <suite>.jsonl (or eagle_<suite>.jsonl) and, where there are any, longbench_prompts.json,
-              meta.jsonl (true continuations) and recorded.jsonl; None: the hub
-    recorded: more JSONL files of {_id, continuation[, model, suite]}, replayed before all others; without a model, the
-              file's stem is its name; of a suite, they are that one's alone; the second turn of row 81 is 81#2
+    Args:
+        name: One of SUITES, the stem of a JSONL file in `data`, or the path of any JSONL file.
+        data: Folder of <suite>.jsonl (or eagle_<suite>.jsonl) and, if they exist, longbench_prompts.json, meta.jsonl
+            (true continuations) and recorded.jsonl; None: the hub.
+        recorded: More JSONL files of {_id, continuation[, model, suite]}, replayed before all others.  Without a model,
+            the file's stem is its name; with a suite, they belong only to that suite.  The second turn of row 81 is
+            81#2.
     """
     path, suite = local_file(name, data), SUITES.get(name)
     if path is not None:
@@ -130,7 +132,7 @@ def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = (
 
 
 def read_prompts(path: Path, count: int) -> list[Example]:
-    """The first `count` rows of a JSONL file; any other file is one prompt."""
+    """Returns the first `count` rows of a JSONL file; any other file is one prompt."""
     if is_path(str(path)):
         return load_suite(str(path))[:count]
     try:
@@ -140,13 +142,13 @@ def read_prompts(path: Path, count: int) -> list[Example]:
 
 
 def suite_name(suite: str) -> str:
-    """What a suite is called: its name, or the stem of its file."""
+    """Returns a suite's name, or the stem of its file."""
     return Path(suite).stem if is_path(suite) else suite
 
 
 def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[str, Suite],
              texts: _Recorded) -> Example:
-    """One row; a row of any file that names its LongBench dataset gets that dataset's prompt and length."""
+    """Returns one row's example; a row that names its LongBench dataset gets that dataset's prompt and length."""
     dataset = str(row.get("dataset"))
     if dataset in catalogue and catalogue[dataset].template and "context" in row:
         name = dataset
@@ -164,19 +166,21 @@ def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[st
 
 
 def _long(where: str, row: Row, suite: Suite) -> dict[str, Any]:
-    """A context in its official prompt."""
+    """Returns the parts of a context in its official prompt."""
     context = text_of(where, row, ("context", "text"))
     question = text_of(where, row, ("input",)) if "{input}" in suite.template else ""
     before, _, after = suite.template.partition("{context}")
     if after.startswith("{input}"):
-        # The file's own code follows that of other files directly: one text, to be cut from its far end.
+        # The file's own code directly follows that of other files: they are one text, to be cut from its far end.
         context, after = context + question, after.removeprefix("{input}")
     return {"before": before.replace("{input}", question), "body": context,
             "after": after.replace("{input}", question), "unit": suite.unit, "chat": suite.chat}
 
 
 def _free(where: str, row: Row, suite: Suite) -> dict[str, Any]:
-    """Whatever prompt column there is.  Questions are asked whole; a context may be cut; a lone text is continued."""
+    """Returns the parts of a row of any form: questions are asked whole, a context may be cut, a mere text is
+    continued.
+    """
     if row.get("messages"):
         return _turns(where, _spoken(where, row["messages"]))
     columns = [column for column in ("turns", suite.column, *QUESTIONS) if column and row.get(column)]
@@ -204,8 +208,10 @@ def _turns(where: str, turns: list[Any]) -> dict[str, Any]:
 
 
 def _spoken(where: str, messages: Any) -> list[Any]:
-    """The user's turns of chat messages; the system message goes before the first, the assistant's are left out:
-    the target answers for itself."""
+    """Returns the user's turns of chat messages.
+
+    The system message goes before the first; the assistant's are left out, because the target answers for itself.
+    """
     try:
         users = [message["content"] for message in messages if message["role"] == "user"]
         system = [message["content"] for message in messages if message["role"] == "system"]
@@ -224,7 +230,7 @@ def _answers(row: Row) -> tuple[str, ...]:
 
 
 def _distinct(located: list[tuple[str, Example]]) -> list[Example]:
-    """ValueError where two rows share an id: resuming, pairing and recordings go by it."""
+    """Raises ValueError if two rows share an id, because resuming, pairing and recordings rely on it."""
     seen: dict[str, str] = {}
     for where, example in located:
         for identity in example.turn_ids:
@@ -235,8 +241,10 @@ def _distinct(located: list[tuple[str, Example]]) -> list[Example]:
 
 
 def _recordings(files: Sequence[tuple[Path, str]], suite: str, strict: bool) -> Recordings:
-    """The texts recorded for a suite in these files, by source unless the row names it; a runaway part (the
-    model starting a prompt of its own) is cut off.  strict: a row without a text is an error."""
+    """Returns the texts recorded for a suite in these files, by source unless the row names it.
+
+    A runaway part, in which the model starts a prompt of its own, is cut off.  strict: a row without a text is an error
+    """
     texts: Recordings = {}
     for path, source in files:
         for where, row in read_rows(path):
@@ -257,14 +265,14 @@ def _recordings(files: Sequence[tuple[Path, str]], suite: str, strict: bool) -> 
 
 
 def _catalogue(data: Path | None) -> dict[str, Suite]:
-    """SUITES, with the prompts and lengths of the folder's longbench_prompts.json where it has one."""
+    """Returns SUITES, with the prompts and lengths of the folder's longbench_prompts.json if it has one."""
     path = None if data is None else Path(data) / "longbench_prompts.json"
     if path is None or not path.is_file():
         return SUITES
     found = dict(SUITES)
     try:
         for name, entry in parse_object(path.read_bytes(), str(path)).items():
-            if isinstance(entry, dict):     # beside them lies a note on their source
+            if isinstance(entry, dict):     # the file also has a note on the prompts' source
                 found[name] = replace(SUITES.get(name, Suite("", unit="sentence")), template=entry["prompt"],
                                       max_new_tokens=entry.get("max_gen"))
     except (OSError, ValueError, KeyError, AttributeError) as error:

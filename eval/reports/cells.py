@@ -1,6 +1,7 @@
-"""What the rows of one method on one suite and length come to.  Knows rows; knows no table and no file.
+"""Cells: the figures of one method on one suite and length.
 
-A failure enters no figure; an answer that ended at once is neither a prompt nor a failure, for nothing was decoded.
+A failure enters no figure.  An answer that ended at once counts neither as a prompt nor as a failure, because nothing
+was decoded.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ LOSSY = "lossy"
 class Cell:
     """One method on one suite and length in one mode.
 
-    prompts: measured; loops: of them; failures: decodings.  mat, speedup: means over prompts, speedup paired with plain
-    decoding on the same prompt and repeat.  mat_pooled: over all steps, so that long answers count for more.  rate:
-    tokens a second, (first quartile, median, third quartile) over prompts.  checks: one per prompt, lengths: tokens of
-    each checked answer; none of a lossy method, which promises nothing.  speedups: of each prompt, ascending.
-    tokens_per_step, and kinds, steps by what was spent on them: over all repeats, which differ where costs are measured
-    as they come.  forwards: of a step beside its verification, by network.  step_cost: seconds of a step in plain
-    decoding's of the same prompt and repeat, the median over prompts.
+    prompts, loops: measured prompts, and those that loop
+    failures:       failed decodings
+    mat, speedup:   means over prompts; the speedup is paired with plain decoding on the same prompt and repeat
+    mat_pooled:     over all steps, so that long answers count for more
+    rate:           tokens per second: (first quartile, median, third quartile) over prompts
+    checks:         one per prompt; none for a lossy method, which promises nothing
+    lengths:        tokens of each checked answer
+    speedups:       of each prompt, ascending
+    tokens_per_step: over all repeats, which differ if costs are measured while running
+    kinds:          steps by what was spent on them, over all repeats
+    forwards:       forwards per step besides the verification, by network
+    step_cost:      seconds of a step relative to plain decoding's on the same prompt and repeat, median over prompts
     """
 
     mode: str
@@ -57,12 +63,12 @@ class Cell:
 
 
 def measured(rows: Iterable[Result]) -> list[Row]:
-    """Those in which anything was decoded: no failures, and no answers that ended at once."""
+    """Returns the rows in which anything was decoded: no failures, and no answers that ended at once."""
     return [row for row in rows if isinstance(row, Row) and row.steps > 0]
 
 
 def first_repeats(rows: Iterable[Row]) -> list[Row]:
-    """One row of each decoding: repeats are of the same tokens, and only their times differ."""
+    """Returns one row of each decoding: repeats have the same tokens, and only their times differ."""
     found: dict[Key, Row] = {}
     for row in sorted(rows, key=lambda row: row.key.repeat):
         found.setdefault(row.key._replace(repeat=0), row)
@@ -70,8 +76,8 @@ def first_repeats(rows: Iterable[Row]) -> list[Row]:
 
 
 def cells(rows: Sequence[Result], with_loops: bool = True) -> list[Cell]:
-    """Every mode x suite (and all together) x length x method, in the order of the rows."""
-    # Rows have the last word: failures of older versions have no promise.
+    """Returns the cells of every mode x suite (and all suites together) x length x method, in the order of the rows."""
+    # Rows override failures, because failures of older versions have no promise.
     promises = {row.key.method: row.promise for row in sorted(rows, key=lambda row: isinstance(row, Row))}
     suites = [*dict.fromkeys(row.key.suite for row in rows)]
     found = []
@@ -119,7 +125,7 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Several counts in one, by name, in the order in which names come first."""
+    """Adds up several counts by name, in the order in which names occur."""
     total: Counter[str] = Counter()
     for one in counts:
         total.update(one)
@@ -127,12 +133,12 @@ def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def pooled(rows: Sequence[Row]) -> float:
-    """Accepted tokens per step, over the steps of all these rows."""
+    """Returns accepted tokens per step, over the steps of all these rows."""
     return sum(sum(row.accepted_per_step) for row in rows) / sum(row.steps for row in rows)
 
 
 def _ratio(repeats: Sequence[Row], plain: Mapping[Key, Row], figure: Callable[[Row], float]) -> float | None:
-    """Of one prompt, to plain decoding's: the median over repeats that plain decoding has."""
+    """Returns one prompt's figure relative to plain decoding's: the median over repeats that plain decoding has."""
     ratios = [figure(row) / figure(theirs) for row in repeats
               if (theirs := plain.get(row.key._replace(method=PLAIN))) and figure(theirs) > 0]
     return median(ratios) if ratios else None
@@ -147,15 +153,20 @@ def _step(row: Row) -> float:
 
 
 def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check | None:
-    """The first repeat that differs, else the first; an answer that ended at once counts only where it differs."""
+    """Returns the check of the first repeat that differs, else of the first repeat.
+
+    An answer that ended at once counts only if it differs.
+    """
     checks = [check for row in repeats if (check := check_of(row, plain)) is not None]
     parted = next((check for check in checks if check.first_divergence is not None), None)
     return parted or (checks[0] if checks and repeats[0].steps else None)
 
 
 def check_of(row: Row, plain: Mapping[Key, Row]) -> Check | None:
-    """An answer's ids beside those of plain decoding, as far as both were to go; of a replay, whose ids are given, what
-    was drawn beside it."""
+    """Compares an answer's ids with those of plain decoding, as far as both were to go.
+
+    For a replay, whose ids are given, it returns the comparison that was drawn beside it.
+    """
     theirs = plain.get(row.key._replace(method=PLAIN, repeat=0)) or plain.get(row.key._replace(method=PLAIN))
     if row.key.mode == "replay" or theirs is None:
         return row.lossless
@@ -168,7 +179,7 @@ def check_of(row: Row, plain: Mapping[Key, Row]) -> Check | None:
 
 
 def acceptance_by_depth(rows: Sequence[Row], deepest: int = 8) -> list[float]:
-    """Share of the steps that came to depth d - 1 which accepted a token at depth d, d = 1, 2, ..."""
+    """Returns, for d = 1, 2, ..., the share of steps accepting a token at depth d among those that accepted d - 1."""
     counts = Counter(accepted for row in rows for accepted in row.accepted_per_step)
     shares = []
     for depth in range(1, deepest + 1):

@@ -1,4 +1,4 @@
-"""Two sweeps side by side: whether their tokens are the same, and how speed and acceptance moved.  Knows runs only."""
+"""Compares two sweeps: if their tokens are the same, and how speed and acceptance changed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
 
 COUNTS = ("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
-LISTED = 20     # rows that differ
+LISTED = 20     # most differing rows that are listed
 
 
 def compare(first: Run, second: Run) -> list[str]:
-    """For people: which run is which, and `lines`."""
+    """Returns lines for people: which run is which, and `lines`."""
     return [f"first:  {first.describe()}", f"second: {second.describe()}", *lines(first.rows, second.rows)]
 
 
 def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
-    """Rows in common, those whose tokens or counts differ, and paired ratios second/first.
+    """Returns the number of common rows, those whose tokens or counts differ, and paired ratios second/first.
 
-    Ratios are of each prompt's median over repeats; their mean and its 95 % bootstrap interval, given from five prompts
-    on, are over prompts.  ValueError where no measured row is in common.
+    Ratios are those of each prompt's median over repeats; their mean and its 95 % bootstrap interval, given from five
+    prompts on, are over prompts.
+
+    Raises:
+        ValueError: the runs have no measured row in common.
     """
     ours, theirs = ({row.key: row for row in rows if isinstance(row, Row)} for rows in (first, second))
     common = [key for key in ours if key in theirs]
@@ -43,7 +46,7 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
 
 
 def _ratios(pairs: Iterable[tuple[Row, Row]]) -> list[str]:
-    """A line per mode, suite, length and method."""
+    """Returns a line per mode, suite, length and method."""
     groups: dict[Key, dict[str, list[tuple[Row, Row]]]] = {}
     for pair in pairs:
         key = pair[0].key
@@ -57,7 +60,7 @@ def _ratios(pairs: Iterable[tuple[Row, Row]]) -> list[str]:
 
 
 def _ratio(prompts: Sequence[Sequence[tuple[Row, Row]]], name: str) -> str:
-    """Second over first, paired by prompt; prompts where the first has none are left out."""
+    """Returns second over first, paired by prompt; prompts where the first has none are left out."""
     pairs = [[median(getattr(row, name) for row in side) for side in zip(*pairs, strict=True)] for pairs in prompts]
     ratios = [b / a for a, b in pairs if a > 0]
     if not ratios:

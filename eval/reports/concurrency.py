@@ -1,4 +1,4 @@
-"""Several requests at once: the table of a run's batches.  Knows batches; knows no file."""
+"""The table of a run's batches: several requests at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ alone.
 
 
 def concurrency_table(batches: Sequence[Batch]) -> list[str]:
-    """Of one mode; nothing where nothing was measured so."""
+    """Returns the table of one mode; nothing if no batch was measured."""
     cells: dict[tuple, list[Batch]] = {}
     for one in batches:
         if not one.error:

@@ -1,4 +1,4 @@
-"""Rows, table and figure of `longgraft diagnose`.  Knows depths; knows no model."""
+"""Rows, table and figure of `longgraft diagnose`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from longgraft.eval.reports.panels import pyplot, style_of
 from longgraft.eval.reports.tables import length_name
 
 LINES = {OWN: "-", ROWS: ":", TARGET: "--"}
-ENOUGH = 30     # starts that must have come so far: below it a share says little
+ENOUGH = 30     # fewest starts that must have come to a depth: a share of fewer means little
 LABELS = {OWN: "its own", ROWS: "the target's keys and values", TARGET: "its features, too"}
 
 
 def write(folder: Path, depths: Sequence[Depth], about: str) -> list[Path]:
-    """diagnosis.csv, summary.md and, where matplotlib is, diagnosis.svg.  about: target, dtype and device, in words."""
+    """Writes diagnosis.csv, summary.md and, with matplotlib, diagnosis.svg; about: target, dtype and device, in
+    words."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "diagnosis.csv", folder / "summary.md"]
     with open(paths[0], "w", encoding="utf-8", newline="") as file:
@@ -36,7 +37,7 @@ def write(folder: Path, depths: Sequence[Depth], about: str) -> list[Path]:
 
 
 def table(depths: Sequence[Depth]) -> list[str]:
-    """Markdown: acceptance and agreement by depth, and what the target's rows and features would bring."""
+    """Returns Markdown: acceptance and agreement by depth, and what the target's rows and features would bring."""
     most = max(depth.depth for depth in depths)
     lines = ["Acceptance: right, of the starts that were right at all depths before.  Agreement: right, of all starts, "
              "the text's tokens being fed.  Gap: target less own.", "",
@@ -56,7 +57,7 @@ def table(depths: Sequence[Depth]) -> list[str]:
 
 
 def acceptance(depth: Depth) -> float | None:
-    """None where too few came so far."""
+    """Returns the acceptance; None if too few starts came to this depth."""
     return depth.accepted / depth.reached if depth.reached >= ENOUGH else None
 
 
@@ -65,8 +66,8 @@ def agreement(depth: Depth) -> float | None:
 
 
 def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
-    """Acceptance above, agreement below: a column per suite and length, a colour per drafter, a line per
-    condition; no acceptance of fewer than ENOUGH starts."""
+    """Draws acceptance above and agreement below: a column per suite and length, a colour per drafter, a line per
+    condition; acceptances of fewer than ENOUGH starts are left out."""
     plt = pyplot()
     places = list(dict.fromkeys((depth.suite, depth.bucket) for depth in depths))
     drafters = list(dict.fromkeys(depth.drafter for depth in depths))
@@ -98,7 +99,7 @@ def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
 
 
 def _groups(depths: Sequence[Depth]) -> Iterator[tuple[tuple[str, str, int], list[Depth]]]:
-    """By drafter, suite and length."""
+    """Groups depths by drafter, suite and length."""
     found: dict[tuple[str, str, int], Any] = {}
     for depth in depths:
         found.setdefault((depth.drafter, depth.suite, depth.bucket), []).append(depth)

@@ -1,4 +1,4 @@
-"""What proposers expected of their nodes beside what came of them.  Knows rows; knows no figure and no file."""
+"""Compares what proposers expected of their nodes with what was accepted."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from longgraft.eval.runs.rows import Judged, Row
 
 What = Literal["probability", "match"]
 COLUMNS = ("mode", "method", "by", "bin", "nodes", "expected", "accepted")
-FEWEST = 30     # nodes: a share of fewer says little
+FEWEST = 30     # nodes: a share of fewer means little
 
 
 def judged(rows: Sequence[Row], what: What) -> dict[str, Judged]:
-    """Bin -> (nodes, sum of their estimated probabilities, accepted nodes), of one repeat of each decoding.
+    """Returns bin -> (nodes, sum of their estimated probabilities, accepted nodes), for one repeat of each decoding.
 
-    what: nodes by the estimated probability of their path, in tenths; retrieved ones by the length of their match
+    what: bin nodes by the estimated probability of their path, in tenths; or retrieved nodes by the length of their
+    match
     """
     found: dict[str, Judged] = {}
     for row in first_repeats(rows):
@@ -29,7 +30,7 @@ def judged(rows: Sequence[Row], what: What) -> dict[str, Judged]:
 
 
 def match_table(rows: Sequence[Row]) -> list[str]:
-    """Of one mode: how far retrieved nodes were accepted, by the tokens of the match that foretold them."""
+    """Returns the table of one mode: the acceptance of retrieved nodes by the length of the match that found them."""
     lines = ["\n### Retrieved nodes by the length of their match: nodes, expected and accepted share\n",
              f"| method | {' | '.join(MATCHES)} |", "|---" * (len(MATCHES) + 1) + "|"]
     before = len(lines)
@@ -40,7 +41,7 @@ def match_table(rows: Sequence[Row]) -> list[str]:
 
 
 def lines_of(rows: Sequence[Row]) -> Iterator[list[Any]]:
-    """For programs, in the order of COLUMNS."""
+    """Yields rows for programs, in the order of COLUMNS."""
     whats: tuple[What, ...] = ("probability", "match")
     for mode, method in dict.fromkeys((row.key.mode, row.key.method) for row in rows):
         mine = [row for row in rows if (row.key.mode, row.key.method) == (mode, method)]

@@ -1,7 +1,4 @@
-"""All methods of a run beside one another: what each promises, accepts and costs, and how fast it is.
-
-Knows cells; knows no file and no method.
-"""
+"""Compares all methods of a run: what each promises, accepts and costs, and how fast it is."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ decoding, over plain decoding on the same prompt and repeat: the median prompt a
 
 
 def field(found: Sequence[Cell]) -> str:
-    """A table for each mode, suite and length; lossy methods apart."""
+    """Returns a table for each mode, suite and length; lossy methods have their own tables."""
     out = [DEFINITIONS]
     for mode, suite, bucket in dict.fromkeys((cell.mode, cell.suite, cell.bucket) for cell in found):
         here = ranked([cell for cell in found if (cell.mode, cell.suite, cell.bucket) == (mode, suite, bucket)])
@@ -39,13 +36,13 @@ def field(found: Sequence[Cell]) -> str:
 
 
 def ranked(found: Sequence[Cell]) -> list[Cell]:
-    """Those that plain decoding is paired with, the fastest first; suites apart."""
+    """Returns the cells that are paired with plain decoding, the fastest first; suites separately."""
     paired = [cell for cell in found if cell.speedups and cell.suite != ALL]
     return sorted(paired, key=lambda cell: -median(cell.speedups))
 
 
 def lines(found: Sequence[Cell]) -> Iterator[list[Any]]:
-    """For programs, in the order of COLUMNS."""
+    """Yields rows for programs, in the order of COLUMNS."""
     for cell in found:
         if cell.speedups and cell.suite != ALL:
             yield [cell.mode, cell.suite, cell.bucket, cell.method, cell.promise, cell.prompts, cell.mat_pooled,

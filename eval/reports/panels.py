@@ -1,4 +1,4 @@
-"""Panels, colours and legends that a run's figures share.  Needs matplotlib (the extra `plot`); knows no row."""
+"""Panels, colours and legends that a run's figures share; needs matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HATCHES = ("", "///", "...", "xxx")
 
 
 def pyplot() -> Any:
-    """matplotlib, without a screen; ImportError names the extra."""
+    """Returns matplotlib's pyplot, without a screen; an ImportError names the extra."""
     try:
         import matplotlib
     except ImportError as error:
@@ -27,7 +27,7 @@ def pyplot() -> Any:
 
 
 def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
-    """A figure and its panels, which share a vertical axis.  height, width: inches, of each."""
+    """Returns a figure and its panels, which share a vertical axis; height, width: inches of each panel."""
     figure, axes = plt.subplots(1, len(titles), figsize=(width * len(titles), height), sharey=True, squeeze=False)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
@@ -35,13 +35,13 @@ def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: fl
 
 
 def style_of(index: int) -> dict[str, Any]:
-    """64 combinations: every eight methods the markers move on by one."""
+    """Returns one of 64 combinations: the markers move on by one after every eight methods."""
     marker = (index + index // len(COLOURS)) % len(MARKERS)
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker], "markersize": 5}
 
 
 def legend(panels: Sequence[Any]) -> None:
-    """One for all panels, below them: eleven methods beside them would leave no room."""
+    """Draws one legend for all panels below them: eleven methods beside them would leave no room."""
     named: dict[str, Any] = {}
     for panel in panels:
         for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):

@@ -1,4 +1,4 @@
-"""Figures of a sweep's rows.  Needs matplotlib (the extra `plot`); knows a run, no model."""
+"""Figures of a sweep's rows; needs matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg") -> list[Path]:
-    """All figures of a run into its folder; labels: method -> legend, methods without one are left out.
+    """Draws all figures of a run into its folder; labels: method -> legend, methods without one are left out.
 
-    ValueError where nothing can be drawn, a label names a method that no row has, or the suffix is none that we write.
+    Raises:
+        ValueError: nothing can be drawn, a label names a method that no row has, or the suffix is not supported.
     """
     suffix = checked_suffix(suffix)
     good = measured(run.rows)
@@ -60,7 +61,7 @@ def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg"
 
 
 def checked_suffix(suffix: str) -> str:
-    """".png" of "png" and ".png"; ValueError where we write no such figures."""
+    """Returns ".png" for "png" and ".png"; raises ValueError for a suffix that is not supported."""
     dotted = suffix if suffix.startswith(".") else f".{suffix}"
     if dotted not in SUFFIXES:
         raise ValueError(f"Figures with the suffix {suffix!r} cannot be written. Known: {', '.join(SUFFIXES)}.")
@@ -68,7 +69,7 @@ def checked_suffix(suffix: str) -> str:
 
 
 def _shown(rows: Sequence[Result], good: Sequence[Row], labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Method -> what the legend calls it; a lossy one says so."""
+    """Returns method -> its name in the legend; a lossy method is marked there."""
     every = dict.fromkeys(row.key.method for row in rows)
     if labels and (unknown := [name for name in labels if name not in every]):
         raise ValueError(f"No row is of {', '.join(unknown)}. There are: {', '.join(every) or 'none'}.")
@@ -80,7 +81,7 @@ def _shown(rows: Sequence[Result], good: Sequence[Row], labels: Mapping[str, str
 
 
 def _nothing(rows: Sequence[Result], of: str) -> str:
-    """Why none of these rows can be drawn."""
+    """Explains why none of these rows can be drawn."""
     errors = [row.error for row in rows if isinstance(row, Failure)]
     if not rows:
         return f"There are no rows{of} to draw."
@@ -91,7 +92,7 @@ def _nothing(rows: Sequence[Result], of: str) -> str:
 
 
 def _caption(run: Run, found: Sequence[Cell], each: str) -> str:
-    """The model, where it ran, and how many prompts there are of each suite or length."""
+    """Returns the model, where it ran, and the number of prompts per suite or length."""
     counts = sorted({cell.prompts for cell in found if cell.mat})
     count = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     e = run.environment
@@ -100,7 +101,7 @@ def _caption(run: Run, found: Sequence[Cell], each: str) -> str:
 
 def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
                label: str) -> Any:
-    """Mean over prompts and its 95 % interval against prompt length, one panel per mode."""
+    """Draws the mean over prompts and its 95 % interval against prompt length, one panel per mode."""
     figure, panels = side_by_side(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
         for index, (variant, name) in enumerate(shown.items()):
@@ -124,7 +125,7 @@ def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes:
 
 def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
               label: str) -> Any:
-    """Mean over prompts and its 95 % interval for prompts as they are: a group of bars per suite, a panel per mode."""
+    """Draws the mean over uncut prompts and its 95 % interval: a group of bars per suite, a panel per mode."""
     suites = list(dict.fromkeys(cell.suite for cell in found))
     others = [(index, variant, name) for index, (variant, name) in enumerate(shown.items()) if variant != PLAIN]
     figure, panels = side_by_side(plt, modes, width=2.6 + 0.26 * len(suites) * (len(others) + 1))
@@ -143,7 +144,7 @@ def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
 
 
 def _errors(means: Sequence[Mean]) -> list[list[float]]:
-    """What each interval extends below and above its mean; nothing where there is none."""
+    """Returns how far each interval extends below and above its mean; 0 if there is none."""
     ends = [(mean.value, *(mean.interval or (mean.value, mean.value))) for mean in means]
     return [[value - low for value, low, _ in ends], [high - value for value, _, high in ends]]
 
@@ -158,9 +159,9 @@ def _finish(panels: Sequence[Any], what: str, label: str) -> None:
 
 
 def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
-    """Speed against MAT, a point per method, averaged over lengths (the paper's Figure 1).
+    """Draws speed against MAT, a point per method, averaged over lengths (the paper's Figure 1).
 
-    Over the lengths that plain decoding has: a method that lacks one of them is left out.
+    The lengths are those that plain decoding has; a method that lacks one of them is left out.
     """
     figure, panels = side_by_side(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
@@ -180,7 +181,7 @@ def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: 
 
 
 def _time_by_part(plt: Any, rows: Sequence[Row], shown: Mapping[str, str]) -> Any:
-    """Milliseconds of a step by what they were spent on, stacked, one bar per method, over all rows."""
+    """Draws the milliseconds of a step by what they were spent on, stacked, one bar per method, over all rows."""
     figure, (panel,) = side_by_side(plt, ["time of a step"], height=0.5 * len(shown) + 1.6)
     bottoms = dict.fromkeys(shown, 0.0)
     for index, part in enumerate(PARTS):
@@ -199,14 +200,14 @@ def _time_by_part(plt: Any, rows: Sequence[Row], shown: Mapping[str, str]) -> An
 
 
 def _by_depth(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
-    """Share of the steps that reached a depth and accepted there."""
+    """Draws the share of the steps that reached a depth and accepted there."""
     figure, panels = side_by_side(plt, modes)
     for panel, mode in zip(panels, modes, strict=True):
         for index, (variant, name) in enumerate(shown.items()):
             mine = [row for row in first_repeats(rows) if (row.key.mode, row.key.method) == (mode, variant)]
             shares = acceptance_by_depth(mine) if variant != PLAIN else []
             counts = Counter(a for row in mine for a in row.accepted_per_step)
-            # Below thirty steps a share says little.
+            # A share of fewer than thirty steps means little.
             shares = [s for d, s in enumerate(shares) if sum(n for a, n in counts.items() if a >= d) >= 30]
             if shares:
                 panel.plot(range(1, len(shares) + 1), shares, label=name, **style_of(index))
@@ -218,7 +219,7 @@ def _by_depth(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Se
 
 
 def _by_estimate(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
-    """Accepted share against mean estimate of the nodes in each tenth of it, and how many nodes there are below."""
+    """Draws accepted share against mean estimate of the nodes in each tenth of it, with the number of nodes below."""
     figure, axes = plt.subplots(2, len(modes), figsize=(5.2 * len(modes), 5.4), sharex=True, sharey="row",
                                 squeeze=False, height_ratios=(3, 1))
     for (panel, below), mode in zip(axes.T, modes, strict=True):

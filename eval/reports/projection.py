@@ -1,6 +1,6 @@
-"""What measured acceptance would be worth on a model or machine that cannot run here, by the paper's Equation 1.
+"""Projects measured acceptance onto a model or machine that cannot run here, by the paper's Equation 1.
 
-Knows rows and costs; runs nothing.  Everything that it returns says that it is a projection.
+Every result says that it is a projection.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from longgraft.eval.statistics import Mean
 from longgraft.methods.find import find
 from longgraft.methods.needs import HEAD
 
-LEVELS, TOP_K = 9, 10       # of a draft, where a run does not say
+LEVELS, TOP_K = 9, 10       # levels and width of a draft, if a run does not say
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a step of a method does at most: nodes that it verifies, levels that it drafts, nodes that each feeds."""
+class StepShape:
+    """The most that a step of a method does: nodes that it verifies, levels that it drafts, nodes that each level
+    feeds."""
 
     nodes: int
     levels: int
     width: int
 
     @classmethod
-    def of(cls, name: str, config: Mapping[str, Any]) -> Shape:
-        """Of a variant in a run of this configuration."""
+    def of(cls, name: str, config: Mapping[str, Any]) -> StepShape:
+        """Returns the shape of a variant in a run of this configuration."""
         variant = Variant.parse(name)
         levels, width = config.get("draft_levels", LEVELS), config.get("draft_top_k", TOP_K)
         drafts = HEAD in find(variant.method).needs
@@ -42,7 +43,7 @@ class Shape:
                    variant.numbers.get("top_k", width))
 
     def levels_of(self, row: Row) -> float:
-        """Levels drafted in a step on average: a tree that stopped at gate d took d + 1, a whole one all."""
+        """Returns the levels drafted per step on average: a tree stopped at gate d took d + 1, a whole one all."""
         if not (steps := sum(row.stages.values())):
             return float(self.levels)
         return sum(n * (min(self.levels, int(stage[1:]) + 1) if stage[1:].isdigit() else self.levels)
@@ -50,7 +51,7 @@ class Shape:
 
 
 def costs_of_run(run: Run) -> Costs:
-    """Those of the machine that a sweep ran on."""
+    """Returns the costs of the machine that a sweep ran on."""
     if not run.environment["device"].startswith("CPU") and not run.config.get("profile"):
         raise ValueError(f"{run.folder} was measured on a GPU without --profile: its seconds by part say when work "
                          "was launched, not what it took. Run the sweep again with --profile.")
@@ -58,10 +59,13 @@ def costs_of_run(run: Run) -> Costs:
 
 
 def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Mapping[str, Any]) -> Costs:
-    """Passes over one row are `ar`'s steps; those over more, levels and feeding `eagle3`'s, of every budget that there
-    is; the host's cost is `graft`'s where it was measured, else `eagle3`'s.
+    """Takes costs from a sweep's rows.
 
-    ValueError where no prompt length has both of the first two.
+    A pass over one row is a step of `ar`; passes over more rows, levels and feeds are those of `eagle3`, for every
+    budget in the rows.  The host's cost is that of `graft` if it was measured, else of `eagle3`.
+
+    Raises:
+        ValueError: no prompt length has both `ar` and `eagle3`.
     """
     good = measured(rows)
     passes: dict[int, dict[int, float]] = {}
@@ -75,7 +79,7 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
         prefix = length or sum(row.prompt_tokens for row in here) // len(here)      # 0: whole prompts
         passes[prefix] = {1: sum(_per_step(plain).values())}
         for name, trees in dense.items():
-            spent, shape = _per_step(trees), Shape.of(name, config)
+            spent, shape = _per_step(trees), StepShape.of(name, config)
             passes[prefix][shape.nodes] = spent["verify"] + spent["accept"]
             drafts.setdefault(prefix, {})[shape.width] = spent["draft"] / shape.levels
     if not passes:
@@ -91,23 +95,23 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
 
 
 def _variants(rows: Sequence[Row], method: str) -> list[str]:
-    """Of this method with the run's own head and whatever settings, in the order of the rows."""
+    """Returns the variants of this method with the run's own head and any settings, in the order of the rows."""
     names = dict.fromkeys(row.key.method for row in rows if row.key.method not in PEERS)
     return [name for name in names if (variant := Variant.parse(name)).method == method and not variant.head]
 
 
 def _per_step(rows: Sequence[Row]) -> Counter[str]:
-    """Seconds of a step by what they were spent on."""
+    """Returns the seconds of a step by what they were spent on."""
     seconds, steps = Counter[str](), sum(row.steps for row in rows)
     for row in rows:
         seconds.update(row.seconds_by_part)
     return Counter({part: spent / steps for part, spent in seconds.items()})
 
 
-def speedup(row: Row, costs: Costs, shape: Shape) -> float:
-    """Equation 1: (MAT + 1) T_ar / (T_draft + T_verify), with what the host adds to a step.
+def speedup(row: Row, costs: Costs, shape: StepShape) -> float:
+    """Returns Equation 1: (MAT + 1) T_ar / (T_draft + T_verify), with what the host adds to a step.
 
-    The first level of a draft is read when what was observed is fed; the others feed what was guessed.
+    The first level of a draft is read when observed tokens are fed; the other levels feed drafted tokens.
     """
     prefix = row.prompt_tokens
     if shape.nodes == 1:
@@ -120,18 +124,18 @@ def speedup(row: Row, costs: Costs, shape: Shape) -> float:
 
 
 def project(run: Run, costs: Costs) -> str:
-    """A run's table."""
+    """Returns the projection of a run as a table."""
     return table(run.rows, costs, run.config)
 
 
 def table(rows: Sequence[Result], costs: Costs, config: Mapping[str, Any]) -> str:
-    """Markdown: projected speedup by length, mean over prompts and 95 % bootstrap interval.
+    """Returns Markdown: projected speedup by length, mean over prompts and 95 % bootstrap interval.
 
-    Methods that verify more nodes, or draft where nothing is known of that, are left out by name.
+    Methods that verify more nodes than the costs cover, or that draft without known costs, are left out by name.
     """
     good = [row for row in measured(rows) if row.key.repeat == 0 and row.key.method not in PEERS]
     lengths, most = sorted({row.key.bucket for row in good}), max(n for line in costs.passes.values() for n in line)
-    shapes = {name: Shape.of(name, config) for name in dict.fromkeys(row.key.method for row in good)}
+    shapes = {name: StepShape.of(name, config) for name in dict.fromkeys(row.key.method for row in good)}
     out = [f"# PROJECTION to {', '.join(f'{name} {value}' for name, value in costs.key.items())}: not a measurement of "
            "it\n", f"Acceptance measured here, costs from: {costs.source}. Speedup = (MAT + 1) T_plain / (T_draft + "
            "T_verify + T_host) (Graft, Eq. 1).\n"]

@@ -1,4 +1,4 @@
-"""The answers of a run as texts that any model can replay.  Knows a run's folder and its target's tokenizer."""
+"""Writes the answers of a run as texts that any model can replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longgraft.eval.runs.rows import Row
 
 
 def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str, str]]:
-    """{_id, suite, continuation, model} of every answer in the rows; of several prompt lengths, the longest one's."""
+    """Returns {_id, suite, continuation, model} of every answer; if there are several lengths, the longest one's."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: row.key.bucket):
         text = tokenizer.decode(row.token_ids, skip_special_tokens=True)
@@ -26,9 +26,10 @@ def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str
 
 
 def write(folder: Path, out: Path, mode: str, method: str) -> int:
-    """A run's answers in one mode by one method into a JSONL file; returns how many.
+    """Writes a run's answers in one mode by one method into a JSONL file; returns their number.
 
-    ValueError where the run has none, or the file exists.
+    Raises:
+        ValueError: the run has no such answers, or the file exists.
     """
     new_file(out)
     run = Run.read(folder)

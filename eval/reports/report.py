@@ -1,7 +1,4 @@
-"""A run's report: summary.md for people, CSV files for programs.
-
-Knows a run's folder and its tables; knows no model.
-"""
+"""A run's report: summary.md for people, CSV files for programs."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS),
                 *(f"accepted_{origin}" for origin in ORIGINS), "acceptance_by_depth", "stages", "first_token_seconds",
                 "peak_memory_mib")
 SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts")
-LISTED = 20     # divergences, and failures
+LISTED = 20     # most divergences, and most failures, that are listed
 
 DEFINITIONS = """
 Speed against plain decoding: each prompt's tokens per second over plain decoding's of the same repeat, decoding alone,
@@ -69,7 +66,7 @@ MODE_NOTES = {
 
 
 def write(folder: Path) -> None:
-    """The report into a sweep's folder."""
+    """Writes the report into a sweep's folder."""
     run = Run.read(folder)
     found, good, dtype = cells(run.rows), measured(run.rows), run.environment["dtype"]
     (folder / "summary.md").write_text(summary(run), encoding="utf-8")
@@ -94,7 +91,7 @@ def _csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> 
 
 
 def summary(run: Run) -> str:
-    """summary.md."""
+    """Returns the text of summary.md."""
     rows, dtype = run.rows, run.environment["dtype"]
     out = ["# Sweep\n", _provenance(run), DEFINITIONS]
     if any(row.turn > 1 for row in rows):
@@ -129,7 +126,7 @@ def _provenance(run: Run) -> str:
 
 
 def _learned(rows: Sequence[Result]) -> Iterator[str]:
-    """Of methods that keep what they learnt on the prompts before."""
+    """Yields notes on methods that keep what they learnt on earlier prompts."""
     for method in dict.fromkeys(row.key.method for row in rows):
         before = [row.learned_from for row in rows if isinstance(row, Row) and row.key.method == method
                   and row.learned_from is not None]
@@ -139,7 +136,7 @@ def _learned(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:
-    """Requested lengths and suites without any row, as "64K (lcc, qmsum)"."""
+    """Returns the requested lengths and suites without any row, as "64K (lcc, qmsum)"."""
     if "lengths" not in config:
         return ""
     there = {(row.key.suite, row.key.bucket) for row in rows}
@@ -149,7 +146,7 @@ def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:
 
 
 def _divergences(rows: Sequence[Result]) -> list[str]:
-    """Answers of methods that promise plain decoding's tokens and have others."""
+    """Lists answers of methods that promise plain decoding's tokens and have other tokens."""
     answers = {row.key: row for row in rows if isinstance(row, Row)}
     found = []
     for row in first_repeats(answers.values()):
@@ -161,7 +158,7 @@ def _divergences(rows: Sequence[Result]) -> list[str]:
 
 
 def _by_error(failed: Sequence[Failure]) -> list[str]:
-    """A line for each error of a method: its decoding, or how many of them."""
+    """Returns a line for each error of a method, with its decoding, or the number of decodings."""
     found: dict[tuple[str, str], list[Key]] = {}
     for row in failed:
         found.setdefault((row.key.method, row.error), []).append(row.key)
@@ -179,7 +176,7 @@ def _listed(lines: Sequence[str]) -> list[str]:
 
 
 def _line(cell: Cell, dtype: str) -> list[Any]:
-    """Of summary.csv."""
+    """Returns a row of summary.csv."""
     return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
             cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds, cell.promise,
             lossless_level([cell], dtype),
@@ -192,9 +189,9 @@ def _ends(mean: Mean | None) -> tuple[float | None, ...]:
 
 
 def _steps(rows: Sequence[Row], on_cpu: bool) -> Iterator[list[Any]]:
-    """Where steps and milliseconds went, per mode, length and method over all suites.
+    """Yields where steps and milliseconds went, per mode, length and method over all suites.
 
-    Times are over all repeats; what was accepted is of one repeat of each prompt, since all are alike.
+    Times are over all repeats; acceptance is that of one repeat of each prompt, because all repeats are alike.
     """
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -207,7 +204,7 @@ def _steps(rows: Sequence[Row], on_cpu: bool) -> Iterator[list[Any]]:
         for row in once:
             origins.update(row.accepted_by_origin)
             stages.update(row.stages)
-        # On a CPU it is the whole process's, which holds what all methods need: it tells nothing of one.
+        # On a CPU the peak is the whole process's, which includes what all methods need, so it is left out.
         peak = None if on_cpu else round(max(row.peak_memory_bytes for row in mine) / 2 ** 20)
         yield [*about, *(round(1e3 * seconds[part] / steps, 4) for part in PARTS),
                *(origins[origin] for origin in ORIGINS),
@@ -217,7 +214,7 @@ def _steps(rows: Sequence[Row], on_cpu: bool) -> Iterator[list[Any]]:
 
 
 def _scores(rows: Sequence[Row]) -> Iterator[list[Any]]:
-    """LongBench's scores per method: those of a lossless method are plain decoding's."""
+    """Yields LongBench's scores per method; those of a lossless method are plain decoding's."""
     values: dict[tuple, list[float]] = {}
     for row in rows:
         if row.score:

@@ -1,7 +1,4 @@
-"""Tables of cells in markdown, for people: acceptance by length, speed by length, losslessness, failures.
-
-Knows cells and rows; knows no file.
-"""
+"""Tables of cells in Markdown, for people: acceptance by length, speed by length, losslessness, failures."""
 
 from __future__ import annotations
 
@@ -19,14 +16,17 @@ KINDS = ("plain", "memory", "draft")
 
 
 def length_name(length: int) -> str:
-    """As tables name it: 4K, 7.5K, whole."""
+    """Returns a length's name in tables: 4K, 7.5K, whole."""
     return "whole" if length == WHOLE else f"{length / 1024:g}K" if length % 512 == 0 else str(length)
 
 
 def tables(found: Sequence[Cell], which: str = "") -> list[str]:
-    """Of one mode: speed against plain decoding and what is behind it; MAT by length and speed by length for every
-    suite (the paper's Table 3); of prompts as they are, suites across (Table 1).  Lossy methods have tables of their
-    own.  which: added to the titles."""
+    """Returns the tables of one mode.
+
+    They are speed against plain decoding and what is behind it; MAT and speed by length for every suite (the paper's
+    Table 3); for uncut prompts, with suites as columns (Table 1).  Lossy methods have their own tables.  which: added
+    to the titles
+    """
     out = []
     for lossy in (False, True):
         here = [cell for cell in found if (cell.promise == LOSSY) == lossy]
@@ -40,7 +40,7 @@ def tables(found: Sequence[Cell], which: str = "") -> list[str]:
 
 
 def _against_plain(found: Sequence[Cell], which: str) -> list[str]:
-    """A line for each suite, length and method that plain decoding is paired with."""
+    """Returns a line for each suite, length and method that is paired with plain decoding."""
     lines = [f"\n### Speed against plain decoding{which}\n",
              "| suite | length | method | prompts | that loop | median | worst prompt | best prompt | tokens per step "
              f"| steps: {' / '.join(KINDS)} |", "|---" * 10 + "|"]
@@ -56,7 +56,7 @@ def _against_plain(found: Sequence[Cell], which: str) -> list[str]:
 
 
 def _columns(found: Sequence[Cell]) -> dict[str, Columns]:
-    """Title -> column -> cells."""
+    """Returns title -> column -> cells."""
     if {cell.bucket for cell in found} == {WHOLE}:
         apart = dict.fromkeys(cell.suite for cell in found if cell.suite != ALL)
         return {"whole prompts": {suite_name(suite): [c for c in found if c.suite == suite] for suite in apart}}
@@ -67,7 +67,7 @@ def _columns(found: Sequence[Cell]) -> dict[str, Columns]:
 
 
 def _table(title: str, columns: Columns, shown: Callable[[Cell], str], but: str = "", mean: bool = False) -> str:
-    """Methods down, columns across.  but: a method that is left out; mean: a last column for the mean speedup."""
+    """Returns a table with methods as rows; but: a method that is left out; mean: add a column for the mean speedup."""
     head = [f"{name} ({_count(column)})" for name, column in columns.items()] + ["mean speedup"] * mean
     lines = [f"\n### {title}\n", f"| method | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
     paired = [any(cell.method == PLAIN and cell.speedup for cell in column) for column in columns.values()]
@@ -77,14 +77,14 @@ def _table(title: str, columns: Columns, shown: Callable[[Cell], str], but: str 
         if mean:
             speedups = [cell.speedup for cell, plain in zip(row, paired, strict=True) if plain]
             means = [speedup.value for speedup in speedups if speedup]
-            # Without a column that others have, a mean could not be compared with theirs.
+            # Without a column that other methods have, the mean could not be compared with theirs.
             parts.append(f"{sum(means) / len(means):.2f}" if means and len(means) == len(speedups) else "-")
         lines.append(f"| {method} | {' | '.join(parts)} |")
     return "\n".join(lines)
 
 
 def _count(column: Sequence[Cell]) -> str:
-    """Prompts of a column, as "5 prompts" or "4-5 prompts" where methods differ, and how many answers loop at most."""
+    """Returns a column's prompts, as "5 prompts" or "4-5 prompts" if methods differ, and the most answers that loop."""
     counts = sorted({cell.prompts for cell in column if cell.mat})
     if not counts:
         return "no prompt"
@@ -106,8 +106,10 @@ def _speed(cell: Cell) -> str:
 
 
 def lossless_level(found: Sequence[Cell], dtype: str) -> str:
-    """Of one method in one mode: the level that `longgraft verify` would name, and how many answers and tokens were
-    compared with plain decoding's."""
+    """Describes the losslessness of one method in one mode.
+
+    It is the level that `longgraft verify` would name, and how many answers and tokens were compared.
+    """
     promise, mode = found[0].promise, found[0].mode
     checks = [check for cell in found for check in cell.checks]
     if promise == LOSSY:
@@ -131,7 +133,7 @@ def lossless_level(found: Sequence[Cell], dtype: str) -> str:
 
 
 def _compared(checks: Sequence[Check], lengths: Sequence[int]) -> str:
-    """Tokens that were compared of answers of these lengths, at the least and at the most."""
+    """Describes how many tokens of answers of these lengths were compared, at least and at most."""
     least, most = min(check.tokens for check in checks), max(check.tokens for check in checks)
     if any(check.tokens < length for check, length in zip(checks, lengths, strict=True)):
         return f"the first {least} of up to {max(lengths)} tokens"
@@ -139,7 +141,8 @@ def _compared(checks: Sequence[Check], lengths: Sequence[int]) -> str:
 
 
 def lossless_table(found: Sequence[Cell], dtype: str) -> str:
-    """Of one mode, over all suites and lengths: what each method promises and reached, and what failed."""
+    """Returns the table of one mode, over all suites and lengths: what each method promised and reached, and
+    failures."""
     lines = ["\n### Losslessness and failures\n", "| method | level | answers | that loop | failed decodings |",
              "|---|---|---|---|---|"]
     apart = [cell for cell in found if cell.suite != ALL]

@@ -1,1 +1,1 @@
-"""Sweeps: what is measured, by whom, and the rows that come of it."""
+"""Sweeps: their plan, their workers, and the rows that they write."""

@@ -1,7 +1,6 @@
-"""Ablations: sweeps whose variants are those of one of the paper's figures or tables, or all methods that there are.
+"""Ablations: sweeps with the variants of one of the paper's figures or tables, or with all methods.
 
-Knows variants and the calibrations that they need; measures nothing itself.  Graft (arXiv 2605.20104), section 4.3
-and appendix C.4.
+Source: Graft (arXiv 2605.20104), section 4.3 and appendix C.4.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from longgraft.config.method_roles import GROUPS, PAPERS
 from longgraft.config.method_syntax import joined
-from longgraft.eval.checks.calibrate import Prompt, Warming, calibrate, prompt_of
+from longgraft.eval.checks.calibrate import Prompt, WarmupSettings, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import Example, read_prompts, suite_name
 from longgraft.eval.runs.bench import Bench
@@ -25,16 +24,16 @@ from longgraft.methods.find import BUDGET, METHODS, find
 from longgraft.methods.needs import HEAD, Missing, Sources
 from longgraft.methods.registry import lookup, retrieval
 
-ROUNDS = (1, 3, 5, 10, 25, 50)
-FIELD = "field"     # every method of the registry for which what it needs is at hand
+ROUNDS = (1, 3, 5, 10, 25, 50)      # numbers of warm-up prompts, as in Table 4
+FIELD = "field"     # every method of the registry whose needs are available
 LOOKS_UP = {method.name for part in (lookup, retrieval) for method in part.METHODS if HEAD not in method.needs}
 
 
 def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = None,
             dry: bool = False) -> SweepConfig:
-    """The sweep of an ablation; calibrations that it needs are made in `out`, once; dry: they are left out.
+    """Returns the sweep of an ablation; calibrations that it needs are made in `out`, once.
 
-    Where the configuration names methods of its own, these are measured beside the ablation's.
+    Methods that the configuration names are measured, too.  dry: calibrations are left out
     """
     if name not in (*GROUPS, FIELD):
         raise ValueError(f"Ablation {name!r} is unknown. Known: {', '.join((*GROUPS, FIELD))}.")
@@ -51,8 +50,11 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
 
 
 def _field(config: SweepConfig) -> Iterator[str]:
-    """Each method as it is, trees at the common budget at most; what only looks up, or chooses its budgets, at that
-    budget, too.  Those that lack something are named on stderr and left out."""
+    """Yields each method as it is, with a tree of at most the common budget.
+
+    Methods that only look up, or that choose their budgets, are also yielded at that budget.  Methods that lack
+    something are named on stderr and left out.
+    """
     loaded = Bench.open(replace(config, methods=())).loaded
     sources = Sources(loaded.target, None if config.drafter == COLD else config.drafter, given=config.given,
                       tokenizer=loaded.tokenizer)
@@ -81,14 +83,14 @@ def _warmup_prompts(path: Path | None) -> Sequence[Example]:
 
 
 def _warmed(config: SweepConfig, bench: Bench, out: Path, examples: Sequence[Example]) -> dict[str, str]:
-    """Matrix rows after 1, 3, 5, ... warm-up prompts (Table 4)."""
+    """Makes matrix rows after 1, 3, 5, ... warm-up prompts (Table 4)."""
     prompts = [prompt_of(example, bench.session) for example in examples]
     rounds = [count for count in ROUNDS if count <= len(prompts)]
     return {str(n): _calibrated(config, bench, prompts[:n], out, f"warm-{n}") for n in rounds}
 
 
 def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Sequence[Example]) -> dict[str, str]:
-    """Thresholds chosen on rows of each suite that are not measured (Tables 11 and 12)."""
+    """Makes thresholds chosen on rows of each suite that are not measured (Tables 11 and 12)."""
     suites, made = check_plan(config), {}
     measured = planned(config, suites, Reader.of(bench.session))
     for suite, examples in suites.items():
@@ -113,7 +115,7 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
     budget = find(PAPERS).usual_budget(config.budget)
     path = out / f"{name}-budget-{budget}.safetensors"
     if not path.exists():
-        calibrate(bench.loaded, prompts, Warming(config.max_new_tokens, config.temperature, budget), path)
+        calibrate(bench.loaded, prompts, WarmupSettings(config.max_new_tokens, config.temperature, budget), path)
     found = Calibration.load(path, bench.loaded.identity, bench.loaded.target.device)
     assert found.snapshot is not None
     rows = int((found.snapshot >= 0).any(1).sum())
@@ -122,5 +124,5 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
     return str(path)
 
 
-# Those of `GROUPS` whose calibrations are made first: the setting that takes them, and the function that makes them.
+# Groups whose calibrations are made first: the setting that takes them, and the function that makes them.
 CALIBRATED = {"warmup": ("warm", _warmed), "thresholds": ("thresholds", _by_suite)}

@@ -1,7 +1,4 @@
-"""The rows of `--concurrency`: several prompts at once by one method, and the file that they are in.
-
-Knows files and fields; knows no model and no table.
-"""
+"""The rows of `--concurrency`, several prompts at once by one method, and their file."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ BATCHES = "concurrency.jsonl"
 
 
 class BatchKey(NamedTuple):
-    """What a batch is of: a run has each once.  running: requests at once, where so many prompts are left."""
+    """Identifies a batch of a run.  running: requests at once, as long as so many prompts are left."""
 
     suite: str
     bucket: int
@@ -32,10 +29,12 @@ class BatchKey(NamedTuple):
 class Batch:
     """All prompts of a suite and length, so many at once; each that ends makes room for the next.
 
-    seconds: from the first's beginning to the last's end, prompts being read among them; first_token_seconds,
-    tokens_per_second: of each request, from its beginning and after its first token; mat: pooled over all steps;
-    different: answers that are not those of the request alone; compared: answers that could be compared
-    error: why there is no figure
+    seconds:    from the first request's beginning to the last one's end, including the prefills
+    first_token_seconds, tokens_per_second: of each request, from its beginning, and after its first token
+    mat:        pooled over all steps
+    different:  answers that differ from those of the request alone
+    compared:   answers that could be compared
+    error:      why there is no figure
     """
 
     key: BatchKey
@@ -51,8 +50,10 @@ class Batch:
 
 
 def read_batches(folder: Path) -> list[Batch]:
-    """Those of a run, none where it has no file; a last line without its end is left out.  ValueError names a line that
-    is broken."""
+    """Returns the batches of a run; none if it has no file.
+
+    A last line without its end is left out.  A ValueError names a line that is broken.
+    """
     path = folder / BATCHES
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     found = []
@@ -64,7 +65,7 @@ def read_batches(folder: Path) -> list[Batch]:
 
 
 def write_batches(folder: Path, batches: list[Batch]) -> None:
-    """The file, whole or not at all."""
+    """Writes the file, whole or not at all."""
     lines = [json.dumps(batch.key._asdict() | {name: value for name, value in asdict(batch).items() if name != "key"})
              for batch in batches]
     beside = folder / f"{BATCHES}.part"

@@ -1,7 +1,4 @@
-"""One prompt at a time: what is measured on it by every variant, checked against plain decoding, and what fails.
-
-Knows the target with its heads, and prompts; knows no file and no worker.
-"""
+"""Measures every variant on one prompt at a time, checks it against plain decoding, and records failures."""
 
 from __future__ import annotations
 
@@ -33,14 +30,14 @@ from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import HEAD, Missing, Sources, check_given, head_of
 
-FAILURES = (ValueError, RuntimeError, MemoryError)      # of one prompt or variant, not of the run
+FAILURES = (ValueError, RuntimeError, MemoryError)      # errors of one prompt or variant, not of the run
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a sweep runs on: one target, its tokenizer, and what its variants are made of.
+    """The loaded objects that a sweep runs on: one target model, its tokenizer, and the parts of its variants.
 
-    missing: by variant that cannot be measured on this target, the reason
+    missing: variant -> why it cannot be measured on this target
     """
 
     loaded: Loaded
@@ -51,7 +48,7 @@ class Bench:
 
     @classmethod
     def open(cls, config: SweepConfig) -> Bench:
-        """Load the target once, every head and every calibration."""
+        """Loads the target once, and every head and calibration."""
         drafter, calibrated = (None if name == COLD else name for name in (config.drafter, config.calibration))
         settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=calibrated,
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
@@ -70,9 +67,9 @@ class Bench:
         parts = replace(loaded.parts, given=own | dict(loaded.parts.given))
         heads = {"": parts}
         for name, path in config.heads.items():
-            # Prompts that are longer than a head was made for are the question here, not a mistake.
+            # Prompts that are longer than a head was made for are measured on purpose here.
             network = head_of(path, target, HeadOverrides(max_positions=target.max_positions))
-            # Thresholds are of the head that they were calibrated with; the matrix's rows are the target's.
+            # Thresholds belong to the head that they were calibrated with; the matrix rows to the target.
             calibration = replace(parts.calibration, thresholds=DEFAULT_THRESHOLDS, split=Calibration.split)
             heads[name] = replace(parts, given=own | {HEAD.name: network}, calibration=calibration)
         if any(variant.adaptive(config.budget) for variant in config.variants):
@@ -85,21 +82,21 @@ class Bench:
             try:
                 build(variant.method, stock.parts(variant), variant.adaptive(config.budget))
             except Missing as error:
-                if not config.allow_missing:        # an error before anything runs
+                if not config.allow_missing:        # then it is an error before anything runs
                     raise
                 missing[variant.name] = str(error).splitlines()[0]
         return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock, Learned(config.modes),
                    missing)
 
     def able(self, variants: Iterable[Variant]) -> list[Variant]:
-        """Those whose needs are there."""
+        """Returns the variants whose needs are available."""
         return [variant for variant in variants if variant.name not in self.missing]
 
 
 def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
-    """All missing rows of one prompt and of its later turns; what fails becomes rows with the error and no number.
+    """Yields all missing rows of one prompt and of its later turns; a failure becomes a row with the error, no numbers.
 
-    A later turn follows what plain decoding answered in the same mode: every method is measured on one conversation.
+    A later turn follows plain decoding's answer in the same mode, so every method is measured on one conversation.
     """
     job, session = replace(job, done=dict(job.done)), bench.session
     yield from _run_turn(config, bench, job, job.fitted)
@@ -111,14 +108,14 @@ def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
                 yield from failures(alone, replace(job, fitted=turn), f"turn {turn.example.turn} has no answer to go "
                                                                       "on from: its own rows say why")
                 break
-            # As a chat would keep it: without the token that ended it.
+            # The answer is kept as in a chat: without the token that ended it.
             answer = session.tokenizer.decode([t for t in answered if t not in session.eos], skip_special_tokens=True)
             turn = as_it_is(turn.example.next_turn(answer), session.tokenizer)
             yield from _run_turn(alone, bench, job, turn)
 
 
 def _run_turn(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted) -> Iterator[Result]:
-    """All missing rows of one turn, which are added to the job's."""
+    """Yields all missing rows of one turn, and adds them to the job's."""
     wanted = missing(config, job, fitted)
     if not wanted:
         return
@@ -133,8 +130,10 @@ def _run_turn(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted) -> It
 
 
 def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, wanted: set[Key]) -> Iterator[Result]:
-    """The rows of one turn that are wanted, from one prefill; a variant that fails gets a row with the error, and the
-    others go on."""
+    """Yields the wanted rows of one turn, from one prefill.
+
+    A variant that fails gets a row with the error, and the others go on.
+    """
     session, example = bench.session, fitted.example
     limit, most = _limit(config, example), session.target.max_positions
     if len(fitted.ids) + limit > most:
@@ -142,17 +141,18 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                          f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
                          "shorter length with `longgraft sweep`.")
     variants = bench.able(v for v in config.variants if any(v.name == key.method for key in wanted))
-    # Replays are checked beside plain decoding, also where a resumed run has its rows.
+    # Replays are checked against plain decoding, also if a resumed run already has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
     state = Prefilled(bench.stock, variants, fitted.ids, max(limit, config.check_tokens or 0), bench.learned)
     checks = _Checks(config, state)
     for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
         draw = draw_of(config, bench, example, mode)
         checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
-        with suppress(*FAILURES):       # nothing of this length is timed cold; what fails will do so again below
+        with suppress(*FAILURES):       # the first decoding is not timed; what fails here will fail again below
             state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
         for repeat in range(config.repeats):
-            # Alternated, so that a machine that warms or slows down favours no method; plain decoding is first.
+            # The order alternates, so that a machine that warms or slows down favours no method; plain decoding is
+            # first.
             for variant in variants if repeat % 2 == 0 else reversed(variants):
                 key = job.key(fitted, mode, variant.name, repeat)
                 if key in wanted:
@@ -164,7 +164,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
 
 
 def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: Key, fitted: Fitted) -> Result:
-    """One row."""
+    """Measures one row."""
     state, example, tokenizer = checks.state, fitted.example, bench.session.tokenizer
     try:
         tokens, stats = state.decode(variant, draw.sampling, draw.limit, draw.eos, key.mode)
@@ -183,7 +183,7 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
 
 @dataclass(frozen=True)
 class Draw:
-    """How a mode draws tokens, how many, and what ends them."""
+    """Decoding settings of a mode: sampling, token limit, and the tokens that end an answer."""
 
     sampling: Sampling
     limit: int
@@ -191,7 +191,7 @@ class Draw:
 
 
 def draw_of(config: SweepConfig, bench: Bench, example: Example, mode: str) -> Draw:
-    """ValueError where there is nothing to replay."""
+    """Returns how tokens are drawn in a mode; raises ValueError if there is nothing to replay."""
     limit = _limit(config, example)
     if mode != "replay":
         return Draw(config.sampling(mode), limit, bench.session.eos)
@@ -206,7 +206,7 @@ def _limit(config: SweepConfig, example: Example) -> int:
 
 
 class _Checks:
-    """Whether a variant's tokens are plain decoding's, on one prompt.  plain: those, by mode."""
+    """Compares a variant's tokens with plain decoding's on one prompt.  plain: plain decoding's tokens by mode."""
 
     def __init__(self, config: SweepConfig, state: Prefilled) -> None:
         self._config, self.state = config, state
@@ -214,11 +214,11 @@ class _Checks:
         self._beside: dict[str, Check | None] = {}
 
     def of(self, variant: Variant, mode: str, draw: Draw, tokens: list[int]) -> Check | None:
-        """A replay cannot diverge: tokens are drawn beside it, in the mode in which the method must have plain
-        decoding's, and compared.
+        """Returns the comparison of a variant's tokens with plain decoding's.
 
-        transformers' own `generate` is compared where it is greedy as plain decoding is; None elsewhere, and where
-        plain decoding failed.
+        A replay cannot diverge, so tokens are drawn beside it, in the mode in which the method must have plain
+        decoding's, and compared.  transformers' own `generate` is compared if it is greedy, as plain decoding is.  None
+        if there is nothing to compare, such as when plain decoding failed.
         """
         if not variant.ours and mode != "greedy":
             return None
@@ -247,9 +247,9 @@ class _Checks:
 
 
 def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
-    """Every method runs a few steps on a short prompt, untimed: kernels are chosen, memory is allocated."""
+    """Runs a few untimed steps of every method on a short prompt: kernels are chosen, memory is allocated."""
     variants = bench.able(config.variants)
     state = Prefilled(bench.stock, variants, fitted.ids[-256:], 8)
     for variant in variants:
-        with suppress(*FAILURES):       # its own rows will have the error
+        with suppress(*FAILURES):       # the method's own rows will have the error
             state.decode(variant, Sampling(), 8)

@@ -1,7 +1,4 @@
-"""Several prompts at once, as a server has them: what all requests together get, and each of them.
-
-Knows the target with its heads, and prompts; knows no table.
-"""
+"""Measures several prompts at once, as on a server: figures of all requests together, and of each."""
 
 from __future__ import annotations
 
@@ -23,8 +20,10 @@ from longgraft.methods.find import find
 
 
 def missing_batches(config: SweepConfig, bench: Bench, plan: Plan, there: Set[BatchKey]) -> list[BatchKey]:
-    """Those of `--concurrency` that are not there yet.  Methods alternate, so that a machine that slows down favours
-    none."""
+    """Returns the batches of `--concurrency` that do not exist yet.
+
+    Methods alternate, so that a machine that slows down favours none.
+    """
     names = [variant.name for variant in bench.able(config.variants) if variant.ours]
     cells = [(suite, length) for suite, by_length in plan.items() for length, prompts in by_length.items() if prompts]
     wanted = [BatchKey(*cell, mode, name, running, repeat) for cell in cells for mode in config.modes
@@ -33,10 +32,10 @@ def missing_batches(config: SweepConfig, bench: Bench, plan: Plan, there: Set[Ba
 
 
 def batch(config: SweepConfig, bench: Bench, plan: Plan, key: BatchKey, done: Done) -> Batch:
-    """One row, beside those of each request alone.
+    """Measures one batch, compared with each request alone.
 
-    It has sessions of its own: what a method learns over requests is learnt within it.  Of a conversation the first
-    turn.
+    It has its own sessions, so what a method learns over requests is learnt within the batch.  Only the first turn of a
+    conversation is measured.
     """
     prompts = plan[key.suite][key.bucket]
     try:
@@ -47,7 +46,7 @@ def batch(config: SweepConfig, bench: Bench, plan: Plan, key: BatchKey, done: Do
 
 
 def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
-    """One with the budget that the variant has alone."""
+    """Returns a session with the budget that the variant has alone."""
     parts = replace(bench.stock.parts(variant), kept={})
     budget = variant.numbers.get("budget", config.budget)
     return replace(bench.loaded, method=find(variant.method), parts=parts).session(

@@ -1,7 +1,4 @@
-"""What a sweep measures and how: one frozen value, from flags, JSON or TOML.
-
-Knows names and numbers; reads no row and no model.
-"""
+"""The configuration of a sweep: one frozen value, from flags, JSON or TOML."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from longgraft.config.method_roles import COMPARED, PLAIN
 from longgraft.config.option_files import read_table
 from longgraft.config.options import check, like, made, option
-from longgraft.config.settings import POSITIONS, Budget, Draw, Ends, Pair, Settings
+from longgraft.config.settings import POSITIONS, Budget, Pair, SamplingSettings, Settings, StopSettings
 from longgraft.eval.runs.variants import COLD, Variant
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
 
 MODES = ("replay", "sampled", "greedy")
-# EAGLE's tables and the paper's Tables 1 and 5: question sets as they are, temperature 0, up to 1,024 new tokens.
+# As in EAGLE's tables and the paper's Tables 1 and 5: uncut question sets, temperature 0, up to 1,024 new tokens.
 SHORT = {"suites": ("humaneval", "gsm8k", "cnn_dm", "alpaca", "mt_bench"), "lengths": (), "modes": ("greedy",),
          "prompts": 20, "max_new_tokens": 1024}
 
@@ -29,7 +26,7 @@ SHORT = {"suites": ("humaneval", "gsm8k", "cnn_dm", "alpaca", "mt_bench"), "leng
 class SweepConfig:
     """Everything that a sweep's numbers depend on.
 
-    lengths: prompt tokens; none: prompts as they are, and their later turns.  heads: name -> folder or hub id.
+    lengths: prompt tokens; empty: prompts uncut, and their later turns.  heads: name -> folder or hub id
     """
 
     suites: tuple[str, ...] = option(("repobench-p", "lcc", "qmsum", "gov_report"),
@@ -45,18 +42,18 @@ class SweepConfig:
                                       "`transformers`, `transformers-lookup`: its own generate, plain and by prompt "
                                       "lookup")
     modes: tuple[str, ...] = option(("replay",), "replay, sampled, greedy, or several", flag="--mode", choices=MODES)
-    prompts: int = option(5, "Of a suite and length, evenly spread over a suite that is taken whole", unit="prompts",
-                          low=1, high=10 ** 6)
-    repeats: int = option(3, "Of each decoding", low=1, high=1000)
-    max_new_tokens: int = like(Ends, "max_new_tokens", default=128, help="Of an answer, at most")
+    prompts: int = option(5, "Prompts per suite and length, evenly spread over a suite that is taken whole",
+                          unit="prompts", low=1, high=10 ** 6)
+    repeats: int = option(3, "Repeats of each decoding", low=1, high=1000)
+    max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128, help="Most tokens of an answer")
     concurrency: tuple[int, ...] = option((), "Requests at once, e.g. 1,2,4,8,16: each suite and length is answered "
                                           "again by so many, and the tables say what all of them and each of them get",
                                           low=1, high=1024, none="each prompt alone")
-    temperature: float = like(Draw, "temperature", default=1.0, help="Of mode sampled")
-    seed: int = like(Draw, "seed", help="Of mode sampled")
-    # A replay itself can show no divergence.
-    check_tokens: int | None = option(None, "Drawn once per prompt by every method beside a replay, and compared with "
-                                      "plain decoding's", unit="tokens", low=1, high=2 ** 20,
+    temperature: float = like(SamplingSettings, "temperature", default=1.0, help="Temperature of mode sampled")
+    seed: int = like(SamplingSettings, "seed", help="Seed of mode sampled")
+    # A replay itself cannot show a divergence.
+    check_tokens: int | None = option(None, "Tokens that every method draws once per prompt beside a replay, to be "
+                                      "compared with those of plain decoding", unit="tokens", low=1, high=2 ** 20,
                                       none="as many as are replayed")
     model: str | None = like(Pair, "model")
     drafter: str | None = like(Pair, "drafter")
@@ -100,18 +97,18 @@ class SweepConfig:
 
     @classmethod
     def load(cls, path: Path | None, base: Mapping[str, Any] | None = None, **changes: Any) -> SweepConfig:
-        """A configuration from JSON or TOML; changes win, unless None; base: values where neither has one."""
+        """Makes a configuration from JSON or TOML; changes win, unless None; base: values where neither has one."""
         given = {} if path is None else read_table(path)
         return made(cls, {**(base or {}), **given, **{k: v for k, v in changes.items() if v is not None}}, str(path))
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The methods, plain decoding first: everything is paired with it."""
+        """The methods as variants, plain decoding first, because everything is paired with it."""
         names = dict.fromkeys((PLAIN, *self.methods))
         return tuple(Variant.parse(name) for name in names)
 
     def sampling(self, mode: str, recording: Sequence[int] = ()) -> Sampling:
-        """How tokens are drawn in this mode."""
+        """Returns how tokens are drawn in this mode."""
         from longgraft.acceptance.sampling import Sampling
 
         if mode == "replay":
@@ -121,15 +118,15 @@ class SweepConfig:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `longgraft diagnose` follows drafters on."""
+    """Prompts and settings of `longgraft diagnose`."""
 
     suites: tuple[str, ...] = like(SweepConfig, "suites")
     data: str | None = like(SweepConfig, "data")
     recorded: tuple[str, ...] = like(SweepConfig, "recorded")
     lengths: tuple[int, ...] = like(SweepConfig, "lengths", default=(2048, 8192))
-    prompts: int = like(SweepConfig, "prompts", help="Of a suite and length")
-    max_new_tokens: int = like(SweepConfig, "max_new_tokens", help="Of a continuation, at most: each is a start")
-    depth: int = option(8, "Tokens ahead that are foretold", unit="tokens", low=1, high=64)
+    prompts: int = like(SweepConfig, "prompts", help="Prompts per suite and length")
+    max_new_tokens: int = like(SweepConfig, "max_new_tokens", help="Most tokens of a continuation; each is a start")
+    depth: int = option(8, "Tokens ahead that are predicted", unit="tokens", low=1, high=64)
     text: str = option("recorded", "What follows a prompt: the row's own continuation, or the target's greedy answer",
                        choices=("recorded", "greedy"))
     heads: dict[str, str] = like(SweepConfig, "heads", help="Further EAGLE-3 heads, by the names they get; repeatable")

@@ -1,4 +1,4 @@
-"""A run's folder, read.  Knows files; knows no model and no table."""
+"""Reads a run's folder."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ ENVIRONMENT: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left: its rows, the configuration that it had, and the environment that it ended in; the batches of
-    `--concurrency`."""
+    """A run: its rows, its configuration, the environment that it ended in, and the batches of `--concurrency`."""
 
     folder: Path
     rows: list[Result]
@@ -31,12 +30,12 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Run:
-        """ValueError names the file, and what of it is missing or of another shape."""
+        """Reads a folder; a ValueError names the file, and what of it is missing or has another shape."""
         return cls(folder, read_rows(folder), read_object(folder / "config.json", CONFIG),
                    read_object(folder / "environment.json", ENVIRONMENT), read_batches(folder))
 
     def describe(self) -> str:
-        """Which run this is, in a line."""
+        """Describes the run in one line."""
         e = self.environment
         changed = " with uncommitted changes" if e.get("changed") else ""
         return (f"{self.folder}: {e['target']} in {numbers(e)} on {e['device']}, {e['threads']} threads, git "
@@ -44,6 +43,6 @@ class Run:
 
 
 def numbers(environment: Mapping[str, Any]) -> str:
-    """In which numbers a run computed, for people."""
+    """Returns the number formats in which a run computed, for people."""
     weights = environment.get("weights", "float")
     return f"{environment['dtype']}" + ("" if weights == "float" else f", {weights} weights")

@@ -1,7 +1,4 @@
-"""Jobs: one prompt each, with its later turns, and which of its rows are still missing.
-
-Knows prompts, configurations and rows; knows no model and no worker.
-"""
+"""Jobs: one prompt each, with its later turns, and the rows that are still missing."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ Plan = Mapping[str, Mapping[int, list[Fitted]]]     # suite -> length -> prompts
 
 @dataclass
 class Job:
-    """One prompt of a suite and length, with its later turns.  attempts: workers that it has killed."""
+    """One prompt of a suite and length, with its later turns.  attempts: number of workers that it has killed."""
 
     suite: str
     length: int
@@ -26,13 +23,16 @@ class Job:
     attempts: int = 0
 
     def key(self, fitted: Fitted, mode: str, method: str, repeat: int) -> Key:
-        """Of a row of this job; fitted: its turn."""
+        """Returns the key of a row of this job; fitted: its turn."""
         return Key(self.suite, self.length, fitted.example.id, mode, method, repeat)
 
 
 def jobs_of(config: SweepConfig, plan: Plan, done: Done) -> list[Job]:
-    """What is left to do.  Every suite and length gets its first prompt, then its second, ...: a run that is cut short
-    is balanced."""
+    """Returns the jobs that are left.
+
+    Every suite and length gets its first prompt, then its second, and so on, so that a run that is cut short is
+    balanced.
+    """
     made = [Job(suite, length, prompts[index], {key: ids for key, ids in done.items() if key[:2] == (suite, length)
                                                 and key.prompt_id in prompts[index].example.turn_ids})
             for index in range(config.prompts) for suite, by_length in plan.items()
@@ -41,7 +41,7 @@ def jobs_of(config: SweepConfig, plan: Plan, done: Done) -> list[Job]:
 
 
 def turns_of(config: SweepConfig, fitted: Fitted) -> list[Fitted]:
-    """A prompt and, where prompts are taken whole, its later turns, of which the answers before them are not known."""
+    """Returns a prompt and, if prompts are uncut, its later turns, whose earlier answers are not known yet."""
     turns = [fitted]
     while not config.lengths and turns[-1].example.follow_ups:
         turns.append(replace(turns[-1], example=turns[-1].example.next_turn("")))
@@ -49,27 +49,27 @@ def turns_of(config: SweepConfig, fitted: Fitted) -> list[Fitted]:
 
 
 def missing(config: SweepConfig, job: Job, fitted: Fitted) -> set[Key]:
-    """The rows of a job, in this turn, that are not there yet."""
+    """Returns the rows of a job, in this turn, that do not exist yet."""
     wanted = {job.key(fitted, mode, variant.name, repeat)
               for mode in config.modes for variant in config.variants for repeat in range(config.repeats)
               if (mode != "replay" or fitted.example.continuations)
-              and (mode != "sampled" or variant.ours)}      # its random numbers are others
+              and (mode != "sampled" or variant.ours)}      # transformers draws other random numbers
     return wanted - job.done.keys()
 
 
 def count_missing(config: SweepConfig, job: Job) -> int:
-    """Rows of a job, all turns together, that are not there yet."""
+    """Returns the number of rows of a job, over all turns, that do not exist yet."""
     return sum(len(missing(config, job, turn)) for turn in turns_of(config, job.fitted))
 
 
 def failures(config: SweepConfig, job: Job, why: str) -> Iterator[Failure]:
-    """A row without numbers for everything of a job that is missing, in all its turns."""
+    """Yields a row without numbers for everything of a job that is missing, in all its turns."""
     for turn in turns_of(config, job.fitted):
         yield from failed_turn(config, job, turn, why)
 
 
 def failed_turn(config: SweepConfig, job: Job, fitted: Fitted, why: str) -> Iterator[Failure]:
-    """The same of one turn."""
+    """Yields the same for one turn."""
     promises = {variant.name: variant.promise for variant in config.variants}
     for key in sorted(missing(config, job, fitted)):
         yield Failure(key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method])

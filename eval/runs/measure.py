@@ -1,7 +1,4 @@
-"""One prompt, read once; every method decodes from that state, timed on decoding alone.
-
-Knows targets, methods and clocks; knows no suite, no file and no table.
-"""
+"""Reads one prompt once; every method decodes from that state, and only decoding is timed."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ from longgraft.trees.padded import SIZES
 
 @dataclass(frozen=True)
 class Stock:
-    """What variants are made of: the parts of each head ("": the default one's), calibrations by name.
+    """The parts that variants are made of: those of each head ("": the default head), and calibrations by name.
 
-    budget: nodes per verification; None: each method's own.  profile: `Clock`'s
+    budget: nodes per verification; None: each method's own.  profile: as in `Clock`
     """
 
     heads: Mapping[str, Parts]
@@ -48,16 +45,16 @@ class Stock:
 
     @property
     def target(self) -> Target:
-        """The one of all heads."""
+        """The target, which all heads share."""
         return self.heads[""].target
 
     @property
     def regions(self) -> Regions:
-        """Whether and how the steps of all of them are recorded."""
+        """The recorder of the steps' regions, the same for all heads."""
         return next((parts.regions for parts in self.heads.values()), EAGER)
 
     def parts(self, variant: Variant) -> Parts:
-        """This variant's; ValueError where a head or calibration was not given."""
+        """Returns a variant's parts; raises ValueError if a head or calibration was not given."""
         parts = self._find(variant, variant.head, self.heads, "head", "head")
         taken = {key: self._find(variant, name, self.calibrations, "calibration", "calibrated")
                  for key, name in variant.calibrations.items() if name != COLD}
@@ -81,40 +78,41 @@ class Stock:
 
 @dataclass
 class Learned:
-    """What lasting memories learnt from the prompts before, by variant and run.  A run is one pass over all prompts
-    in one mode: what is learnt in another is not known to it.
+    """State that lasting memories learnt from earlier prompts, by variant and run.
 
-    runs: their names, which are modes'
+    A run is one pass over all prompts in one mode; it does not know what another one learnt.
+
+    runs: their names, which are the modes' names
     """
 
     runs: Sequence[str] = ()
     _states: dict[tuple[str, str], tuple[int, list[Any]]] = field(default_factory=dict)
 
     def prompts(self, variant: str, run: str) -> int:
-        """How many prompts it has learnt from."""
+        """Returns the number of prompts that it has learnt from."""
         return self._states.get((variant, run), (0, []))[0]
 
     def recall(self, variant: str, run: str, memories: Sequence[Memory]) -> None:
-        """Restore what was learnt."""
+        """Restores what was learnt."""
         _, states = self._states.get((variant, run), (0, []))
         for memory, state in zip(memories, states, strict=bool(states)):
             memory.restore(state)
 
     def learn(self, variant: str, run: str, memories: Sequence[Memory], prompts: int) -> None:
-        """Keep what they know after so many prompts."""
+        """Keeps what the memories hold after so many prompts."""
         self._states[variant, run] = prompts, [memory.state() for memory in memories]
 
 
 class Prefilled:
-    """A prompt that target and memories have seen once; `decode` starts there as often as one likes.
+    """A prompt that target and memories have seen once; `decode` starts from there any number of times.
 
-    Every memory is fed the prompt, marked, and rewound before each decoding.  The last prompt token is fed again by
-    each: the pair that a drafter holds for it depends on the drawn root.
+    Every memory is fed the prompt, marked, and rewound before each decoding.  Each decoding feeds the last prompt token
+    again, because the pair that a drafter holds for it depends on the drawn root.
     """
 
     def __init__(self, stock: Stock, variants: Sequence[Variant], ids: Sequence[int], limit: int,
                  learned: Learned | None = None) -> None:
-        """limit: tokens that may follow; learned: where lasting memories go on from."""
+        """limit: tokens that may follow; learned: the state from which lasting memories go on."""
         target, budget = stock.target, stock.budget
         self.target, self.ids, self._budget = target, list(ids), budget
         self._clock = Clock(profile=stock.profile)
@@ -134,10 +132,11 @@ class Prefilled:
         self._marks = {id(memory): memory.mark() for memory in memories}
 
     def _build(self, stock: Stock, variants: Sequence[Variant]) -> dict[tuple[str, str], Proposer]:
-        """By variant and run: all share their memories, but each run has lasting ones of its own.  Run "" is none."""
+        """Builds the proposers by variant and run; all share their memories, except that each run has its own lasting
+        ones.  Run "" stands for no run."""
         kept: dict[tuple, Memory] = {}
         made = {}
-        # Each prompt begins with the costs that were measured at load; a rewound memory restores them.
+        # Each prompt begins with the costs that were measured at load, because a rewound memory restores them.
         costs = {head: parts.costs and parts.costs.copy() for head, parts in stock.heads.items()}
         for variant in variants:
             parts = replace(stock.parts(variant), clock=self._clock, regions=self._regions, kept=kept,
@@ -173,17 +172,20 @@ class Prefilled:
 
     @property
     def prefill_seconds(self) -> float:
-        """Of the target and of all that watched."""
+        """Seconds of the target and of all memories that observed."""
         return self._seconds + sum(self._seeing.values())
 
     def learned_from(self, variant: Variant, run: str) -> int | None:
-        """Prompts that the variant's lasting memories had learnt from before this one; None where it has none."""
+        """Returns how many prompts the variant's lasting memories had learnt from before this one; None without any."""
         return self._before.get((variant.name, run)) if run else None
 
     def decode(self, variant: Variant, sampling: Sampling, limit: int, eos: Sequence[int] = (),
                run: str = "") -> tuple[list[int], Stats]:
-        """(new tokens, what they cost).  prefill_seconds: the target's and those of this variant's own memories.
-        run: whose lasting memories are used, and learn; from the same state in every repeat."""
+        """Returns (new tokens, their statistics).
+
+        prefill_seconds are the target's and those of this variant's own memories.  run: the run whose lasting memories
+        are used, and learn, from the same state in every repeat
+        """
         if not variant.ours:
             return self._transformers(TRANSFORMERS[variant.method], limit, eos)
         run = run if (variant.name, run) in self._proposers else ""
@@ -206,27 +208,27 @@ class Prefilled:
             while decoder.finish_reason is None:
                 tokens += decoder.step().tokens
         seconds = clock.lap()
-        if self._regions.recorded != recorded:      # what is done once for a session is not this answer's cost
+        if self._regions.recorded != recorded:      # recordings were made, whose time is not this answer's cost
             return self.decode(variant, sampling, limit, eos, run)
-        if run:     # repeats start from this prompt's marks all the same
+        if run:     # repeats still start from this prompt's marks
             self._learned.learn(variant.name, run, _lasting(proposer), self._before[variant.name, run] + 1)
         return tokens, decoder.tally.stats(
             prompt_tokens=len(self.ids), prefill_seconds=prefill, decode_seconds=sum(seconds.values()),
             seconds_by_part=seconds, forwards=clock.counted(), peak_memory_bytes=peak_memory(self.target.device))
 
     def release(self) -> None:
-        """Give the recordings back: they hold memory, and refer to what refers to them."""
+        """Drops the recordings: they hold memory, and refer to objects that refer to them."""
         self._regions.forget()
 
     def margin(self, tokens: Sequence[int]) -> tuple[float, float]:
-        """(difference of the target's two largest logits, the larger) after the prompt and these tokens."""
+        """Returns (difference of the target's two largest logits, the larger) after the prompt and these tokens."""
         self.cache.crop(len(self.ids) - 1)
         return margin(self.target, self.cache, [self.ids[-1], *tokens])
 
     def _transformers(self, how: Mapping[str, Any], limit: int, eos: Sequence[int]) -> tuple[list[int], Stats]:
-        """Greedy decoding by the model's own `generate` from a copy of the cache.  how: its further arguments.
+        """Decodes greedily by the model's own `generate` from a copy of the cache; how: its further arguments.
 
-        The model's own settings (a repetition penalty, say) are set aside: they would decode something else.
+        The model's own settings, such as a repetition penalty, are set aside, because they would decode something else.
         """
         from transformers import DynamicCache, GenerationConfig
 
@@ -246,7 +248,7 @@ class Prefilled:
 
         @wraps(prepare)     # generate reads its signature
         def prepared(ids: torch.Tensor, next_sequence_length: int | None = None, **more: Any) -> Any:
-            # Its first assisted pass would read the whole prompt again, behind a cache that has it.
+            # Its first assisted pass would otherwise read the whole prompt again, although the cache has it.
             return prepare(ids, next_sequence_length=next_sequence_length or ids.shape[1] - len(self.ids) + 1, **more)
 
         model.prepare_inputs_for_generation = prepared      # type: ignore[assignment]
@@ -257,9 +259,9 @@ class Prefilled:
                                           streamer=steps)
         finally:
             model.generation_config = own
-            del model.prepare_inputs_for_generation         # the class's is there again
+            del model.prepare_inputs_for_generation         # the class's method is visible again
         tokens, seconds = out[0, len(self.ids):].tolist(), clock.lap()
-        # The pass over the last prompt token is inside; ours is not: it counts as one more token.
+        # The pass over the last prompt token is timed here and not for our methods, so it counts as one more token.
         return tokens, Stats(
             prompt_tokens=len(self.ids), new_tokens=len(tokens) + 1,
             accepted_per_step=tuple(size - 1 for size in steps.sizes), prefill_seconds=self._seconds,
@@ -267,7 +269,7 @@ class Prefilled:
 
 
 class _Steps:
-    """A streamer of transformers: how many tokens each pass brought."""
+    """A streamer of transformers that records how many tokens each pass brought."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -279,7 +281,7 @@ class _Steps:
         self._begun = True
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: no token is held back."""
 
 
 def _lasting(proposer: Proposer) -> list[Memory]:

@@ -1,6 +1,4 @@
-"""What will be measured: suites read, and prompts cut for a target of which only tokenizer and configuration are known.
-
-Knows names, rows and tokenizers; reads no weight.
+"""The plan of a sweep: reads suites, and cuts prompts for a target of which only tokenizer and configuration are known.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ Suites = Mapping[str, Sequence[Example]]
 
 @dataclass(frozen=True)
 class Reader:
-    """What cuts prompts for a target."""
+    """Cuts prompts for a target."""
 
     name: str
     tokenizer: Any
@@ -32,7 +30,7 @@ class Reader:
 
     @classmethod
     def open(cls, model: str | None) -> Reader:
-        """Of a hub id or folder, None for the embedded model; ValueError where it cannot be read or decoded."""
+        """Opens a hub id or folder, None for the embedded model; raises ValueError if it cannot be read or decoded."""
         place = place_of(model)
         config, tokenizer = read_config(place.path, place.name), read_tokenizer(place.path, place.name)
         return cls(place.name, tokenizer, int(config.get_text_config(decoder=True).max_position_embeddings))
@@ -43,8 +41,12 @@ class Reader:
 
 
 def check_plan(config: SweepConfig) -> Suites:
-    """All prompts of every suite, read before a model is; ValueError where a suite is unknown, broken or has nothing to
-    replay, ImportError where a package for its scores is missing."""
+    """Reads all prompts of every suite, before a model is loaded.
+
+    Raises:
+        ValueError: a suite is unknown, broken or has nothing to replay.
+        ImportError: a package for its scores is missing.
+    """
     data = None if config.data is None else Path(config.data)
     read = {}
     for suite in config.suites:
@@ -55,14 +57,17 @@ def check_plan(config: SweepConfig) -> Suites:
                 raise ValueError(f"No row of {suite} has a recorded continuation to replay. Give --recorded FILE, or "
                                  "another --mode.")
         if config.modes != ("replay",):
-            score(suite_name(suite), "", ("",))         # says now which package is missing
+            score(suite_name(suite), "", ("",))         # raises now if a package is missing
         read[suite] = examples
     return read
 
 
 def planned(config: SweepConfig, suites: Suites, reader: Reader) -> Plan:
-    """suite -> length -> prompts, cut to length or whole, with room for an answer; ValueError where none is long
-    enough, or a length is beyond the target's positions."""
+    """Returns suite -> length -> prompts, cut to length or uncut, with room for an answer.
+
+    Raises:
+        ValueError: no prompt is long enough, or a length is beyond the target's positions.
+    """
     if config.lengths and max(config.lengths) > reader.max_positions:
         raise ValueError(f"Prompts of {max(config.lengths):,} tokens were asked for, and {reader.name} has "
                          f"{reader.max_positions:,} positions. Give shorter --buckets.")

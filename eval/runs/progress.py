@@ -1,4 +1,4 @@
-"""How far a long run is: a bar on a terminal, now and then a line elsewhere.  Knows counts and the clock."""
+"""Shows the progress of a long run: a bar on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 import time
 from typing import Any
 
-# Between two lines, where no terminal shows a bar: so many seconds, or fewer where this share of the whole was done.
+# Time between two lines without a terminal: SECONDS, or FEWEST if this SHARE of the whole was done since the last one.
 SECONDS, FEWEST, SHARE = 30.0, 5.0, 0.05
 
 
 class Progress:
-    """Rows out of `total`, printed on stderr."""
+    """Counts rows out of `total` and prints progress on stderr."""
 
     def __init__(self, total: int) -> None:
         from tqdm import tqdm
@@ -21,7 +21,7 @@ class Progress:
         self._printed, self._when = 0, self._began
 
     def add(self) -> None:
-        """One more row."""
+        """Counts one more row."""
         self._count += 1
         if self._bar is not None:
             self._bar.update()

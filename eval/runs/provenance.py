@@ -1,4 +1,4 @@
-"""Where a result comes from: code, versions, device, command line.  Knows sessions; knows no row and no table."""
+"""The provenance of a result: code, versions, device, command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longgraft.engine.session import Session
 
 
 def environment(session: Session) -> dict[str, Any]:
-    """Code, versions, device and settings of a result."""
+    """Returns code, versions, device and settings of a result."""
     import transformers
 
     device = session.target.device
@@ -32,12 +32,12 @@ def environment(session: Session) -> dict[str, Any]:
 
 
 def argv() -> list[str]:
-    """The command line, without where the program lies."""
+    """Returns the command line, with only the program's name instead of its path."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def git(*command: str) -> str:
-    """What git says of this code; "unknown" where it is no checkout, or there is no git."""
+    """Returns git's output on this code; "unknown" if it is no checkout, or there is no git."""
     try:
         return subprocess.run(["git", *command], capture_output=True, text=True, check=True,
                               cwd=Path(__file__).parent).stdout.strip()

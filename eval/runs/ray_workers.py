@@ -1,8 +1,7 @@
 """A sweep's workers as Ray actors on the nodes of a cluster.
 
-Knows Ray; knows no method and no schedule.  Prompts travel with the jobs: data and recordings are read only where the
-sweep is started.  The target, heads and calibrations must lie at the same paths on every node, or be hub ids, and every
-node needs the same longgraft.
+Prompts travel with the jobs: data and recordings are read only where the sweep is started.  The target, heads and
+calibrations must lie at the same paths on every node, or be hub ids, and every node needs the same longgraft.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job
 from longgraft.eval.runs.workers import REFUSALS, Replica
 
-PATIENCE = 30.0     # seconds without news after which a cluster is asked whether it can still hold a worker
+PATIENCE = 30.0     # seconds without news after which the cluster is asked if it can still hold a worker
 LOCAL = "local"
 HOW = ("Start a cluster with `ray start --head` and give --ray auto on one of its nodes, or HOST:PORT as `ray start` "
        "printed it; --ray local starts one on this machine.")
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one worker takes of a node.  gpus: 0 or 1."""
+class NodeShare:
+    """The GPUs (0 or 1) and CPUs that one worker takes of a node."""
 
     gpus: int
     cpus: int
 
     def fits(self, nodes: Sequence[dict[str, float]]) -> int:
-        """How many workers the nodes hold."""
+        """Returns how many workers the nodes can hold."""
         return sum(min([int(node.get(name, 0) // each) for name, each in self.resources.items()]) for node in nodes)
 
     @property
@@ -43,10 +42,11 @@ class Share:
         return {name: each for name, each in (("GPU", self.gpus), ("CPU", self.cpus)) if each}
 
     @classmethod
-    def fair(cls, nodes: Sequence[dict[str, float]], workers: int | None, device: str | None) -> tuple[Share, int]:
-        """(share, workers): one GPU each where there are GPUs, else the most CPUs that so many workers can all have.
+    def fair(cls, nodes: Sequence[dict[str, float]], workers: int | None, device: str | None) -> tuple[NodeShare, int]:
+        """Returns (share, workers): one GPU each if there are GPUs, else the most CPUs that so many workers can all
+        have.
 
-        workers: None: one per GPU, else one per node.
+        workers: None: one per GPU, else one per node
         """
         with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
         if device is not None and device.startswith("cuda") and not with_gpu:
@@ -71,14 +71,15 @@ class Share:
 
 @contextmanager
 def actors(address: str, config: SweepConfig, workers: int | None = None) -> Iterator[Actors]:
-    """Workers on the cluster at `auto`, `host:port`, or `local`: one that is started here and ends with this."""
+    """Yields workers on the cluster at `auto`, `host:port`, or `local`: a cluster that is started here and ends
+    here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError as error:
         raise ImportError('--ray needs Ray, which is not installed. Run: pip install "longgraft[ray]"') from error
     _answers(address)
-    # Rows and prompts are small; a third of the memory, Ray's own choice, is the target's.
+    # Rows and prompts are small, and Ray's default, a third of the memory, is needed for the target.
     own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 2 ** 27} if address == LOCAL else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
@@ -91,7 +92,7 @@ def actors(address: str, config: SweepConfig, workers: int | None = None) -> Ite
 
 
 def _answers(address: str) -> None:
-    """Whether anything listens at host:port: Ray itself waits for minutes, and then ends the process."""
+    """Raises ValueError if nothing listens at host:port: Ray itself waits for minutes, and then ends the process."""
     if address.startswith("ray://"):
         raise ValueError(f"--ray {address}: Ray Client streams no rows. Run the sweep on a node of the cluster, with "
                          "--ray auto or HOST:PORT.")
@@ -112,11 +113,11 @@ class _Actor:
 
 
 class Actors:
-    """Workers as actors, on as many nodes as there are; one that is lost is started again where there is room."""
+    """Workers as actors, on as many nodes as there are; a lost one is started again if there is room."""
 
     def __init__(self, ray: ModuleType, config: SweepConfig, workers: int | None) -> None:
         self._ray = ray
-        self.share, self.workers = Share.fair(self.nodes(), workers, config.device)
+        self.share, self.workers = NodeShare.fair(self.nodes(), workers, config.device)
         self._config = _everywhere(config)
 
     def about(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Actors:
                                                  "each": self.share.resources}}
 
     def nodes(self) -> list[dict[str, float]]:
-        """The resources of every node that is alive, in use or not."""
+        """Returns the resources of every node that is alive, in use or not."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def start(self) -> _Actor:
@@ -165,7 +166,7 @@ class Actors:
 
 
 def _everywhere(config: SweepConfig) -> SweepConfig:
-    """The configuration with paths that do not depend on where an actor runs, and the one GPU that it sees."""
+    """Returns the configuration with paths that do not depend on where an actor runs, and the one GPU that it sees."""
     def path(name: Any) -> Any:
         return str(Path(name).resolve()) if name and Path(name).exists() else name
 

@@ -1,4 +1,4 @@
-"""Going on with a run: what it was measured with, and what may be added to it.  Knows configurations; reads no row."""
+"""Resumes a run: with what it was measured, and what may be added to it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import rows_file
 
 CONFIG = "config.json"
-# What a run may have more of than before: its rows stand as they are.
+# Options of which a run may have more than before, because its rows stay valid.
 MORE = ("prompts", "repeats")
 ADDED = ("suites", "lengths", "methods", "modes", "heads", "calibrations", "concurrency")
 
 
 def save_config(folder: Path, config: SweepConfig) -> None:
-    """config.json of a run."""
+    """Writes config.json of a run."""
     (folder / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n", encoding="utf-8")
 
 
 def resume_config(folder: Path) -> SweepConfig:
-    """What the run in this folder was measured with; ValueError where its configuration is missing or broken."""
+    """Returns the configuration of the run in this folder; raises ValueError if it is missing or broken."""
     path = folder / CONFIG
     if not path.exists():
         if rows := rows_file(folder):
@@ -36,7 +36,7 @@ def resume_config(folder: Path) -> SweepConfig:
 
 
 def check_same(folder: Path, config: SweepConfig) -> None:
-    """ValueError, naming every option, where this configuration would not go on with the folder's run."""
+    """Raises ValueError, naming every option, if this configuration cannot go on with the folder's run."""
     saved = json.loads(json.dumps(asdict(resume_config(folder))))
     if different := same_run(saved, json.loads(json.dumps(asdict(config)))):
         raise ValueError(f"{folder} was measured with other options: {'; '.join(different)}.\nLeave them out to go on "
@@ -44,7 +44,7 @@ def check_same(folder: Path, config: SweepConfig) -> None:
 
 
 def same_run(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """The options that differ so that the rows of both could not stand in one run, as "seed was 0 and is 1".
+    """Returns the options by which the rows of both cannot be in one run, as "seed was 0 and is 1".
 
     A run may get more prompts, repeats, suites, lengths, methods, modes, heads and calibrations.
     """
@@ -56,14 +56,14 @@ def same_run(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
         lost = _lost(before, now) if name in ADDED else None
         if lost:
             different.append(f"{name} had {', '.join(lost)}, and now {_shown(now)}")
-        # Whole prompts have no lengths, and none may be added to them.
+        # Uncut prompts have no lengths, and lengths may not be added to them.
         elif before != now and (lost is None or (name == "lengths" and not before)):
             different.append(f"{name} was {_shown(before)} and is {_shown(now)}")
     return different
 
 
 def _lost(before: Any, now: Any) -> list[str] | None:
-    """What is there no more, of two lists or of two objects; None where they are neither."""
+    """Returns what is missing now, of two lists or of two objects; None if they are neither."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return [f"{name}={value}" for name, value in before.items() if now.get(name) != value]
     if isinstance(before, list | tuple) and isinstance(now, list | tuple):

@@ -1,7 +1,4 @@
-"""The rows of a run: one decoding of one prompt each, and what failed; how they are written, read and kept apart.
-
-Knows files and fields; knows no model and no table.
-"""
+"""The rows of a run: one decoding of one prompt each, or its failure; how they are written, read and identified."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from longgraft.comparison.levels import Check
 from longgraft.config.json_input import parse_object, whole
 
 ROWS = "per_prompt.jsonl"
-COMPRESSED = f"{ROWS}.gz"       # what `gzip -9n` makes of it
+COMPRESSED = f"{ROWS}.gz"       # written by `gzip -9n`
 
 
 class Key(NamedTuple):
-    """What a row is about: no two rows of a run have the same.  bucket: prompt tokens, 0 for whole prompts."""
+    """Identifies a row of a run.  bucket: prompt tokens, 0 for uncut prompts."""
 
     suite: str
     bucket: int
@@ -40,8 +37,10 @@ Judged = tuple[int, float, int]     # proposed nodes, the sum of their estimated
 
 @dataclass(frozen=True)
 class Failure:
-    """A decoding that failed: it holds no number.  turn: of a conversation; cut_tokens: of its prompt; promise: of the
-    method."""
+    """A decoding that failed; it holds no numbers.
+
+    turn: of a conversation; cut_tokens: tokens cut off its prompt; promise: the method's
+    """
 
     key: Key
     error: str
@@ -52,14 +51,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Row:
-    """A decoding, and what it cost: the fields of `Stats`, and its tokens.
+    """A decoding and its cost: the fields of `Stats`, and its tokens.
 
     limit:        tokens that were asked for
-    loop:         whether the answer repeats itself
-    lossless:     checked beside plain decoding; of a replay by drawing beside it; None where that was not possible
-    promise:      of the method: exact, distribution or lossy
+    loop:         True if the answer repeats itself
+    lossless:     comparison with plain decoding, for a replay by drawing beside it; None if that was not possible
+    promise:      the method's promise: exact, distribution or lossy
     score:        (metric, 0..1) of the answer, in the first repeat of the target's own draws
-    learned_from: prompts that the method had learnt from before this one; None where it learns over no run
+    learned_from: earlier prompts from which the method had learnt; None if it does not learn over a run
     """
 
     key: Key
@@ -97,19 +96,19 @@ Done = dict[Key, list[int]]     # rows that exist already: their tokens, none of
 
 
 def done(rows: Sequence[Result]) -> Done:
-    """What is there, failures included."""
+    """Returns the existing rows, including failures."""
     return {row.key: row.token_ids if isinstance(row, Row) else [] for row in rows}
 
 
 def as_json(row: Result) -> str:
-    """One line, flat, without its end."""
+    """Returns one flat line without its line end."""
     return json.dumps(row.key._asdict() | {name: value for name, value in asdict(row).items() if name != "key"})
 
 
 def parse_row(text: str | bytes, where: str) -> Result:
-    """A row, as any version wrote it: later fields have their defaults, unknown ones are left out.
+    """Returns a row written by any version: later fields get their defaults, unknown ones are left out.
 
-    ValueError names the field that is missing or of the wrong kind.
+    A ValueError names the field that is missing or of the wrong kind.
     """
     given = parse_object(text, where)
     key = Key(*values_of(Key, given, where).values())
@@ -118,7 +117,7 @@ def parse_row(text: str | bytes, where: str) -> Result:
 
 
 def values_of(kind: Any, given: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a row, or of its key, checked; ValueError names the one that is missing or of the wrong kind."""
+    """Returns the checked fields of a row or of its key; a ValueError names the one that is missing or wrong."""
     needed = kind._fields if issubclass(kind, tuple) else [
         f.name for f in fields(kind) if f.name != "key" and f.default is f.default_factory is MISSING]
     if missing := [name for name in needed if name not in given]:
@@ -159,7 +158,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-# What a field's type takes from JSON: in words, whether a value fits, and what is made of it.
+# By type of a field: what is allowed in words, a test of a JSON value, and a function that converts it.
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     int: ("a whole number", whole, _same),
     int | None: ("a whole number", lambda v: v is None or whole(v), _same),
@@ -179,7 +178,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
 
 
 def rows_file(folder: Path) -> Path | None:
-    """Where a run's rows are, compressed or not; None where it has none.  ValueError where it has both files."""
+    """Returns a run's file of rows, compressed or not; None if it has none; raises ValueError if it has both."""
     found = [path for path in (folder / ROWS, folder / COMPRESSED) if path.exists()]
     if len(found) > 1:
         raise ValueError(f"{folder} has {ROWS} and {COMPRESSED}, and a run has one of them. Remove the older one.")
@@ -187,9 +186,9 @@ def rows_file(folder: Path) -> Path | None:
 
 
 def read_rows(folder: Path) -> list[Result]:
-    """The rows of a run's folder; ValueError where there are none, or one is broken or there twice.
+    """Returns the rows of a run's folder; raises ValueError if there are none, or one is broken or duplicate.
 
-    A last line without its end is a row that is being written: it is left out.
+    A last line without its end is a row that is being written, and is left out.
     """
     path = rows_file(folder)
     if path is None:
@@ -201,7 +200,7 @@ def read_rows(folder: Path) -> list[Result]:
 
 
 def _read(path: Path) -> list[tuple[Result, bytes]]:
-    """Every row with its line."""
+    """Returns every row with its line."""
     found: dict[Key, tuple[Result, bytes]] = {}
     for number, line in enumerate(_text(path).split(b"\n")[:-1], 1):
         try:
@@ -216,7 +215,7 @@ def _read(path: Path) -> list[tuple[Result, bytes]]:
 
 
 def _text(path: Path) -> bytes:
-    """A file's bytes, decompressed where it is compressed."""
+    """Returns a file's bytes, decompressed if needed."""
     if path.name != COMPRESSED:
         return path.read_bytes()
     try:
@@ -226,11 +225,13 @@ def _text(path: Path) -> bytes:
 
 
 class RowLog:
-    """The rows' file: appended line by line; a line that a killed process left half-written is cut off, and compressed
-    rows are decompressed."""
+    """The file of rows, appended line by line.
+
+    A line that a killed process left half-written is cut off, and compressed rows are decompressed.
+    """
 
     def __init__(self, folder: Path, retry: bool = False) -> None:
-        """retry: failures are taken out of the file, and so are measured again."""
+        """retry: failures are removed from the file, so that they are measured again"""
         path, found = folder / ROWS, rows_file(folder)
         self.rows: list[Result] = []
         if found is not None:
@@ -245,7 +246,7 @@ class RowLog:
         self._file = open(path, "a", encoding="utf-8")      # noqa: SIM115 - held for the sweep's life
 
     def append(self, row: Result) -> None:
-        """On disk before it returns."""
+        """Appends a row, which is on disk when this returns."""
         self._file.write(as_json(row) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -257,9 +258,9 @@ class RowLog:
 
 @contextmanager
 def sole_sweep(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it: two sweeps in one would write every row twice.
+    """Makes the folder and locks it, because two sweeps in one folder would write every row twice.
 
-    Where nothing was written into it, it is taken away again.
+    If nothing was written into it, it is removed again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "lock"

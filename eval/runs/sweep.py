@@ -1,7 +1,4 @@
-"""Sweeps: suites x lengths x prompts x modes x methods, one row each, written as they come and never twice.
-
-Knows the plan, the run's folder and the workers; knows no table and no plot.
-"""
+"""Sweeps: suites x lengths x prompts x modes x methods, one row each, written as they come and never twice."""
 
 from __future__ import annotations
 
@@ -28,15 +25,15 @@ from longgraft.eval.runs.resume import check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
 
-INTERRUPTED = 130       # as a shell says that Ctrl-C ended a command
+INTERRUPTED = 130       # a shell's exit status for a command that Ctrl-C ended
 
 
 def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | None = None,
           ray: str | None = None, retry: bool = False) -> list[Result]:
-    """Run what is missing of the plan; returns all rows.  Writes config.json, environment.json and the rows.
+    """Runs what is missing of the plan and returns all rows.  Writes config.json, environment.json and the rows.
 
-    workers: None: one, in this process; on a cluster as many as it holds.  ray: a cluster's address.
-    resume: go on with what is in `out`; retry: with its failures, too
+    workers: None: one, in this process; on a cluster as many as it holds.  ray: a cluster's address
+    resume: go on with what is in `out`; retry: also measure its failures again
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}; it must be 1 or more.")
@@ -46,7 +43,7 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
     check_folder(out, config, resume)
     suites = check_plan(config)
     with sole_sweep(out):
-        check_folder(out, config, resume)       # another sweep may have ended here meanwhile
+        check_folder(out, config, resume)       # checked again: another sweep may have ended here in the meantime
         try:
             if ray is not None:
                 with actors(ray, config, workers) as crew:
@@ -60,7 +57,7 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
 
 
 def check_folder(out: Path, config: SweepConfig, resume: bool) -> None:
-    """ValueError where `out` is no folder, holds a run that is not to be gone on with, or one of other options."""
+    """Raises ValueError if `out` is no folder, or holds a run that is not to be resumed, or one of other options."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, and a run is a folder. Give another --out.")
     rows = rows_file(out)
@@ -72,7 +69,7 @@ def check_folder(out: Path, config: SweepConfig, resume: bool) -> None:
 
 
 def _sweep(config: SweepConfig, suites: Suites, out: Path, retry: bool, crew: Crew | None) -> list[Result]:
-    # Where workers measure, this process only cuts prompts, for which it needs no weights.
+    # If workers measure, this process only cuts prompts, for which it needs no weights.
     bench = None if crew else Bench.open(config)
     plan = planned(config, suites, Reader.of(bench.session) if bench else Reader.open(config.model))
     with closing(RowLog(out, retry)) as log:
@@ -99,7 +96,7 @@ def _sweep(config: SweepConfig, suites: Suites, out: Path, retry: bool, crew: Cr
 
 
 def _opened(out: Path, crew: Crew | None) -> Callable[[dict[str, Any]], None]:
-    """What writes environment.json when a target has been opened, by this process or by a worker."""
+    """Returns the function that writes environment.json when this process or a worker has opened a target."""
     path, devices = out / "environment.json", set[str]()
     before = read_object(path, {}) if path.exists() else None
     earlier = [] if before is None else [*before.pop("earlier", []), before]
@@ -127,7 +124,8 @@ def _rows(config: SweepConfig, bench: Bench | None, jobs: Sequence[Job], crew: C
 
 
 def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str]:
-    """For people, before anything long is run: prompts per bucket, memory at the longest, a rough time."""
+    """Returns lines for people, before anything long is run: prompts per bucket, memory at the longest, a rough
+    time."""
     session, plans = bench.session, planned(config, suites, Reader.of(bench.session))
     out = [f"{session.target.name} on {session.target.device} in {str(session.target.dtype)[6:]}; methods "
            f"{', '.join(v.name for v in config.variants)}; modes {', '.join(config.modes)}; {config.repeats} repeats"]
@@ -151,7 +149,7 @@ def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str
 
 
 def _rates(config: SweepConfig, bench: Bench, fitted: Fitted) -> tuple[float, float]:
-    """(prompt tokens, new tokens) per second, over all methods, on the end of one prompt."""
+    """Returns (prompt tokens, new tokens) per second, over all methods, on the end of one prompt."""
     warm_up(config, bench, fitted)
     ids, variants = fitted.ids[-2048:], bench.able(config.variants)
     state = Prefilled(bench.stock, variants, ids, 16)

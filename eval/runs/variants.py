@@ -1,7 +1,4 @@
-"""What a run compares: methods, each with one of the heads and settings of its own.
-
-Knows names and numbers; loads nothing.
-"""
+"""Variants that a run compares: methods, each with a head and settings of its own."""
 
 from __future__ import annotations
 
@@ -13,21 +10,21 @@ from longgraft.config.method_roles import PLAIN
 from longgraft.config.method_syntax import PLACE, joined, split
 from longgraft.config.settings import Budget
 
-COLD = "none"                   # for +warm and +thresholds: no calibration
-# The other baselines: transformers' own generate, and the arguments that it decodes with.  Ten proposed tokens are what
-# transformers' documentation of prompt lookup shows.
+COLD = "none"                   # value of +warm and +thresholds that stands for no calibration
+# The other baselines: transformers' own generate, with the arguments that it decodes with.  Ten proposed tokens are the
+# value in transformers' documentation of prompt lookup.
 TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {"transformers": {},
                                                  "transformers-lookup": {"prompt_lookup_num_tokens": 10}}
-# Decoders that are not ours, and whose rows a run may hold; the others' are added by benchmarks/peers.
+# Other decoders whose rows a run may hold; those besides TRANSFORMERS are added by benchmarks/peers.
 PEERS = (*TRANSFORMERS, "llama.cpp", "llama.cpp-lookup")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`method[@head][+setting=value ...]`, the settings being those of `OfMethod` and the method's own choices;
-    those of TRANSFORMERS are no methods of ours.
+    """`method[@head][+setting=value ...]`: the settings are those of `MethodSettings` and the method's own choices.
 
-    method: with its own choices; calibrations: by setting, the name that one was given under.
+    Names in TRANSFORMERS are not methods of ours.  method: with its own choices; calibrations: by setting, the name
+    that the calibration was given under
     """
 
     name: str
@@ -38,7 +35,7 @@ class Variant:
 
     @classmethod
     def parse(cls, name: str) -> Variant:
-        """ValueError names a setting that is unknown, out of range, or that this method does not read."""
+        """Parses a name; a ValueError names a setting that is unknown, out of range, or not read by this method."""
         from longgraft.methods.own_settings import own_settings  # needs torch; names are read without it
 
         given, settings = split(name)
@@ -55,29 +52,30 @@ class Variant:
 
     @classmethod
     def plain(cls) -> Variant:
-        """Our plain decoding, which every method is paired with."""
+        """Returns our plain decoding, with which every method is paired."""
         return cls(PLAIN, PLAIN)
 
     @property
     def ours(self) -> bool:
-        """Whether it is decoded by a method of ours."""
+        """True if it is decoded by a method of ours."""
         return self.method not in TRANSFORMERS
 
     @property
     def promise(self) -> str:
-        """Its method's; transformers' own greedy answers are plain decoding's."""
+        """The promise of its method; transformers' own greedy answers are plain decoding's."""
         from longgraft.methods.find import find
 
         return find(self.method).promise if self.ours else "exact"
 
     def budget(self, wanted: Budget) -> int:
-        """Nodes per verification: its setting, the wanted, the method's own, or one where nothing is proposed."""
+        """Returns the nodes per verification: its setting, the wanted, the method's own, or one if nothing is
+        proposed."""
         from longgraft.methods.find import find
 
         return find(self.method).usual_budget(self.numbers.get("budget", wanted))
 
     def adaptive(self, wanted: Budget) -> bool:
-        """Whether the method chooses its budgets: it can, and none is given."""
+        """True if the method chooses its budgets: it can, and none is given."""
         from longgraft.methods.find import find
 
         return self.ours and find(self.method).chooses(self.numbers.get("budget", wanted))

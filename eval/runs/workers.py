@@ -1,7 +1,7 @@
-"""A sweep's prompts spread over workers, one replica of the target each.
+"""Spreads a sweep's prompts over workers, each with one replica of the target.
 
-Knows jobs, and processes of this machine; knows no method.  A worker that dies loses no row that it has sent, and its
-prompt is given to another; a prompt that kills three workers becomes failure rows.
+A worker that dies loses no row that it has sent, and its prompt is given to another; a prompt that kills three workers
+becomes failure rows.
 """
 
 from __future__ import annotations
@@ -22,39 +22,41 @@ from longgraft.eval.runs.jobs import Job, failures
 from longgraft.eval.runs.provenance import environment
 from longgraft.eval.runs.rows import Result, done
 
-ATTEMPTS = 3
-REFUSALS = (ValueError, OSError, ImportError)       # of a target that cannot be opened: the same for every worker
+ATTEMPTS = 3        # workers that may die on one prompt, or while they open the target
+REFUSALS = (ValueError, OSError, ImportError)       # errors of a target that cannot be opened, the same for all workers
 
 
 class Crew(Protocol):
-    """So many workers of one kind.  They are compared by identity."""
+    """A number of workers of one kind; they are compared by identity."""
 
     workers: int
 
     def about(self) -> dict[str, Any]:
-        """What of them the results' environment has."""
+        """Returns what the results' environment says about them."""
 
     def start(self) -> Any:
-        """A new worker, which opens the target without being asked."""
+        """Starts a worker, which opens the target without being asked."""
 
     def give(self, worker: Any, job: Job) -> None:
-        """Send a job to a worker that is free."""
+        """Sends a job to a worker that is free."""
 
     def events(self, busy: Sequence[Any]) -> Iterator[tuple[Any, str, Any]]:
-        """(worker, kind, value) of what has happened, waiting for something: `open`, the target is, value: its
-        environment; `row`; `end` of a job; `refused`, the target cannot be opened; `dead`; of
-        the last two value is the error."""
+        """Waits for events and yields (worker, kind, value).
+
+        Kinds are `open` (the target is open; value: its environment), `row`, `end` (of a job), `refused` (the target
+        cannot be opened; value: the error) and `dead` (value: the error).
+        """
 
     def stop(self, worker: Any) -> None:
-        """End a worker, whatever it does."""
+        """Ends a worker, whatever it is doing."""
 
 
 def spread(config: SweepConfig, jobs: Sequence[Job], crew: Crew,
            opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[Result]:
-    """The rows of all jobs, as they come.  opened: called with the environment of each worker."""
+    """Yields the rows of all jobs as they come; opened: called with the environment of each worker."""
     waiting, idle = deque(jobs), list[Any]()
     busy: dict[Any, Job | None] = {crew.start(): None for _ in range(min(crew.workers, len(jobs)))}  # None: opening
-    spare = ATTEMPTS        # that may die while they open the target and still be replaced
+    spare = ATTEMPTS        # workers that may die while they open the target and still be replaced
     try:
         while waiting or any(busy.values()):
             while waiting and idle:
@@ -91,7 +93,7 @@ def spread(config: SweepConfig, jobs: Sequence[Job], crew: Crew,
 
 
 def _again(config: SweepConfig, job: Job, waiting: deque[Job], why: str) -> Iterator[Result]:
-    """A job that has lost its worker waits for another, or ends in failure rows."""
+    """Queues a job that has lost its worker again, or ends it in failure rows."""
     job.attempts += 1
     if job.attempts < ATTEMPTS:
         waiting.append(job)
@@ -100,20 +102,20 @@ def _again(config: SweepConfig, job: Job, waiting: deque[Job], why: str) -> Iter
 
 
 class Replica:
-    """What a worker holds: the target, opened once, and `threads` threads."""
+    """A worker's state: the target, opened once, and `threads` threads."""
 
     def __init__(self, config: SweepConfig, threads: int) -> None:
         self._config, self._threads, self._warm = config, threads, False
         self._bench: Bench | None = None
 
     def open(self) -> dict[str, Any]:
-        """Load the target; returns what its results need to be believed."""
+        """Loads the target; returns the environment of its results."""
         torch.set_num_threads(self._threads)
         self._bench = Bench.open(self._config)
         return environment(self._bench.session)
 
     def rows(self, job: Job) -> Iterator[Result]:
-        """What is missing of a prompt, as it is measured."""
+        """Yields the missing rows of a prompt as they are measured."""
         assert self._bench is not None
         if not self._warm:
             warm_up(self._config, self._bench, job.fitted)
@@ -151,7 +153,7 @@ class Processes:
         return worker
 
     def give(self, worker: _Process, job: Job) -> None:
-        with suppress(BrokenPipeError):     # it died: the pipe's end will tell
+        with suppress(BrokenPipeError):     # it died, which the pipe's end will tell
             worker.pipe.send(job)
 
     def events(self, busy: Sequence[_Process]) -> Iterator[tuple[_Process, str, Any]]:
@@ -170,7 +172,7 @@ class Processes:
 
 
 def _work(config: SweepConfig, pipe: Any, threads: int, seat: int) -> None:
-    """seat: of this worker among them; GPUs are dealt out by it."""
+    """Runs a worker process; seat: its number among the workers, by which GPUs are dealt out."""
     if config.device in (None, "cuda") and torch.cuda.is_available():
         config = replace(config, device=f"cuda:{seat % torch.cuda.device_count()}")
     replica = Replica(config, threads)

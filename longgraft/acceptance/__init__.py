@@ -1,1 +1,1 @@
-"""Which drafted tokens are accepted, and the target's token after them."""
+"""Decides which drafted tokens are accepted, and draws the target's token after them."""

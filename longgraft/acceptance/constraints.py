@@ -1,7 +1,4 @@
-"""Answers that follow a JSON schema, a regular expression or a grammar: which tokens may come next.
-
-Knows llguidance and tokenizers; knows no logits and no model.
-"""
+"""Constrained decoding: which tokens may come next in an answer that follows a JSON schema, a regex or a grammar."""
 
 from __future__ import annotations
 
@@ -16,45 +13,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# As Python's json.dumps: with one way to write a document, its keys and marks are forced.  A schema's own "x-guidance"
-# wins, such as {"whitespace_flexible": true}.
+# JSON is spaced like Python's json.dumps output: with only one way to write a document, keys and punctuation are forced
+# and cost no draws.  A schema's own "x-guidance" wins, such as {"whitespace_flexible": true}.
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-NOTHING = "NoExtensionBias"     # llguidance's word for it
+NOTHING = "NoExtensionBias"     # llguidance's error name for "no token can extend the text"
 STUCK = "The answer cannot go on: no token of this model spells what its constraint asks for next."
 NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not installed. Install it: pip install "
                  "longgraft[grammar].")
 
-FEW = 4             # texts among which a choice is proposed as a whole
-MOST_READ = 64      # tokens that may come next, for their texts to be compared
-END = "<|an answer's end|>"
-MOST_TEXT = 2 ** 20     # characters of a constraint
-STACK = 2 ** 28         # bytes, of which most are never touched: llguidance descends references, 3 KiB for each
+FEW = 4             # up to this many alternative texts are all proposed
+MOST_READ = 64      # above this many allowed tokens, their texts are not compared
+END = "<|an answer's end|>"     # end token that is added to llguidance's copy of the vocabulary
+MOST_TEXT = 2 ** 20     # longest constraint, in characters
+STACK = 2 ** 28         # thread stack in bytes, mostly never touched: llguidance recurses into references, 3 KiB each
 
-_stack_size = threading.Lock()
+_stack_size = threading.Lock()     # threading.stack_size is global to the process
 
 
 class DeadEnd(ValueError):
-    """An answer cannot go on as its constraint asks."""
+    """The answer cannot continue under its constraint: no token is allowed."""
 
 
 class Constraint:
-    """What an answer may still become; it moves on with each token.
+    """The state of one answer's constraint; it advances with each token.
 
-    Of the answer's end tokens exactly those positions have all where the answer is complete; others have none.
+    End tokens are allowed exactly where the answer is complete, and then all of them are.
     """
 
     def __init__(self, matcher: Any, vocabulary: Any, vocab_size: int, ends: Sequence[int]) -> None:
-        """matcher, vocabulary: llguidance's; ends: end tokens of the answer"""
+        """matcher, vocabulary: llguidance's objects; ends: the end tokens of the answer."""
         self._matcher, self._vocabulary, self._vocab_size, self._ends = matcher, vocabulary, vocab_size, list(ends)
         self.ended = False
 
     def allowed(self) -> Tensor:
-        """[V] bool on the host: the tokens that may come next."""
+        """Returns [V] bool on the host: the tokens that may come next.  Raises DeadEnd if there is none."""
         bits = torch.zeros(self._vocab_size, dtype=torch.bool)
         if not self.ended and not self._matcher.is_stopped():
             found = _ids(self._matcher.compute_bitmask())
             self._check()
-            # The model may have llguidance's own end token under the same number, which means nothing there.
+            # llguidance's own end token may share its number with a token of the model; that bit has no meaning here.
             bits[found[(found < self._vocab_size) & (found != self._vocabulary.eos_token)]] = True
         bits[self._ends] = self.ended or self._matcher.is_accepting()
         if not bits.any():
@@ -62,22 +59,26 @@ class Constraint:
         return bits
 
     def advance(self, token: int) -> None:
-        """Go on behind an allowed token."""
+        """Moves past an allowed token."""
         self.ended = self.ended or token in self._ends
         if not self.ended:
             self._matcher.consume_token(token)
             self._check()
 
     def accepted(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after the other.  The first end token counts, where it stands
-        behind such tokens: the draw decides about it."""
+        """Returns how many of these tokens are allowed, one after the other.
+
+        The first end token counts if all tokens before it are allowed: the draw decides if the answer ends there.
+        """
         end = next((n for n, token in enumerate(tokens) if token in self._ends), len(tokens))
         followed = 0 if self.ended else self._matcher.validate_tokens(list(tokens[:end]))
         return followed + (followed == end < len(tokens))
 
     def continuations(self, tokens: Sequence[int] = ()) -> list[list[int]]:
-        """What may follow `tokens`, which are allowed, where that is one text or at most FEW: each as far as it is
-        without another choice.  [] where there are more."""
+        """Returns the texts that may follow the allowed `tokens`, each up to its next choice.
+
+        There is one text if it is forced, and at most FEW; [] if there are more.
+        """
         if self.ended or any(token in self._ends for token in tokens):
             return []
         ahead = self._matcher.deep_copy()
@@ -92,7 +93,7 @@ class Constraint:
         return [[token, *self._forced(ahead, token)] for token in self._longest(allowed)]
 
     def _longest(self, tokens: Sequence[int]) -> list[int]:
-        """Those whose text begins no other's; [] where they are more than FEW."""
+        """Returns the tokens whose text is no proper prefix of another's; [] if they are more than FEW."""
         texts = {token: self._vocabulary.decode_bytes([token]) for token in tokens
                  if token != self._vocabulary.eos_token}
         kept = [token for token, text in texts.items()
@@ -111,10 +112,17 @@ class Constraint:
 
 
 def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequence[int]) -> Constraint:
-    """The constraint of one answer.
+    """Returns the constraint of one answer.
 
-    name: json_schema, regex (Rust's syntax) or grammar (Lark or GBNF); ends: the end tokens, of which one must follow a
-    complete answer.  ValueError, whose sentence begins with the name, where it cannot be followed.
+    Args:
+        name: json_schema, regex (Rust's syntax) or grammar (Lark or GBNF).
+        text: the schema, expression or grammar.
+        tokenizer: the target's tokenizer.
+        vocab_size: number of the target's logits.
+        ends: the end tokens; one of them must follow a complete answer.
+
+    Raises:
+        ValueError: the constraint cannot be followed; the message begins with the name.
     """
     if not ends:
         raise ValueError(f"{name} needs an end token to follow a complete answer, and this model names none. Give eos.")
@@ -131,7 +139,7 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
 
 @lru_cache(maxsize=64)
 def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
-    """llguidance's matcher at an answer's beginning."""
+    """Returns llguidance's matcher at the beginning of an answer."""
     try:
         from llguidance import LLMatcher, grammar_from
     except ImportError as error:
@@ -146,7 +154,7 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
             raise ValueError(messages[0])
         matcher = LLMatcher(vocabulary, source, log_level=0)
         tried = matcher.deep_copy()
-        if not tried.consume_tokens(tried.compute_ff_tokens()):     # a schema that requires itself: no document ends
+        if not tried.consume_tokens(tried.compute_ff_tokens()):     # A schema that requires itself has no document.
             raise ValueError(tried.get_error())
         return matcher
     try:
@@ -156,7 +164,7 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
 
 
 def _with_stack(run: Callable[[], Any]) -> Any:
-    """Run with a stack for what nests deeply: where it ends, the whole process does."""
+    """Runs in a thread with a large stack: deep nesting that overflows the stack would end the whole process."""
     with ThreadPoolExecutor(1) as pool:
         with _stack_size:
             before = threading.stack_size(STACK)
@@ -169,9 +177,9 @@ def _with_stack(run: Callable[[], Any]) -> Any:
 
 @lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Any, vocab_size: int) -> Any:
-    """llguidance's view of a tokenizer; it takes about a second.
+    """Returns llguidance's view of a tokenizer; building it takes about a second.
 
-    Its end token is one that is added: which of the model's tokens end an answer differs by request (`Constraint`).
+    Its end token is an added one: which of the model's tokens end an answer differs by request (see `Constraint`).
     """
     from llguidance import LLTokenizer
     from tokenizers import Tokenizer
@@ -191,12 +199,12 @@ def _vocabulary(tokenizer: Any, vocab_size: int) -> Any:
 
 
 def _ids(packed: bytes) -> Any:
-    """The tokens of a bit mask, ascending, as numpy has them."""
+    """Returns the tokens of a bit mask, ascending, as a numpy array."""
     return np.unpackbits(np.frombuffer(packed, dtype=np.uint8), bitorder="little").nonzero()[0]
 
 
 def reason(message: str) -> str:
-    """One line of a message that may be a drawing."""
+    """Returns one line of a message that may be a multi-line diagnostic."""
     if found := re.search(r"^error: (.+)$", message, re.MULTILINE):
         return found[1]
     first = message.strip().partition("\n")[0]

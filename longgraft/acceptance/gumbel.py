@@ -1,4 +1,4 @@
-"""Noise keyed by (seed, position, token): integers first, so that it is the same on every device."""
+"""Noise keyed by (seed, position, token): computed in integers first, so that it is the same on every device."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # int64 arithmetic wraps at 2^64
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # SplitMix64's increment as int64; arithmetic wraps at 2^64
 
 
 def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Uniform noise, float64, strictly inside (0, 1), of each key (`Sampled.keys`) and token: both int64 on one device,
-    broadcast.
+    """Returns uniform float64 noise strictly inside (0, 1) for each key (`Sampled.keys`) and token.
 
-    Seed, position and token each take one step of SplitMix64 (Steele et al., OOPSLA 2014): integers, the same on every
-    device and for every part of the vocabulary.
+    keys, tokens: int64 on one device, broadcast against each other.  Seed, position and token each take one step of
+    SplitMix64 (Steele et al., OOPSLA 2014) in integers, so the noise is the same on every device and for every part of
+    the vocabulary.
     """
     bits = mix(tokens * GOLDEN + keys).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
-    # 52 bits and a half: never 0 or 1 in float64.
+    # 52 bits plus a half give a float64 that is never 0 or 1.
     return bits.double().add_(0.5).mul_(2.0 ** -52)
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise of each key and token, float64."""
+    """Returns standard Gumbel noise, float64, for each key and token."""
     return uniform(keys, tokens).log_().neg_().log_().neg_()
 
 
 @lru_cache
 def of_seed(seed: int) -> int:
-    """The seed's step, the first of three, once per seed and on the host."""
+    """Returns the seed's step, the first of three; computed once per seed on the host."""
     return int(mix(torch.tensor(seed) * GOLDEN))
 
 
 def mix(x: Tensor) -> Tensor:
-    """SplitMix64's output for these states, int64."""
+    """Returns SplitMix64's output for these states, int64."""
     x = x + GOLDEN
     x.bitwise_xor_(_right(x, 30)).mul_(0xBF58476D1CE4E5B9 - (1 << 64))
     x.bitwise_xor_(_right(x, 27)).mul_(0x94D049BB133111EB - (1 << 64))
@@ -42,5 +42,5 @@ def mix(x: Tensor) -> Tensor:
 
 
 def _right(x: Tensor, bits: int) -> Tensor:
-    """Logical (unsigned) shift."""
+    """Shifts right without sign extension."""
     return (x >> bits).bitwise_and_((1 << 64 - bits) - 1)

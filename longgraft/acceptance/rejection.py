@@ -1,8 +1,8 @@
-"""The rule for a chain whose tokens were sampled independently of the target: accept with min(1, p / q), on the first
-rejection draw from what p has more than q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
+"""Rejection sampling for a draft chain whose tokens were sampled independently of the target.
 
-Knows distributions, positions and chains; knows no model and no proposer.  The output has the target's distribution,
-but its tokens are not plain decoding's: a draft changes the noise that they are drawn with.
+A drafted token is accepted with probability min(1, p / q); at the first rejection the next token is drawn from the part
+of p that exceeds q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).  The output has the target's
+distribution, but its tokens differ from plain decoding's: a draft changes the noise that they are drawn with.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
-DRAFTED, ACCEPTED, CORRECTED = 1, 2, 3      # noise streams: drafted tokens, their acceptance, the token that follows
+DRAFTED, ACCEPTED, CORRECTED = 1, 2, 3      # noise streams: drafted tokens, their acceptance, the token after them
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """sampled: the target's distribution.  Drafts must come from `sampled.apart(DRAFTED)`, or other independent noise.
+    """Rejection sampling; `sampled` is the target's distribution.
 
-    All noise depends on a token's position, so that a run repeats.  After a rejection the same positions are drafted
-    again with the same noise: no emitted token depends on it.
+    Drafts must be drawn with `sampled.apart(DRAFTED)`, or with other independent noise.  All noise depends on a token's
+    position, so that a run can be repeated.  After a rejection the same positions are drafted again with the same
+    noise; this is safe because no emitted token depends on it.
     """
 
     sampled: Sampled
@@ -43,23 +44,28 @@ class Rejection:
         return torch.arange(1 + stop), token
 
     def settle(self, p: Tensor, q: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(drafted tokens that are accepted [..], the token that follows them [..]), int64; no host read.
+        """Settles any number of chains of n nodes at once, without a host read.
 
-        Of any number of chains of n nodes: p [.., n, V], the target's distribution after each node; q [.., n, V], the
-        one that the node's token was drawn from (the root's is not read); tokens [.., n]; positions [.., n] int64 of
-        the token after each node.
+        Args:
+            p: [.., n, V], the target's distribution after each node.
+            q: [.., n, V], the distribution that each node's token was drawn from (the root's is not read).
+            tokens: [.., n] int64.
+            positions: [.., n] int64, the position of the token after each node.
+
+        Returns:
+            (number of accepted drafted tokens [..], the token that follows them [..]), int64.
         """
         drawn, before = tokens[..., 1:, None], positions[..., :-1]
         threshold = uniform(self.sampled.apart(ACCEPTED).keys(before), torch.zeros_like(before))
         probabilities = p[..., :-1, :].gather(-1, drawn)[..., 0]
         passed = threshold * q[..., 1:, :].gather(-1, drawn)[..., 0] < probabilities
         accepted = passed.long().cumprod(-1).sum(-1)
-        # After the last node nothing was drafted: q is 0 there, and the residual is p.
+        # Nothing was drafted after the last node: q is 0 there, and the residual is p.
         at = accepted[..., None, None]
         last_p = p.take_along_dim(at, -2)[..., 0, :]
         last_q = torch.cat([q[..., 1:, :], torch.zeros_like(q[..., :1, :])], -2).take_along_dim(at, -2)[..., 0, :]
         residual = (last_p - last_q).clamp(min=0)
-        # Distributions that differ by rounding alone may leave none.
+        # Two distributions that differ only by rounding may leave no residual.
         residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, last_p)
         noise = self.sampled.apart(CORRECTED).keys(positions.gather(-1, accepted[..., None]))
         vocabulary = torch.arange(p.shape[-1], device=p.device)

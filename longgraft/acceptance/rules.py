@@ -1,7 +1,7 @@
-"""Draw, then walk: one target draw per node, then down the tree as long as a child carries the drawn token.
+"""The exact acceptance rules: draw one target token per node, then walk down the tree along the draws.
 
-Knows logits, positions and trees; knows no model, no cache and no proposer.  Exact for every proposer that is
-deterministic given the past: the output has the target's distribution.
+The walk goes on as long as a child carries the drawn token.  It is exact for every proposer that is deterministic given
+the past: the output has the target's distribution.
 """
 
 from __future__ import annotations
@@ -21,28 +21,34 @@ from longgraft.trees.tree import ProposalTree
 
 
 class AcceptanceRule(Protocol):
-    """Which path of a tree is accepted, and the target's token after it."""
+    """Decides which path of a tree is accepted, and which token of the target follows it."""
 
     @property
     def guesses(self) -> DrawThenWalk:
-        """How a draft model draws its tokens, to agree with the target most often."""
+        """The rule by which a draft model draws its tokens, to agree with the target as often as possible."""
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        """logits [n, V] -> (path [a] int64 from the root to the last accepted node, the token that follows it).
+        """Accepts a path.
 
-        positions: [n] int64 on the host, absolute positions of the tokens after the nodes.
+        Args:
+            tree: n nodes.
+            logits: [n, V], the target's logits after each node.
+            positions: [n] int64 on the host, absolute positions of the tokens after the nodes.
+
+        Returns:
+            (path [a] int64 from the root to the last accepted node, the token that follows it).
         """
 
 
 class Draws(Protocol):
-    """A token per node: a list, or drawn when it is read."""
+    """A token per node: a list, or an object that draws a token when it is read."""
 
     def __getitem__(self, node: int, /) -> int:
         """The token drawn after this node."""
 
 
 def walk(tree: ProposalTree, draws: Draws) -> tuple[Tensor, int]:
-    """(path [a] from the root to the last accepted node, the token drawn there); one draw per node of the path."""
+    """Returns (path [a] from the root to the last accepted node, the token drawn there); reads draws on it only."""
     path = [0]
     while (child := tree.children.get((path[-1], token := draws[path[-1]]))) is not None:
         path.append(child)
@@ -50,35 +56,35 @@ def walk(tree: ProposalTree, draws: Draws) -> tuple[Tensor, int]:
 
 
 class DrawThenWalk(ABC):
-    """A rule that draws one token of the target per node, whatever else is in the tree, and walks along the draws."""
+    """A rule that draws one target token per node, independently of the rest of the tree, and walks along the draws."""
 
     @property
     @abstractmethod
     def law(self) -> Hashable:
-        """What `choose` depends on besides its arguments: rules that differ in the seed alone share a recording."""
+        """All that `choose` depends on besides its arguments; rules that differ only in the seed share a CUDA graph."""
 
     @abstractmethod
     def keys(self, positions: Tensor) -> Tensor:
-        """[n] int64: all that a draw at these positions [n] takes besides the logits."""
+        """Returns [n] int64: all that the draws at these positions [n] depend on besides the logits."""
 
     @abstractmethod
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
-        """logits [n, V], keys [n] int64 -> the tokens drawn [n] int64, each by its own row alone; no host read."""
+        """Draws tokens [n] int64 from logits [n, V] and keys [n] int64; each row by itself, without a host read."""
 
     @property
     def guesses(self) -> DrawThenWalk:
-        """This rule: drafts drawn with the target's own noise agree with its draws most often (Daliri et al., arXiv
-        2408.07978), and stay a function of the past."""
+        """This rule itself: drafts drawn with the target's own noise agree with its draws most often (Daliri et al.,
+        arXiv 2408.07978) and remain a function of the past."""
         return self
 
     @final
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """logits [n, V], positions [n] int64 on their device -> the tokens drawn there [n] int64; no host read."""
+        """Draws tokens [n] int64 from logits [n, V] at positions [n] int64 on their device, without a host read."""
         return self.choose(logits, self.keys(positions))
 
     @final
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        # Only the walked nodes' draws are needed: a CPU draws one at a time; on a GPU each would be a device sync.
+        # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device sync.
         if logits.device.type == "cpu":
             return walk(tree, _OneByOne(self, logits, positions))
         return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist())
@@ -86,7 +92,7 @@ class DrawThenWalk(ABC):
 
 @dataclass(frozen=True)
 class _OneByOne:
-    """A node's draw, made when it is read."""
+    """Draws a node's token when it is read."""
 
     rule: DrawThenWalk
     logits: Tensor
@@ -98,7 +104,7 @@ class _OneByOne:
 
 @dataclass(frozen=True)
 class Greedy(DrawThenWalk):
-    """The most probable token; of equal ones the first."""
+    """Draws the most probable token; the first one of equals."""
 
     law = "greedy"
 
@@ -111,9 +117,9 @@ class Greedy(DrawThenWalk):
 
 @dataclass(frozen=True)
 class Replay(DrawThenWalk):
-    """A recorded continuation takes the place of the draw; all forwards and costs stay real.
+    """Replays a recorded continuation in place of the draws; all forwards and costs stay real.
 
-    tokens: the recording, whose first token stands at absolute position `start`.
+    tokens: the recording; its first token stands at absolute position `start`.
     """
 
     tokens: Sequence[int]
@@ -124,14 +130,14 @@ class Replay(DrawThenWalk):
 
     @property
     def guesses(self) -> DrawThenWalk:
-        """Greedy: a drafter does not know the recording."""
+        """Greedy, because a draft model does not know the recording."""
         return Greedy()
 
     def keys(self, positions: Tensor) -> Tensor:
         device = positions.device
         if device not in self._copies:
             self._copies[device] = sent(torch.as_tensor(self.tokens, dtype=torch.int64), device)
-        # No walk passes the recording's end: the session stops there.  Padding may have positions before its start.
+        # The session stops at the recording's end, so no walk passes it.  Padded rows may lie before its start.
         return self._copies[device][(positions - self.start).clamp(0, len(self.tokens) - 1)]
 
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
@@ -140,12 +146,12 @@ class Replay(DrawThenWalk):
 
 @dataclass(frozen=True)
 class Sampled(DrawThenWalk):
-    """Temperature, top-k, top-p and min-p sampling: the warped logits plus Gumbel noise, and the largest wins.
+    """Temperature, top-k, top-p and min-p sampling by Gumbel-max: the largest sum of warped logit and noise wins.
 
-    The noise of a token depends on (seed, position, token) alone, not on what else is drawn in the same pass: a
-    speculative run equals plain decoding with the same seed.  The argmax has the softmax's distribution (Gumbel-max,
-    Maddison et al., arXiv 1411.0030).  Another rounding of the logits changes a draw only where the two largest
-    sums lie within it, or where it moves the drawn token across the border of top-k, top-p or min-p.
+    The noise of a token depends on (seed, position, token) only, not on what else is drawn in the same pass, so a
+    speculative run equals plain decoding with the same seed.  The argmax has the softmax's distribution (Maddison et
+    al., arXiv 1411.0030).  If logits are rounded differently, a draw changes only if the two largest sums are closer
+    than the rounding error, or if the drawn token moves across the border of top-k, top-p or min-p.
     """
 
     temperature: float = 1.0
@@ -166,11 +172,11 @@ class Sampled(DrawThenWalk):
         return gumbel(keys[:, None], tokens).add_(self.warp(logits)).argmax(-1)
 
     def apart(self, stream: int) -> Sampled:
-        """The same distribution with noise independent of this rule's and of other streams'; stream: 1 or more."""
+        """Returns the same distribution with independent noise; stream: a number from 1 up, one per use."""
         return replace(self, seed=int(mix(torch.tensor(of_seed(self.seed) + stream))) & ((1 << 63) - 1))
 
     def warp(self, logits: Tensor) -> Tensor:
-        """logits [n, V] -> [n, V] float32, -inf where a token cannot be drawn: transformers' warpers in their order.
+        """Applies transformers' warpers in their order: logits [n, V] -> [n, V] float32, -inf for excluded tokens.
 
         Of equal tokens at top-p's border the later ones stay, as in transformers where its sort is stable; at the
         borders of top-k and min-p all of them stay.

@@ -1,4 +1,4 @@
-"""How a request's tokens are drawn.  Knows the acceptance rules; knows no logits and no model."""
+"""Sampling settings of a request."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ from typing import Any
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
-MOST_LOGPROBS = 20      # OpenAI's
-MOST_BIAS = 1e9         # -1e9 forbids a token; the sum with a logit stays finite in float32
-MOST_REPETITION = 1e3
+MOST_LOGPROBS = 20      # OpenAI's limit
+MOST_BIAS = 1e9         # -1e9 forbids a token, and its sum with a logit stays finite in float32
+MOST_REPETITION = 1e3   # largest repetition penalty; the smallest is its reciprocal
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogitOptions:
-    """What changes logits by the tokens before them, greedy or sampled.
+    """Settings that change the logits depending on the tokens so far, for greedy and sampled decoding.
 
-    json_schema: text or a mapping; the answer is one line, spaced as Python's json.dumps; regex: in Rust's syntax, of
-                 the whole answer; grammar: Lark or GBNF.  One of the three at most
-    logit_bias:  token id -> what is added to its logit
-    repetition_penalty: divides positive logits of tokens of prompt and answer, multiplies negative ones
-                 (transformers'); presence_penalty, frequency_penalty: subtracted from those of the answer, once, and
-                 for each time (OpenAI's)
-    logprobs:    that many most probable tokens are reported beside each decoded one; None: no log-probabilities
+    Attributes:
+        json_schema: text or a mapping; the answer is one line, spaced like Python's json.dumps output.  At most one of
+            json_schema, regex and grammar may be given.
+        regex: an expression in Rust's syntax that the whole answer must match.
+        grammar: a grammar in Lark or GBNF syntax.
+        logit_bias: token id -> number that is added to its logit, from -1e9 (forbids the token) to 1e9.
+        repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens in the prompt or
+            the answer (as in transformers); 1 turns it off.
+        presence_penalty: subtracted once from the logits of tokens in the answer (as in OpenAI's API), from -2 to 2.
+        frequency_penalty: subtracted for each occurrence in the answer (as in OpenAI's API), from -2 to 2.
+        logprobs: how many of the most probable tokens are reported with each decoded one, 0 to 20; None: no
+            log-probabilities.
+
+    Raises:
+        ValueError: a value is out of range or of a wrong type, or two constraints are given.
     """
 
     json_schema: str | Mapping[str, Any] | None = None
@@ -68,7 +76,7 @@ class LogitOptions:
 
     @property
     def constraint(self) -> tuple[str, str] | None:
-        """The constraint's name and text; ValueError for a schema that JSON cannot say."""
+        """The constraint's name and text; raises ValueError for a schema that cannot be written as JSON."""
         name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
         value = name and getattr(self, name)
         try:
@@ -84,12 +92,18 @@ class LogitOptions:
 
 @dataclass(frozen=True)
 class Sampling(LogitOptions):
-    """How the target's tokens are drawn: greedily (temperature 0), by seed, or from a recording.
+    """Sampling settings: greedy (temperature 0), sampled with a seed, or replayed from a recording.
 
-    temperature: 0, or from 1e-5 up
-    top_p, top_k, min_p: as transformers' warpers; 1, 0 and 0 turn them off
-    seed:        in [0, 2^63)
-    replay:      token ids that replace the draws; excludes all other fields
+    Attributes:
+        temperature: 0 (greedy, the default), or at least 1e-5.
+        top_p, top_k, min_p: as transformers' warpers; 1, 0 and 0 turn them off.
+        seed: in [0, 2^63); the same seed gives the same tokens with every method.
+        replay: token ids that replace the draws; excludes all other fields.
+
+    The other fields are those of `LogitOptions`.
+
+    Raises:
+        ValueError: a value is out of range, or a setting would have no effect (such as a seed with temperature 0).
     """
 
     temperature: float = 0.0

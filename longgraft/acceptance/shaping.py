@@ -1,7 +1,7 @@
-"""Draws whose logits depend on the tokens before them: constraints, penalties and biases, and their log-probabilities.
+"""Draws whose logits depend on the tokens before them: constraints, penalties, biases and log-probabilities.
 
-A draw at a node sees the node's path alone, as plain decoding does, so the answer is plain decoding's under the same
-settings.
+A draw at a node depends only on the path to the node, as in plain decoding, so the answer equals plain decoding's under
+the same settings.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from longgraft.acceptance.sampling import LogitOptions
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import FORCED, ProposalTree
 
-DEAD = -1       # drawn behind the root where the constraint allows no token
+DEAD = -1       # drawn below the root where the constraint allows no token
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Of a decoded token, by the target's own logits: before biases, penalties, constraint and sampling.
+    """A decoded token's log-probability by the target's own logits, before biases, penalties, constraint and sampling.
 
-    top: (token, log-probability) of the most probable ones, best first
+    top: (token, log-probability) of the most probable tokens, best first
     """
 
     token: int
@@ -34,7 +34,7 @@ class TokenLogprob:
 
 
 class Shaping:
-    """What one answer's tokens do to the logits after them.  It stands behind the last drawn token."""
+    """Changes the logits depending on one answer's tokens so far; `advance` moves it past each drawn token."""
 
     def __init__(self, options: LogitOptions, prompt: Sequence[int], constraint: Constraint | None = None) -> None:
         self.options, self.constraint = options, constraint
@@ -43,8 +43,10 @@ class Shaping:
         self._logprobs: list[TokenLogprob] = []
 
     def shaped(self, logits: Tensor) -> Tensor:
-        """logits [1, V] -> [1, V] float32 of the token that comes next: biased, penalised (the order of transformers'
-        and vLLM's processors), -inf where the constraint forbids a token."""
+        """Returns the next token's logits after biases, penalties and constraint: [1, V] -> [1, V] float32.
+
+        Biases and penalties apply in the order of transformers' and vLLM's processors; forbidden tokens get -inf.
+        """
         options, scores = self.options, logits.float()
         if self._counts.shape[0] != logits.shape[-1]:
             self._begin(logits)
@@ -59,7 +61,7 @@ class Shaping:
         return scores
 
     def advance(self, token: int, logits: Tensor) -> None:
-        """Go on behind a drawn token.  logits: [1, V], those that it was drawn from, unshaped."""
+        """Moves past a drawn token; logits: [1, V], the unshaped logits that it was drawn from."""
         self._counts[token] += 1
         self._seen[token] = True
         if self.constraint is not None:
@@ -71,13 +73,16 @@ class Shaping:
             self._logprobs.append(TokenLogprob(token, float(logs[token]), pairs))
 
     def taken(self, tokens: int) -> tuple[TokenLogprob, ...]:
-        """Of the last step's first tokens; () where none are asked for."""
+        """Returns and clears the log-probabilities of the last step's first `tokens` tokens; () if none are wanted."""
         found, self._logprobs = tuple(self._logprobs[:tokens]), []
         return found
 
     def fitted(self, tree: ProposalTree, budget: int) -> ProposalTree:
-        """The tree as the constraint leaves it: nothing that is forbidden; up to `budget` nodes, the only text that may
-        follow the root, which nothing displaces, and the few that may follow it or a leaf."""
+        """Fits a tree to the constraint: removes forbidden nodes and adds what must or may follow.
+
+        A text that is forced after the root is always added, and displaces other nodes; up to `budget` nodes, texts
+        that are among few possible ones are added after the root and the leaves.
+        """
         if (rule := self.constraint) is None or rule.ended:
             return tree
         tree = _without_forbidden(tree, rule)
@@ -163,7 +168,7 @@ def _leaves(tree: ProposalTree) -> list[int]:
 
 
 def _nodes(tree: ProposalTree, node: int) -> list[int]:
-    """From the root's child to the node."""
+    """Returns the path from the root's child to the node."""
     nodes = []
     while node:
         nodes.append(node)

@@ -1,7 +1,4 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): tokens above a probability are accepted.  Lossy.
-
-Knows logits and trees; knows no model and no proposer.
-"""
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): accepts tokens above a probability.  Lossy."""
 
 from __future__ import annotations
 
@@ -17,8 +14,11 @@ from longgraft.trees.tree import ProposalTree
 
 @dataclass(frozen=True)
 class Typical:
-    """A node is accepted with its parent where p(token) > min(epsilon, alpha * exp(-H(p))); the deepest one ends the
-    path, of equally deep ones the most probable.  The token after it is the target's own draw."""
+    """Accepts a node together with its parent if p(token) > min(epsilon, alpha * exp(-H(p))).
+
+    The accepted path ends at the deepest accepted node; among equally deep ones the most probable path wins.  The token
+    after it is the target's own draw.
+    """
 
     sampled: Sampled
     epsilon: float = 0.09
@@ -45,8 +45,11 @@ class Typical:
 
     @staticmethod
     def _best(tree: ProposalTree, passed: list[float], logs: list[float]) -> int:
-        """The last node of the longest accepted path; passed, logs: of each node but the root, whether its token's
-        probability is above the threshold, and its log-probability."""
+        """Returns the last node of the longest accepted path.
+
+        passed, logs: for each node but the root, if its token's probability is above the threshold, and its
+        log-probability.
+        """
         reached = {0: (0, 0.0)}         # depth and log-probability of the accepted nodes
         for node, parent in enumerate(tree.parents.tolist()[1:], 1):
             if passed[node - 1] and parent in reached:
@@ -56,5 +59,5 @@ class Typical:
 
 
 def typical(rule: AcceptanceRule, epsilon: float, alpha: float) -> AcceptanceRule:
-    """Typical acceptance where a request samples; greedy and replayed requests keep their exact rule."""
+    """Returns typical acceptance for sampled requests; greedy and replayed requests keep their exact rule."""
     return Typical(rule, epsilon, alpha) if isinstance(rule, Sampled) else rule

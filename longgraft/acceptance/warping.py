@@ -12,10 +12,10 @@ _ONE = 1 << 62          # probability 1, as an integer
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """scores [n, V] with -inf outside the fewest largest tokens that reach top_p; of equal ones the later stay.
+    """Sets scores [n, V] to -inf outside the fewest largest tokens that reach top_p; of equal ones the later stay.
 
-    No sort and no host read: a radix search over the bits of the scores finds the border, by the mass of each digit.
-    Masses are integers, whose sums do not depend on order.
+    It needs no sort and no host read: a radix search over the bits of the scores finds the border by the mass of each
+    digit.  Masses are integers, so their sums do not depend on the order of addition.
     """
     bits = (scores + 0.0).view(torch.int32)     # 0 for -0
     # Integers from 0 to 2^32 - 1 that sort as the scores do.

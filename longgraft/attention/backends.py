@@ -1,7 +1,6 @@
 """Attention of a few new rows over a long prefix and over each other.
 
-Knows tensors and row geometry; knows no model and no cache class.  A backend is a function
-(q, k, v, layout, scale, window) -> out; `dense` is the reference for all others.
+A backend is a function (q, k, v, layout, scale, window) -> out; `dense` is the reference for all others.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, P prefix rows, C columns, D head size.
 """
@@ -20,22 +19,22 @@ from longgraft.attention.layout import DeviceLayout, Layout
 
 HALF = (torch.float16, torch.bfloat16)
 EXTRAS = {"flash": "flash-attn", "triton": "triton"}     # backend on CUDA -> the package that it needs
-FEW = 64                # most rows of a tree; a prompt chunk has more
+FEW = 64                # rows of the largest tree; a prompt chunk usually has more
 
 
 Backend = Callable[[Tensor, Tensor, Tensor, Any, float, "int | None"], Tensor]
 
 
 def packed(q: Tensor, heads: int) -> Tensor:
-    """[1, H, n, D] -> [1, Hkv, G * n, D]: the query heads of one key head become rows, so that its KV is read once."""
+    """[1, H, n, D] -> [1, Hkv, G * n, D]: query heads of one key head become rows, so that its KV is read once."""
     return q.reshape(1, heads, -1, q.shape[3])
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
           softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """The reference: float32 with explicit masks; a row that sees nothing is zeros.
+    """The reference backend: float32 with explicit masks; a row that sees no column gets zeros.
 
-    softcap: bound of the scores (Gemma 2).  sinks: [H], per head one more score in the softmax, without a value
+    softcap: bound of the scores (Gemma 2).  sinks: [H], one extra score per head in the softmax, which has no value
     (gpt-oss).
     """
     keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
@@ -52,8 +51,10 @@ def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale:
 
 
 def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None) -> Tensor:
-    """torch's SDPA with one dense mask [n, C], on any device; with a `DeviceLayout` over the whole buffer, so that
-    nothing is read on the host."""
+    """torch's SDPA with one dense mask [n, C], on any device.
+
+    With a `DeviceLayout` it covers the whole buffer, so that the host reads nothing.
+    """
     keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
     out = F.scaled_dot_product_attention(packed(q, k.shape[1]), keys, values, attn_mask=mask, scale=scale)
     out = out.masked_fill(~mask.any(-1, keepdim=True), 0)       # torch's kernels differ here
@@ -64,7 +65,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Attention without a mask.  q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
     q_rows = packed(q, k.shape[1])
     if q.device.type == "cuda" and q.shape[3] % 8 == 0:
-        # On Hopper torch would choose cuDNN, which builds a plan for every number of keys: at each token.
+        # On Hopper torch would choose cuDNN, which builds a new plan whenever the number of keys changes: every token.
         out = _prefix_part(q_rows, k, v, scale)[0]
     else:
         out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
@@ -72,7 +73,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Plain decoding, n = m = 1: the row sees one contiguous range, without a mask."""
+    """Attention of plain decoding (n = m = 1): the row sees one contiguous range, so no mask is needed."""
     first, end = layout.edges(window)[0], layout.end
     return everywhere(q, k[:, :, first:end], v[:, :, first:end], scale)
 
@@ -87,10 +88,10 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: 
 def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
           prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
           sinks: Tensor | None = None) -> Tensor:
-    """An unmasked prefix part and a small masked part, merged by their log-sum-exps in float32.
+    """An unmasked part for the prefix and a small masked part, merged by their log-sum-exps in float32.
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
-    sinks: as of `dense`; one is a part that has a score and no value.
+    sinks: as in `dense`; they are merged like a part that has a score and no value.
     """
     if layout.plain and sinks is None:
         return one_row(q, k, v, layout, scale, window)
@@ -121,13 +122,13 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """`split` with flash-attn's kv-cache kernel for the prefix part, which splits a long prefix over the GPU."""
+    """`split`, with flash-attn's KV cache kernel for the prefix part, which splits a long prefix over the GPU."""
     return split(q, k, v, layout, scale, window, prefix_part=_flash_attn_part)
 
 
 def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
            softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """One Triton kernel over prefix and tree; prompt chunks, which have more rows, go to `split` or `dense`."""
+    """One Triton kernel over prefix and tree; prompt chunks of more than `FEW` rows go to `split` or `dense`."""
     if isinstance(layout, Layout):
         if layout.rows > FEW and softcap is None and sinks is None:
             return split(q, k, v, layout, scale, window)
@@ -143,7 +144,7 @@ BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "split": split, "flash": flash, "t
 
 
 def available() -> dict[str, str]:
-    """Backend -> "" if it can run here, else why it cannot."""
+    """Returns, for each backend, "" if it can run here, else the reason why it cannot."""
     reasons = dict.fromkeys(BACKENDS, "")
     for name, package in EXTRAS.items():
         if not torch.cuda.is_available():
@@ -154,7 +155,7 @@ def available() -> dict[str, str]:
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend of this name, checked against device and dtype; "auto" takes flash, else split, else sdpa."""
+    """Returns the backend of this name, checked against device and dtype; "auto" takes flash, else split, else sdpa."""
     if name == "auto":
         if device.type == "cuda" and dtype in HALF and not available()["flash"]:
             return "flash"
@@ -173,16 +174,16 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
 
 
 def fixed_backend(device: torch.device) -> Backend:
-    """The backend that takes a `DeviceLayout` here."""
+    """Returns the backend for a `DeviceLayout` on this device: triton if it can run, else `whole`."""
     return triton if device.type == "cuda" and not available()["triton"] else whole
 
 
 def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | None,
             group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(k, v [1, Hkv, C, D], the mask of the packed rows [G * n, C] bool).
+    """Returns (k, v [1, Hkv, C, D], the mask of the packed rows [G * n, C] bool).
 
-    Unwritten rows of a whole buffer may hold NaN, and NaN times a weight of zero is NaN: they are zeroed in a copy, at
-    the cost of one more pass over the buffer.
+    Unwritten rows of a whole buffer may hold NaN, and NaN times a weight of zero is NaN.  So they are zeroed in a copy,
+    which costs one more pass over the buffer.
     """
     if isinstance(layout, Layout):
         return k[:, :, :layout.end], v[:, :, :layout.end], layout.dense(window).repeat(group, 1)
@@ -192,13 +193,13 @@ def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | N
 
 
 def _flash_runs(q: Tensor) -> bool:
-    """Whether torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up to 256."""
+    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up to 256."""
     return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
             and torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
 def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Without a mask: q [1, Hkv, m, D], k and v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1, Hkv, m] float32."""
+    """Unmasked attention: q [1, Hkv, m, D], k, v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1, Hkv, m] float32."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, scale=scale)
     if _flash_runs(q):
@@ -208,7 +209,7 @@ def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """`_prefix_part` by flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns natural-log lse."""
+    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns natural-log lse."""
     from flash_attn import flash_attn_with_kvcache
 
     out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),

@@ -1,4 +1,4 @@
-"""Which columns each of a few new rows sees.  Knows row geometry; knows no kernel and no model."""
+"""Attention layouts: which columns each of a few new rows sees."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from torch import Tensor
 
 from longgraft.runtime.devices import sent
 
-ALIGNED = 16        # columns: CUDA's kernels read a bias in pieces of up to 16 numbers
+ALIGNED = 16        # columns that a bias is padded to: CUDA's kernels read it in pieces of up to 16 numbers
 
 
 class Layout:
-    """Which of the P + m columns each of the n new rows sees: P prefix columns and m own columns, the last n of which
-    are the new rows.
+    """The visible columns, among P + m, of each of the n new rows.
+
+    There are P prefix columns and m own columns, the last n of which are the new rows.
 
     depths: [n]; mask: [n, m] bool, None for a chain (then m = n); column_depths: [m], by default `depths`.
     Row i is at position P + depths[i].  With a window W it sees positions above P + depths[i] - W, so the lower edge
-    is ragged: these few columns go to the masked part, and the rest of the prefix needs no mask.
+    differs by row.  These few ragged columns go to the masked part; the rest of the prefix needs no mask.
     """
 
     def __init__(self, prefix: int, depths: Tensor, mask: Tensor | None, device: torch.device,
                  column_depths: Tensor | None = None) -> None:
         self.prefix, self.rows, self.device = prefix, len(depths), device
-        self.deepest = int(depths.max())        # on the host: on a GPU it would be a sync
+        self.deepest = int(depths.max())        # read here, on the host: on a GPU it would cost a device sync
         self.end = prefix + len(depths if column_depths is None else column_depths)
         self._depths, self._mask, self._column_depths = depths, mask, column_depths
         self._cache: dict[tuple, Tensor] = {}
 
     @cached_property
     def depths(self) -> Tensor:
-        """[n] int64 on the device; copied there on first use, since plain decoding needs none."""
+        """[n] int64 on the device; copied on first use, because plain decoding does not need it."""
         return sent(self._depths, self.device)
 
     @cached_property
@@ -48,11 +49,11 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """One row that sees all columns within its window."""
+        """True for one row that sees all columns within its window."""
         return self.rows == 1 and self.end == self.prefix + 1
 
     def slides(self, window: int | None) -> bool:
-        """Whether the window hides any column from any row."""
+        """True if the window hides any column from any row."""
         return window is not None and self.prefix + self.deepest + 1 > window
 
     def own(self, window: int | None) -> Tensor:
@@ -64,15 +65,19 @@ class Layout:
         return seen
 
     def edges(self, window: int | None) -> tuple[int, int]:
-        """Of the prefix: (the first column that any row sees, the first that every row sees)."""
+        """Returns (the first prefix column that any row sees, the first prefix column that every row sees)."""
         if not self.slides(window):
             return 0, 0
         assert window is not None
         return max(0, self.prefix - window + 1), min(self.prefix, max(0, self.prefix + self.deepest - window + 1))
 
     def by_position(self, window: int | None) -> tuple[Tensor, Tensor | None]:
-        """(the first position that each row sees [n] int64; the own column at position P + slot that each row sees, -1
-        for none, [n, slots] int32, or None for a chain, whose columns stand at their positions)."""
+        """Returns the geometry by token position, for kernels that read the cache in that order.
+
+        Returns:
+            (the first position that each row sees, [n] int64; for each row and slot the own column at position
+            P + slot, -1 for none, [n, slots] int32, or None for a chain, whose columns lie at their positions).
+        """
         key = ("first", window)
         if key not in self._cache:
             slides = window is not None and self.slides(window)
@@ -83,7 +88,7 @@ class Layout:
         return self._cache[key], self._cache.get(("order", window))
 
     def _order(self, seen: Tensor) -> Tensor:
-        """[n, slots] int32 of `by_position`.  Columns of one depth, which are on no path, follow one another."""
+        """[n, slots] int32 for `by_position`.  If a row sees several columns of one depth, they follow one another."""
         rows, columns = seen.nonzero().unbind(1)
         slots = self.column_depths[columns]
         order = torch.full((self.rows, int(self.column_depths.max()) + 1), -1, dtype=torch.int32)
@@ -97,7 +102,7 @@ class Layout:
         return order
 
     def dense(self, window: int | None) -> Tensor:
-        """The whole mask, [n, P + m] bool."""
+        """Returns the whole mask, [n, P + m] bool."""
         key = ("dense", window)
         if key not in self._cache:
             columns = torch.arange(self.prefix, device=self.device)
@@ -108,7 +113,7 @@ class Layout:
         return self._cache[key]
 
     def masked_part(self, window: int | None) -> Tensor:
-        """[n, R + m] bool: the R ragged prefix columns, then the own columns."""
+        """Returns the mask of the masked part, [n, R + m] bool: the R ragged prefix columns, then the own columns."""
         key = ("masked", window)
         if key not in self._cache:
             (first, every), seen = self.edges(window), self.own(window)
@@ -120,7 +125,7 @@ class Layout:
         return self._cache[key]
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """[G * n, R + m]: `masked_part` as 0 or -inf, repeated per query head of a group."""
+        """Returns `masked_part` as a bias [G * n, R + m] of 0 and -inf, repeated for each query head of a group."""
         key = ("bias", window, group, dtype)
         if key not in self._cache:
             seen = self.masked_part(window)
@@ -132,7 +137,7 @@ class Layout:
 
     @cached_property
     def on_device(self) -> DeviceLayout:
-        """The same geometry on the device, computed there; the host provides only the prefix length."""
+        """The same geometry, computed on the device; the host provides only the prefix length."""
         prefix = torch.full((1,), self.prefix, dtype=torch.int32, device=self.device)
         return DeviceLayout.of(prefix, self.depths, self.column_depths, self.own(None))
 
@@ -141,9 +146,10 @@ class Layout:
 class DeviceLayout:
     """Row geometry in tensors on the device, so that one recorded launch serves every prefix and every tree of n rows.
 
-    length: [1] int32, prefix rows; depths: [n] int32; column_depths: [m] int32; words: [n, ceil(m / 32)] int32, bit j
-    of word w of row i: whether row i sees own column 32 w + j.  Own columns are cache rows length .. length + m; row i
-    is at position length + depths[i], and with a window W it sees positions above that minus W.
+    length: [1] int32, number of prefix rows; depths: [n] int32; column_depths: [m] int32; words: [n, ceil(m / 32)]
+    int32, where bit j of word w of row i is set if row i sees own column 32 w + j.  Own columns are the cache rows
+    length .. length + m; row i is at position length + depths[i], and with a window W it sees positions above that
+    minus W.
     """
 
     length: Tensor
@@ -153,7 +159,7 @@ class DeviceLayout:
 
     @classmethod
     def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
-        """From integers of any dtype, and seen [n, m] bool: which own columns each row sees."""
+        """Builds the layout from integers of any dtype, and seen [n, m] bool: the own columns that each row sees."""
         return cls(length.int(), depths.int(), column_depths.int(), words(seen))
 
     @property
@@ -161,7 +167,7 @@ class DeviceLayout:
         return len(self.depths)
 
     def dense(self, capacity: int, window: int | None) -> Tensor:
-        """The mask over the whole buffer, [n, capacity] bool; nothing is read on the host."""
+        """Returns the mask over the whole buffer, [n, capacity] bool, without a host read."""
         columns = torch.arange(capacity, dtype=torch.int32, device=self.length.device)
         own = columns - self.length     # below 0 in the prefix
         column = own.clamp(0, len(self.column_depths) - 1)
@@ -174,7 +180,7 @@ class DeviceLayout:
 
 
 def words(seen: Tensor) -> Tensor:
-    """[n, m] bool as bits: [n, ceil(m / 32)] int32; bit 31 is the sign."""
+    """Packs [n, m] bool into bits, [n, ceil(m / 32)] int32; bit 31 is the sign."""
     padded = F.pad(seen, (0, -seen.shape[1] % 32)).int().unflatten(1, (-1, 32))
     bits = torch.arange(32, dtype=torch.int32, device=seen.device)
     return (padded << bits).sum(-1, dtype=torch.int32)      # distinct bits: the sum never carries

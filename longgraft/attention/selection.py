@@ -1,8 +1,7 @@
-"""Selectors of the cache rows that a drafting pass attends to: by position, by attention, by blocks.
+"""Selectors: they choose the cache rows that a drafting pass attends to, by position, by attention or by blocks.
 
-Knows the keys of one layer and its newest queries; knows no cache and no model.  A selector is a function
-(keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] where heads differ; m depends on T
-alone.  If the budget holds all T rows, all are selected.
+A selector is a function (keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] if heads
+differ; m depends only on T.  If the budget holds all T rows, all are selected.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, T rows, w queries, D head size.
 """
@@ -18,19 +17,19 @@ from torch import Tensor
 
 
 class Selector(Protocol):
-    """Selects the rows of one layer."""
+    """Selects rows of one layer of the target's KV cache."""
 
     @property
     def queries(self) -> int:
-        """How many of the newest queries it needs; 0: none."""
+        """Number of newest queries that the selector needs; 0: none."""
 
     def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
-        """The selected rows."""
+        """Returns the selected rows, ascending."""
 
 
 @dataclass(frozen=True)
 class Recent:
-    """Attention sinks (the first rows) and the newest rows: StreamingLLM (arXiv 2309.17453)."""
+    """Keeps attention sinks (the first rows) and the newest rows: StreamingLLM (arXiv 2309.17453)."""
 
     budget: int
     sinks: int = 4
@@ -42,8 +41,8 @@ class Recent:
 
 @dataclass(frozen=True)
 class Attended:
-    """The rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv 2404.14469) as in
-    MagicDec.
+    """Keeps the rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv 2404.14469), in
+    MagicDec's version.
 
     Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled` rows.
     """
@@ -57,7 +56,7 @@ class Attended:
         if length <= self.budget:
             return _all(keys)
         before = length - window
-        # Head by head, since all weights of a layer would be [Hq, w, T].
+        # One key head at a time, because the weights of a whole layer would be [Hq, w, T].
         grouped = _grouped(queries, keys)
         weights = torch.stack([self._weights(own, rows) for own, rows in zip(keys, grouped, strict=True)])
         pooled = F.avg_pool1d(weights[:, :before], self.pooled, stride=1, padding=self.pooled // 2)
@@ -65,7 +64,7 @@ class Attended:
 
     @staticmethod
     def _weights(keys: Tensor, queries: Tensor) -> Tensor:
-        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, each row's summed attention weights."""
+        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, each row's summed attention weight."""
         window, length = queries.shape[1], keys.shape[0]
         scores = (queries @ keys.mT).float() * keys.shape[1] ** -0.5
         ahead = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(1)
@@ -75,9 +74,9 @@ class Attended:
 
 @dataclass(frozen=True)
 class Nearest:
-    """Sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
+    """Keeps sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
 
-    newest: how many rows of the budget are the newest ones; 0 in its code
+    newest: number of newest rows within the budget; 0 in the paper's code
     """
 
     budget: int
@@ -96,10 +95,11 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The first chunk and those whose mean key has the largest product with the last query: TriForce (2404.11912).
+    """Keeps the first chunk and the chunks whose mean key has the largest product with the last query: TriForce
+    (2404.11912).
 
     An incomplete chunk before the newest rows is selected, too.
-    newest: how many rows of the budget are the newest ones; 0 in its code
+    newest: number of newest rows within the budget; 0 in the paper's code
     """
 
     budget: int
@@ -119,11 +119,12 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Quest:
-    """Blocks with the largest bounds on their keys' products, between sinks and the newest blocks: Quest (2406.10774)
-    as in SpecPV.
+    """Keeps sinks, the newest blocks, and those blocks in between whose keys may have the largest products.
 
-    corners: a block's score is the larger of a query's products with its componentwise maximum and minimum, as in
-             SpecPV's code; else Quest's bound, the sum over components of the larger product
+    Quest (2406.10774), in SpecPV's version.
+
+    corners: True: a block's score is the larger of a query's products with the block's componentwise maximum and
+             minimum, as in SpecPV's code; False: Quest's bound, the sum over components of the larger product
     Scores are averaged over the queries and over the heads that share a key head.  An incomplete block before the
     newest ones is selected, too; SpecPV leaves it out.
     """
@@ -144,7 +145,7 @@ class Quest:
         return _with(keys, first, _rows(chosen, first, self.block), first + count * self.block)
 
     def scores(self, keys: Tensor, queries: Tensor, count: int) -> Tensor:
-        """[Hkv, count] float32: the scores of the blocks after the sinks."""
+        """Returns the scores of the blocks after the sinks, [Hkv, count] float32."""
         blocks = _blocks(keys, self.sinks * self.block, count, self.block)
         most, least = blocks.amax(2), blocks.amin(2)                            # [Hkv, count, D]
         q = _grouped(queries, keys).flatten(1, 2)                               # [Hkv, G * w, D]
@@ -159,12 +160,12 @@ def _grouped(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _blocks(keys: Tensor, first: int, count: int, size: int) -> Tensor:
-    """keys [Hkv, T, D] from row `first` on, as [Hkv, count, size, D]."""
+    """Returns keys [Hkv, T, D] from row `first` on as [Hkv, count, size, D]."""
     return keys[:, first:first + count * size].unflatten(1, (count, size))
 
 
 def _rows(blocks: Tensor, first: int, size: int) -> Tensor:
-    """Blocks [Hkv, b], counted from row `first` -> their rows [Hkv, b * size]."""
+    """Returns the rows [Hkv, b * size] of blocks [Hkv, b], which are counted from row `first`."""
     return (first + blocks[..., None] * size + torch.arange(size, device=blocks.device)).flatten(1)
 
 
@@ -173,7 +174,7 @@ def _all(keys: Tensor) -> Tensor:
 
 
 def _with(keys: Tensor, sinks: int, chosen: Tensor | None, newest: int) -> Tensor:
-    """The first `sinks` rows, the chosen rows [Hkv, c], and all rows from `newest` on, ascending."""
+    """Returns the first `sinks` rows, the chosen rows [Hkv, c], and all rows from `newest` on, ascending."""
     every = _all(keys)
     around = every[:sinks], every[newest:]
     if chosen is None:

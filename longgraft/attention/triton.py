@@ -1,8 +1,8 @@
-"""Attention of a tree's rows over prefix and tree in one launch that serves every prefix length.
+"""A Triton kernel for the attention of a tree's rows over prefix and tree, in one launch for every prefix length.
 
-Knows tensors, row geometry and Triton; knows no model and no cache class.  Programs split the columns of a key head,
-each with a tile of its query heads' rows (flash decoding), and a second kernel merges their results.  Their number
-depends on shapes alone and the length is read on the device, so that a recorded launch can be replayed at any length.
+Programs split the columns of a key head, each with a tile of its query heads' rows (flash decoding), and a second
+kernel merges their results.  The number of programs depends only on shapes and the length is read on the device, so
+that a recorded launch can be replayed at any length.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D head size, S splits; BM rows and BN
 columns of a tile, BT columns of a masked tile, BD the power of two that D is padded to.  Row r of a key head
@@ -22,13 +22,16 @@ from torch import Tensor
 from longgraft.attention.layout import DeviceLayout
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MOST_SPLITS = 64        # since one program merges all splits of a row
+MOST_SPLITS = 64        # most splits of the columns: one program merges all splits of a row
 
 
 @dataclass(frozen=True)
 class Chip:
-    """processors: number of multiprocessors.  shares: whether four warps share a matrix product of 64 rows (Hopper and
-    data centre Blackwell, which also have the shared memory for it)."""
+    """The facts about a GPU that the launch plan needs.
+
+    processors: number of multiprocessors.  shares: True if four warps share a matrix product of 64 rows (Hopper and
+    data centre Blackwell, which also have the shared memory for it).
+    """
 
     processors: int
     shares: bool
@@ -36,7 +39,7 @@ class Chip:
     @classmethod
     @cache
     def of(cls, device: torch.device) -> Chip:
-        """This device's chip; one processor for Triton's interpreter."""
+        """Returns this device's chip; Triton's interpreter counts as one processor."""
         if device.type != "cuda":
             return cls(1, False)
         found = torch.cuda.get_device_properties(device)
@@ -45,8 +48,11 @@ class Chip:
 
 @dataclass(frozen=True)
 class Plan:
-    """Launch parameters: BM rows and BN columns of a tile, warps per program, pipeline stages, S splits.  The tiles for
-    half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has not been measured."""
+    """Launch parameters: BM rows and BN columns of a tile, warps per program, pipeline stages, S splits.
+
+    The tiles for half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has not
+    been measured.
+    """
 
     rows: int
     columns: int
@@ -56,7 +62,7 @@ class Plan:
 
     @classmethod
     def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip) -> Plan:
-        """rows: G * n, of each key head; kv: [1, Hkv, capacity, D].  Independent of the prefix length."""
+        """rows: G * n rows per key head; kv: [1, Hkv, capacity, D].  The plan is the same for every prefix length."""
         _, heads, capacity, size = kv
         if dtype == torch.float32:                      # full-precision products do not use tensor cores
             tile, columns, warps, stages = min(32, _padded(rows)), 16, 8, 1
@@ -76,8 +82,10 @@ class Plan:
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale: float, window: int | None,
                    softcap: float | None = None, sinks: Tensor | None = None, plan: Plan | None = None) -> Tensor:
-    """q [1, H, n, D], k and v the whole buffers [1, Hkv, capacity, D], each row contiguous; sinks [H] -> [1, H, n, D],
-    a view of [1, n, H, D]."""
+    """Computes q [1, H, n, D] over the whole buffers k and v [1, Hkv, capacity, D], each row contiguous.
+
+    sinks: [H].  Returns [1, H, n, D], a view of [1, n, H, D].
+    """
     _, query_heads, n, size = q.shape
     heads = k.shape[1]
     group = query_heads // heads
@@ -86,7 +94,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale:
     found = q.new_empty(plan.splits, heads, group * n, size, dtype=torch.float32)
     weight = q.new_empty(plan.splits, heads, group * n, dtype=torch.float32)
     out = q.new_empty(1, n, query_heads, size)
-    # The softcap's tanh(x) is computed from exp(2x), by powers of two as well: the scores are scaled to 2x.
+    # The softcap's tanh(x) is computed from exp(2x), in powers of two like the softmax: the scores are scaled to 2x.
     factor = scale if softcap is None else 2 * scale / softcap
     with torch.cuda.device_of(q):
         _parts[(-(-group * n // plan.rows), plan.splits, heads)](
@@ -102,14 +110,14 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale:
 
 
 def _padded(number: int) -> int:
-    """The next power of two, at least 16, the smallest size of a matrix product."""
+    """Returns the next power of two from 16 up; 16 is the smallest size of a matrix product."""
     return max(16, triton.next_power_of_2(number))
 
 
 @triton.jit
 def _seen(start, offs_n, rows_ok, row, position, length, m, column_depths, words, WORDS: tl.constexpr,
           WINDOW: tl.constexpr):
-    """[BM, BN]: which of the columns from `start` on each row sees."""
+    """[BM, BN] bool: the columns from `start` on that each row sees."""
     columns = start + offs_n
     own = columns - length                                                  # below 0 in the prefix
     word = tl.zeros([row.shape[0], offs_n.shape[0]], tl.int32)
@@ -127,7 +135,7 @@ def _seen(start, offs_n, rows_ok, row, position, length, m, column_depths, words
 @triton.jit
 def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, scale, cap, D: tl.constexpr,
           MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """Add one tile of columns to a running softmax.  seen: [BM, BN] if MASKED; rows from `total` on may hold NaN."""
+    """Adds one tile of columns to a running softmax.  seen: [BM, BN] if MASKED; rows from `total` on may hold NaN."""
     kp = k + start * kn.to(tl.int64) + (offs_n[None, :] * kn + offs_d[:, None])                   # [BD, BN]
     vp = v + start * vn.to(tl.int64) + (offs_n[:, None] * vn + offs_d[None, :])                   # [BN, BD]
     written, sized = start + offs_n < total, offs_d < D
@@ -163,7 +171,7 @@ def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, s
 def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Found, Weight, qh, qn, kh, kn, vh, vn, n, m, scale, cap,
            G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
            WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """A tile of rows over one split of the columns: softmax output [S, Hkv, G * n, D] and log2 of its sum."""
+    """One tile of rows over one split of the columns: softmax output [S, Hkv, G * n, D] and log2 of its sum."""
     split, head = tl.program_id(1), tl.program_id(2)
     length = tl.load(Length)
     total = length + m
@@ -211,7 +219,7 @@ def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Found, Weight, qh, qn, 
 @triton.jit
 def _merge(Found, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
            BS: tl.constexpr):
-    """Merge the splits of one row by their weights; -inf marks a split without columns, which wrote nothing."""
+    """Merges the splits of one row by their weights; -inf marks a split without columns, which wrote nothing."""
     r, head = tl.program_id(0), tl.program_id(1)
     query_head = head * G + r // n
     offs_s, offs_d = tl.arange(0, BS), tl.arange(0, BD)

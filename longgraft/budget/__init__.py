@@ -1,1 +1,1 @@
-"""A step's cost, its expected tokens, and how many nodes it verifies."""
+"""The budget of a step: its cost, its expected tokens, and how many nodes it verifies."""

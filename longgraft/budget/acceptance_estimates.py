@@ -1,4 +1,4 @@
-"""Estimates of a request: the drafter's accuracy, what drafts and proposals brought, recent tokens per second."""
+"""Acceptance estimates of a request: the drafter's accuracy, what drafts brought, and recent tokens per second."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import FORCED
 
-# Numbers chosen by hand, on prompts that no table reports (docs/choices.md, spending).
-DECAY = 0.98            # of counts, per count
-RATE_DECAY = 0.95       # of earlier steps' tokens and seconds, per step
-RATE_PRIOR = 10.0       # plain steps that the rate begins with
-FIRST_PROBE = 8         # tokens of an answer after which a drafter is probed: prompts are harder to guess than answers
-PATIENCE = 64           # tokens that wait for a drafter before it is probed again, after a draft
-TIMED_EVERY = 4         # passes: the last of them is compared with its expected time
-PRIOR_TOKENS = 4        # of a text, as which an accuracy that was known before counts
-PRIOR = 2.0             # tokens accepted as expected with which `trust` begins, and likewise `worth`
+# These numbers were chosen by hand, on prompts that no table reports (docs/choices.md, spending).
+DECAY = 0.98            # decay of drafts and worth, per count
+RATE_DECAY = 0.95       # decay of earlier steps' tokens and seconds, per step
+RATE_PRIOR = 10.0       # weight of plain decoding in the rate, in steps
+FIRST_PROBE = 8         # answer tokens before a drafter's first probe; prompts are harder to predict than answers
+PATIENCE = 64           # tokens that must wait for a drafter before it is probed again, after a draft
+TIMED_EVERY = 4         # one verified pass in this many is compared with its expected time
+PRIOR_TOKENS = 4        # weight of the prior accuracy, in tokens
+PRIOR = 2.0             # weight of the prior of `trust` (tokens accepted as expected), and of that of `worth`
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """A step's expected time and tokens.
 
-    rows, prefix: of its pass, in tokens; seconds: of the step; remembered, drafted: tokens expected of memories and of
-    a draft; drafted is None where nothing was drafted; alone: whether no other request shares the pass
+    Attributes:
+        rows: Rows of the target pass.
+        prefix: Tokens in the target's KV cache before the pass.
+        seconds: Expected duration of the step.
+        remembered: Expected tokens from memories.
+        drafted: Expected tokens from a draft; None if nothing was drafted.
+        alone: True if no other request shares the pass.
     """
 
     rows: int
@@ -41,16 +46,20 @@ class Plan:
 
 @dataclass
 class _Learnt:
-    """Pairs of counts decay.
+    """Statistics of one request; the pairs are decaying counts.
 
-    accuracy: share of tokens that the drafter's best guess has right: of the answer's, once there are some
-    answered, prior: tokens of the answer; accuracy on the prompt
-    drafts:   [tokens accepted from drafts, tokens expected]
+    accuracy: share of tokens that the drafter's best guess has right; measured on the answer once it has begun
+    drafts:   [tokens accepted from drafts, tokens expected from them]
     worth:    [tokens that proposals of a source without levels promised beyond their nodes' price, proposals]
-    idle:     tokens since the last such proposal; rate: [tokens, seconds] of recent steps; passes: verified
-    patience: tokens that must wait for the drafter before it is probed again; doubled by each probe
-    spent, probing: seconds of all steps, and of probes of sources that were expected to lose
-    unprobed: whether a prompt was read since the last probe
+    idle:     tokens since the last such proposal
+    rate:     [tokens, seconds] of recent steps
+    passes:   number of verified trees
+    answered: tokens of the answer
+    prior:    accuracy on the prompt
+    patience: tokens that must wait for the drafter before it is probed again; each probe doubles it
+    spent:    seconds of all steps
+    probing:  seconds of probes of sources that were expected to lose
+    unprobed: True if a prompt was read since the last probe
     """
 
     accuracy: float = 0.0
@@ -68,9 +77,9 @@ class _Learnt:
 
 
 class AcceptanceEstimates(Memory):
-    """A function of observations and costs: with costs from a file, a run repeats.
+    """Estimates for the controller; a function of observations and costs, so with costs from a file a run repeats.
 
-    It also updates `costs` by the time of passes; they are part of its state: a rewound request decides as before.
+    It also updates `costs` by the time of passes.  They are part of its state, so a rewound request decides as before.
     """
 
     name = "acceptance estimates"
@@ -82,21 +91,23 @@ class AcceptanceEstimates(Memory):
 
     def reset(self, capacity: int) -> None:
         self.learnt = _Learnt()
-        self._plan: Plan | None = None
+        self._plan: StepPlan | None = None
 
     def begin(self) -> None:
-        """Before a step is planned: measure the drafter on a prompt that was read, once for all its chunks."""
+        """Prepares the plan of a step: measures the drafter on a prompt that was read, once for all its chunks."""
         if self.learnt.unprobed:
             self.learnt.unprobed = False
             self.probe()
 
-    def expect(self, plan: Plan) -> None:
-        """Set the current step's plan; the next observed tree is compared with it."""
+    def expect(self, plan: StepPlan) -> None:
+        """Sets the current step's plan; the next observed tree is compared with it."""
         self._plan = plan
 
     def probe(self) -> None:
-        """Measure the drafter's accuracy, which feeds it all waiting tokens; estimates of losses decay halfway to the
-        prior."""
+        """Measures the drafter's accuracy, which feeds it all waiting tokens.
+
+        The estimates of sources that lost move halfway back to the prior.
+        """
         if self.drafter_cache is not None:
             self.drafter_cache.newest()
             learnt = self.learnt
@@ -107,15 +118,15 @@ class AcceptanceEstimates(Memory):
         self.learnt.drafts = [sum(pair) / 2 for pair in zip(self.learnt.drafts, (PRIOR, PRIOR), strict=True)]
 
     def probe_within(self, share: float, seconds: float) -> None:
-        """Probe, which takes `seconds`, if all probes then take no more than this share of the time."""
+        """Probes, which takes `seconds`, if all probes together then take at most this share of the time."""
         if self.learnt.probing + seconds <= share * self.learnt.spent:
             self.learnt.probing += seconds
             self.learnt.patience = min(2 * self.learnt.patience, MOST_WAITING)
             self.probe()
 
     def observe(self, seen: Observation) -> None:
-        """Compare a step with its plan; a prompt is measured by `begin`."""
-        # A constraint's own tokens are nobody's merit.
+        """Compares a step with its plan; prompts are measured by `begin`."""
+        # Tokens that a constraint forces are no merit of any source.
         tokens, learnt = int((seen.tree.origin[seen.path] != FORCED).sum()), self.learnt
         learnt.unprobed = learnt.unprobed or seen.prompt
         if (plan := self._plan) is None:
@@ -123,7 +134,7 @@ class AcceptanceEstimates(Memory):
         self._plan = None
         learnt.passes += 1
         if learnt.passes % TIMED_EVERY == 0 and plan.alone and not (seen.tree.origin & FORCED).any():
-            self.costs.timed(len(seen.tree), plan.prefix, seen.seconds)     # some nodes may have been cut off
+            self.costs.timed(len(seen.tree), plan.prefix, seen.seconds)     # the tree may have fewer nodes than planned
         learnt.rate = [RATE_DECAY * learnt.rate[0] + tokens, RATE_DECAY * learnt.rate[1] + plan.seconds]
         learnt.spent += plan.seconds
         learnt.idle += tokens
@@ -134,10 +145,10 @@ class AcceptanceEstimates(Memory):
             learnt.patience = PATIENCE
 
     def recall(self, seen: Observation) -> None:
-        """Nothing: what was read for an earlier request says nothing of this one."""
+        """Does nothing: what was read for an earlier request tells nothing about this one."""
 
     def proposed(self, worth: float) -> None:
-        """Count a proposal of a source without levels: the tokens that it promised beyond its nodes' price."""
+        """Counts a proposal of a source without levels; worth: tokens that it promised beyond its nodes' price."""
         _fade(self.learnt.worth, worth, 1.0)
         self.learnt.idle = 0
         self.learnt.patience = PATIENCE
@@ -150,19 +161,19 @@ class AcceptanceEstimates(Memory):
 
     @property
     def trust(self) -> float:
-        """Tokens accepted from drafts over tokens expected, from 0 to 2."""
+        """Ratio of tokens accepted from drafts to tokens expected, from 0 to 2."""
         accepted, expected = self.learnt.drafts
         return min(2.0, max(0.0, accepted / expected))
 
     def rate(self, plain: float) -> float:
-        """Recent tokens per second, at least those of plain decoding, whose step takes `plain` seconds."""
+        """Returns recent tokens per second, at least those of plain decoding, whose step takes `plain` seconds."""
         tokens, seconds = self.learnt.rate
         return max(1.0 / plain, (tokens + RATE_PRIOR) / (seconds + RATE_PRIOR * plain))
 
-    def state(self) -> tuple[_Learnt, Plan | None, CostState]:
+    def state(self) -> tuple[_Learnt, StepPlan | None, CostState]:
         return copy.deepcopy(self.learnt), self._plan, self.costs.state()
 
-    def restore(self, state: tuple[_Learnt, Plan | None, CostState]) -> None:
+    def restore(self, state: tuple[_Learnt, StepPlan | None, CostState]) -> None:
         self.learnt, self._plan = copy.deepcopy(state[0]), state[1]
         self.costs.restore(state[2])
 

@@ -1,7 +1,8 @@
-"""What each step spends: nothing, nodes that memories predict, or a draft of n levels and a tree of m nodes.
+"""The controller: decides what each step spends.
 
-The currency is tokens: what costs c more seconds must be expected to bring more than c times the present tokens per
-second.  Its choices never change the answer.
+A step may propose nothing, nodes that memories predict, or a draft of n levels and a tree of m nodes.  The currency is
+tokens: an action that costs c more seconds must be expected to bring more than c times the present tokens per second.
+The controller's choices never change the answer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from longgraft.budget.acceptance_estimates import PRIOR, AcceptanceEstimates, Plan
+from longgraft.budget.acceptance_estimates import PRIOR, AcceptanceEstimates, StepPlan
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.drafters.pruning import mass
@@ -20,17 +21,17 @@ from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
-PROBED = 0.02           # share of the time for probes of a source that is expected to lose
-LEAST = 0.08            # tokens that must be expected beyond the price: the estimates' precision,
-LEAST_DRAFTED = 0.2     # and that of a draft's, which are made before drafting
+PROBED = 0.02           # share of the time that may go to probes of a source that is expected to lose
+LEAST = 0.08            # tokens that nodes must be expected to bring beyond their price: the estimates' precision
+LEAST_DRAFTED = 0.2     # the same for a draft, whose estimates are made before drafting
 STEPS = 16              # positions for which prices in seconds are kept
-ROUNDED = 8             # likewise of the rows of other requests: the same prices for as many
-FED = (1, 64)           # fed tokens that are priced; the price is linear between and beyond them
+ROUNDED = 8             # other requests' rows are rounded up to a multiple of this before pricing, to keep prices
+FED = (1, 64)           # numbers of fed tokens that are priced; the price is linear between and beyond them
 
 
 @dataclass(frozen=True)
 class WhilePayingPolicy:
-    """Another level only while it is expected to bring more than it costs.
+    """Drafts another level only while it is expected to bring more than it costs.
 
     beam: nodes that a level feeds; probability: that a node's best child is right; price: of a level, in tokens
     """
@@ -44,16 +45,16 @@ class WhilePayingPolicy:
 
 
 class Prices:
-    """What trees of 1 to `most` nodes cost beyond a plain step at one prefix: in seconds, and in tokens at a rate.
+    """Cost of trees of 1 to `most` nodes beyond a plain step at one prefix, in seconds, and in tokens at a rate.
 
-    level: seconds of a draft level that feeds `beam` nodes; beam: 0 without a drafter; others: rows of other requests
-    in the same pass, which a plain step has as well
+    beam: nodes that a draft level feeds, 0 without a drafter; level: seconds of such a level; others: rows of other
+    requests in the same pass, which a plain step has as well
     """
 
     def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, others: int = 0) -> None:
         self.plain = costs.verify(others + 1, prefix)
         self.seconds = [costs.verify(others + rows, prefix) - self.plain for rows in range(1, most + 1)]
-        # By nodes: the least cost per further node of any larger tree.
+        # By number of nodes: the least cost per further node, over all larger trees.
         self._least = [0.0, *(min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
                               for n in range(most - 1))]
         self.rate = 1.0 / self.plain
@@ -61,37 +62,40 @@ class Prices:
         self._feeds = [costs.feed(rows, prefix) for rows in FED] if beam else [0.0, 0.0]
 
     def floors(self, budget: int) -> list[float]:
-        """By nodes of a tree so far: the probability that the next one must exceed, so that any larger tree can pay."""
+        """Returns, by number of nodes so far, the probability that the next node must exceed.
+
+        Below it no larger tree can pay.
+        """
         return [self.rate * least for least in self._least[:budget]]
 
     def best(self, probabilities: Sequence[float]) -> int:
-        """How many of these nodes, the root first, gain most tokens beyond their price."""
+        """Returns how many of these nodes, the root first, gain most tokens beyond their price."""
         gains = [gained - 1.0 - self.rate * seconds - LEAST * (nodes > 0)
                  for nodes, (gained, seconds) in enumerate(zip(accumulate(probabilities), self.seconds, strict=False))]
         return max(range(len(gains)), key=gains.__getitem__) + 1
 
     def feed(self, rows: int) -> float:
-        """Seconds of feeding so many observed tokens into the drafter's cache."""
+        """Returns the seconds of feeding this many observed tokens into the drafter's cache."""
         low, high = self._feeds
         return low + (high - low) * (rows - FED[0]) / (FED[1] - FED[0])
 
     def of(self, nodes: int) -> float:
-        """Price of a tree of so many nodes, in tokens."""
+        """Returns the price of a tree of this many nodes, in tokens."""
         return self.rate * self.seconds[min(nodes, len(self.seconds)) - 1]
 
     def worth(self, tree: ProposalTree) -> float:
-        """Tokens that a ranked tree is expected to bring beyond its price."""
+        """Returns the tokens that a ranked tree is expected to bring beyond its price."""
         return float(tree.scores.exp().sum()) - self.of(len(tree))
 
 
 class Controller:
     """Proposes the nodes of a ranking that pay.
 
-    ranked:  ranks all that is known
-    beam:    nodes that a level of the EAGLE-3 drafter feeds; 0: no drafter, or a source without levels, whose proposals
-             are timed
-    levels:  draft forwards of a step at most
-    probing: whether a drafter that is expected to lose is probed now and then
+    ranked:  ranks all drafted and remembered nodes
+    beam:    nodes that a level of the EAGLE-3 drafter feeds; 0: there is no drafter, or a source without levels, whose
+             proposals are timed
+    levels:  most draft forwards of a step
+    probing: True if a drafter that is expected to lose is probed now and then
     """
 
     def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, *, beam: int = 0, levels: int = 0,
@@ -99,7 +103,7 @@ class Controller:
         self.ranked, self.estimates, self.beam, self.levels = ranked, estimates, beam, levels
         self.costs, self.probing, self.clock = estimates.costs, probing, clock or Clock()
         self.memories = (*ranked.memories, estimates)
-        self._prices: tuple[int, int, Prices] | None = None     # with position and others
+        self._prices: tuple[int, int, Prices] | None = None     # (position, other requests' rows, prices)
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
@@ -109,8 +113,8 @@ class Controller:
             prices = self._priced(ask)
             tree = self.ranked.rank(ask, None, prices)
             probabilities = tree.scores.exp().tolist()
-            plan = Plan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1], sum(probabilities) - 1.0,
-                        alone=not ask.beside.requests)
+            plan = StepPlan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1],
+                            sum(probabilities) - 1.0, alone=not ask.batch.requests)
             if self.beam and self.estimates.drafter_cache is not None:
                 first = probabilities[1] if len(probabilities) > 1 else 0.0
                 waiting = self.estimates.drafter_cache.waiting
@@ -123,9 +127,12 @@ class Controller:
             self.estimates.expect(plan)
             return tree
 
-    def _with_source(self, ask: Ask, prices: Prices, tree: ProposalTree, plan: Plan) -> tuple[ProposalTree, Plan]:
-        """Add the proposal of a source without levels, where it is expected to bring more than it costs: by what
-        earlier proposals promised, and how much of it was accepted."""
+    def _with_source(self, ask: Ask, prices: Prices, tree: ProposalTree,
+                     plan: StepPlan) -> tuple[ProposalTree, StepPlan]:
+        """Adds the proposal of a source without levels, if it is expected to bring more than it costs.
+
+        The expectation follows from what earlier proposals promised, and how much of it was accepted.
+        """
         estimates, cost = self.estimates, self.costs.proposal
         if estimates.worth <= prices.rate * cost:
             if self.probing and estimates.learnt.idle >= estimates.learnt.patience:
@@ -141,19 +148,24 @@ class Controller:
                                drafted=promised if promised > 0.0 else None)
 
     def _priced(self, ask: Ask) -> Prices:
-        """Prices at this prefix and the present rate: that of all requests of the pass, which each of its rows delays.
+        """Returns the prices at this prefix and the present rate.
+
+        It is the rate of all requests in the pass, because each row delays all of them.
         """
-        others = -(-ask.beside.rows // ROUNDED) * ROUNDED
+        others = -(-ask.batch.rows // ROUNDED) * ROUNDED
         if (self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS or others != self._prices[1]
                 or len(self._prices[2].seconds) != ask.budget):
             self._prices = ask.position, others, Prices(self.costs, ask.position, ask.budget, self.beam, others)
         prices = self._prices[2]
-        prices.rate = (1 + ask.beside.requests) * self.estimates.rate(prices.plain)
+        prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.plain)
         return prices
 
     def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
-        """Whether any number of levels is expected to gain more than it costs.  first: probability that memories
-        predict the next token, so that no draft is needed; waiting: tokens that must be fed first."""
+        """Tells if any number of levels is expected to gain more than it costs.
+
+        first: probability that memories predict the next token, so that no draft is needed; waiting: tokens that must
+        be fed first
+        """
         missed = (1.0 - first) * self.estimates.trust
         least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
         gains = self._gains()
@@ -161,17 +173,17 @@ class Controller:
             missed * gain > least + prices.rate * n * prices.level + prices.of(2 + n) for n, gain in enumerate(gains))
 
     def _gains(self) -> list[float]:
-        """Tokens expected of 0, 1, ... expansions: each node is right with the drafter's measured accuracy."""
+        """Returns the tokens expected of 0, 1, ... expansions, if each node is right with the measured accuracy."""
         probability = self.estimates.learnt.accuracy
         return list(accumulate(probability ** depth for depth in range(1, self.levels + 1)))
 
-    def _draft(self, ask: Ask, prices: Prices, plan: Plan, first: float) -> tuple[ProposalTree, Plan]:
+    def _draft(self, ask: Ask, prices: Prices, plan: StepPlan, first: float) -> tuple[ProposalTree, StepPlan]:
         assert self.estimates.drafter_cache is not None
         feed = prices.feed(max(1, self.estimates.drafter_cache.waiting))
         probability = self.estimates.learnt.accuracy * self.estimates.trust
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask, WhilePayingPolicy(self.beam, probability, prices.rate * prices.level))
-        took = self.clock.now(wait=False) - began       # each level's policy waited for the device
+        took = self.clock.now(wait=False) - began       # no sync needed: each level's policy waited for the device
         expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
         expected = feed + expansions * prices.level
         self.costs.drafted(expected, took)

@@ -1,6 +1,6 @@
-"""Costs measured on the machine at hand, in about half a second: the passes of decoding itself, on caches of zeros.
+"""Measures costs on this machine, in about half a second: the passes of decoding itself, on caches of zeros.
 
-Knows target, drafter and verifier; knows no method.  Its caches are dropped: it touches no session's cache or memory.
+The caches are dropped afterwards; no session's cache or memory is touched.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network
 
 PREFIXES = (256, 2048)      # tokens
-# Of a pass; the first two are always measured.  8 and 9, 16 and 17: where blocks of rows often end.
+# Rows of a target pass; the first two are always measured.  Blocks of rows often end at 8 and 16, hence 9 and 17.
 ROWS = (1, 16, 2, 8, 9, 17, 60)
 WIDTHS = (8, 2)         # nodes that a draft level feeds
-FED = (1, 16)           # observed tokens
+FED = (1, 16)           # observed tokens that are fed
 LEVELS = 2              # expansions of the draft that is timed
-SHARE = 0.05            # of the free memory, for caches of zeros
+SHARE = 0.05            # share of the free memory that the caches of zeros may take
 
-# Per model, for all of its sessions.
+# Costs by model, shared by all of its sessions.
 _MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
 
 Point = tuple[str, int, int]
-"""(what, prefix, rows)"""
+"""(name of the cost table, prefix, rows)"""
 
 
 def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAGER) -> dict[str, str]:
-    """What costs depend on; of a drafter, its shape alone."""
+    """Returns all that costs depend on; for a drafter only its shape."""
     device, drafter = target.device, "none"
     if network is not None:
         c = network.config
@@ -65,11 +65,11 @@ def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAG
 
 def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[int] = PREFIXES,
             seconds: float = 0.5, regions: Regions = EAGER) -> Costs:
-    """Costs of this target and drafter here.
+    """Measures the costs of this target and drafter on this machine.
 
     prefixes: in tokens, cut to what positions and memory allow
-    seconds:  after which no measurement is begun; those that had no turn are left out, and interpolated from the others
-    regions:  recorded or not, as the session's
+    seconds:  time after which no measurement is begun; missing ones are interpolated from the others
+    regions:  the session's: passes are recorded or not, as there
     """
     regions = regions.anew()
     rig = _Rig(target, network, prefixes, regions)
@@ -77,7 +77,7 @@ def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[in
     regions.forget()        # recordings and what they run on refer to each other
     grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
     for (what, length, rows), took in spent.items():
-        if what == "levels":        # a draft of several levels, less one that only reads the root's candidates
+        if what == "levels":        # a draft of several levels, minus one that only reads the root's candidates
             took = max(0.0, took - spent["heads", length, WIDTHS[0]]) / LEVELS
         grids[what].setdefault(length, {})[rows] = took
     skipped = [f"{what} of {rows} at {length:,}" for what, length, rows in rig.actions.keys() - spent.keys()]
@@ -86,9 +86,10 @@ def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[in
 
 
 def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER) -> LiveCosts:
-    """A file's costs, frozen; without a file this machine's, which follow timed steps.
+    """Returns a file's costs, which stay fixed, or without a file this machine's, which follow timed steps.
 
-    ValueError where the file is another model's, drafter's or machine's.
+    Raises:
+        ValueError: the file belongs to another model, drafter or machine.
     """
     if path is None:
         measured = _MEASURED.setdefault(target.model, {})
@@ -106,7 +107,7 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None, r
 
 
 class _Rig:
-    """What decoding runs, on caches of zeros as long as a prefix.  actions: in the order in which they are timed."""
+    """Runs the passes of decoding on caches of zeros.  actions: passes in the order in which they are timed."""
 
     def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int],
                  regions: Regions) -> None:
@@ -121,7 +122,7 @@ class _Rig:
                                fused=target.fused_kernels) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
         self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock(), regions)
-        # A first write allocates the buffers; their old contents may be NaN, or denormal and therefore slow.
+        # The first write allocates the buffers.  Their old contents may be NaN, or denormal and therefore slow.
         seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)
         _zero(self.verifier.cache)
         self.actions = dict(self._passes())
@@ -134,7 +135,7 @@ class _Rig:
         self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
 
     def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
-        for rows in ROWS:       # two chains side by side: a pass with a mask, as trees have it
+        for rows in ROWS:       # two chains side by side give a pass with a mask, like that of a tree
             tree = ProposalTree.build(list(range(rows)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
                                       [ROOT] + [DRAFT] * (rows - 1))
             for length in self.lengths:
@@ -166,10 +167,11 @@ class _Rig:
         drafter.propose(Ask(0, max(ROWS), length + fed))
 
     def times(self, seconds: float) -> dict[Point, float]:
-        """Least seconds of each action: each once, then the one that had least time, until the limit; the needed ones
-        in any case.
+        """Returns the least seconds of each action.
 
-        On a GPU the needed ones run twice: a kernel is loaded at its first launch.  Recordings come before, untimed.
+        Each runs once, then the one that had the least time, until the limit; the needed ones run in any case.  On a
+        GPU the needed ones run twice, because a kernel is loaded at its first launch.  Recordings are made before,
+        untimed.
         """
         spent: dict[Point, float] = {}
         if self.regions.fixed:

@@ -1,6 +1,6 @@
-"""Seconds of a decoding step's parts: a target pass, a draft level, feeding the drafter, the rest.
+"""The cost model: seconds of a decode step's parts: a target pass, a draft level, feeding the drafter, the rest.
 
-They are measured by `cost_measurement.py`, or come from a sweep's rows.
+The numbers are measured by `cost_measurement.py`, or come from a sweep's rows.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ TABLES = ("passes", "levels", "feeds")
 class Costs:
     """Seconds on one machine, by tokens of the prefix and rows of the pass.
 
-    key:    what they depend on: model, drafter, dtype, device, attention, threads; names that are absent do not matter
-    source: how they were measured, or from which rows
-    passes: of the target, draw and walk included
-    levels: one draft level: forward, head, top-k, scores; empty without a drafter
-    feeds:  feeding observed tokens into the drafter's cache, and reading the root's candidates; empty likewise
-    host:   the rest of a step: proposing and observing
+    Attributes:
+        key: All that costs depend on: model, drafter, dtype, device, attention, threads; absent names do not matter.
+        source: How they were measured, or from which rows they were taken.
+        passes: A target pass, including draw and walk.
+        levels: One draft level: forward, head, top-k, scores; empty without a drafter.
+        feeds: Feeding observed tokens into the drafter's cache and reading the root's candidates; empty without one.
+        host: The rest of a step: proposing and observing.
     """
 
     key: Mapping[str, str]
@@ -47,24 +48,25 @@ class Costs:
     host: float = 0.0
 
     def verify(self, rows: int, prefix: int) -> float:
-        """Seconds of a target pass."""
+        """Returns the seconds of a target pass."""
         return along(curve(self.passes, prefix), rows)
 
     def level(self, rows: int, prefix: int) -> float:
-        """Seconds of a draft level that feeds `rows` nodes."""
+        """Returns the seconds of a draft level that feeds `rows` nodes."""
         return along(curve(self.levels, prefix), rows)
 
     def feed(self, rows: int, prefix: int) -> float:
-        """Seconds of feeding `rows` observed tokens into the drafter's cache, up to the root's candidates."""
+        """Returns the seconds of feeding `rows` observed tokens into the drafter's cache, up to the root's
+        candidates."""
         return along(curve(self.feeds, prefix), rows)
 
     def fits(self, key: Mapping[str, str]) -> list[str]:
-        """How a session's key differs from these costs', in words; empty where it does not."""
+        """Describes in words how a session's key differs from these costs'; empty if it does not."""
         return [f"{name} {key.get(name, 'none')} instead of {found}" for name, found in self.key.items()
                 if key.get(name, "none") != found]
 
     def lines(self) -> list[str]:
-        """For people: the key, and a table of milliseconds each."""
+        """Returns lines for people: the key, and one table of milliseconds per part."""
         lines = [", ".join(f"{name} {value}" for name, value in self.key.items()), f"source: {self.source}"]
         for name in (name for name in TABLES if getattr(self, name)):
             grid = getattr(self, name)
@@ -76,7 +78,7 @@ class Costs:
         return [*lines, f"{'host, ms':<16}{1e3 * self.host:>10.2f}"]
 
     def save(self, path: Path) -> None:
-        """As `load` reads it, in milliseconds; ValueError where the file exists."""
+        """Writes the file that `load` reads, in milliseconds; raises ValueError if the file exists."""
         path = new_file(path)
         tables = {name: {str(prefix): {str(rows): round(1e3 * spent, 4) for rows, spent in sorted(row.items())}
                          for prefix, row in sorted(getattr(self, name).items())} for name in TABLES}
@@ -85,7 +87,7 @@ class Costs:
 
     @classmethod
     def load(cls, path: Path) -> Costs:
-        """From JSON, as `save` writes it; ValueError names what is missing or impossible, and where."""
+        """Reads JSON as `save` writes it; raises ValueError with what is missing or impossible, and where."""
         given = read_object(path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict,
                                    "host": (int, float)})
         if unknown := sorted(given.keys() - {"unit", "key", "source", "host", *TABLES}):
@@ -120,12 +122,12 @@ def _seconds(milliseconds: Any, where: str) -> float:
 
 
 def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
-    """(rows, seconds) at this prefix for all rows of the table, never negative.
+    """Returns (rows, seconds) at this prefix for all rows of the table, never negative.
 
-    Linear between measured points and beyond them.  But below the shortest prefix costs are at least half of its, and
-    below the fewest rows half of theirs: extrapolation would reach zero cost.  Costs never fall with rows or prefix:
-    noise only adds.  A slow machine has no time to measure all rows at each prefix: beyond the rows that were measured
-    at one, costs grow as they do at the prefix with most rows.
+    Costs are linear between measured points and beyond them, with three rules.  Below the shortest prefix they are at
+    least half of that prefix's costs, and below the fewest rows at least half of theirs, because extrapolation would
+    reach zero.  They never fall with rows or prefix, because noise only adds time.  A slow machine has no time to
+    measure all rows at each prefix: beyond the measured rows, costs grow as at the prefix with most rows.
     """
     lengths = sorted(grid)
     fullest = sorted(max(grid.values(), key=len).items())
@@ -138,7 +140,7 @@ def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
 
 
 def _extended(line: Points, fullest: Points) -> Points:
-    """A line with further rows, which cost as much more than its last rows as on the fullest line."""
+    """Extends a line by further rows, whose cost grows as on the fullest line."""
     most, seconds = line[-1]
     return [*line, *((rows, seconds + along(fullest, rows) - along(fullest, most))
                      for rows, _ in fullest if rows > most)]
@@ -149,12 +151,12 @@ def _never_falling(points: Points) -> list[tuple[int, float]]:
 
 
 def _rising(values: Sequence[float]) -> list[float]:
-    """Each at most what follows it."""
+    """Lowers each value to the least of the values from it on."""
     return list(accumulate(reversed(values), min))[::-1]
 
 
 def along(points: Points, at: int) -> float:
-    """Seconds, piecewise linear through the points, extrapolated by the end pieces; never negative."""
+    """Returns seconds, piecewise linear through the points and extrapolated by the end pieces; never negative."""
     if len(points) == 1:
         return points[0][1]
     after = min(max(bisect_left(points, (at,)), 1), len(points) - 1)
@@ -162,16 +164,16 @@ def along(points: Points, at: int) -> float:
     return max(0.0, low + (high - low) * (at - left) / (right - left))
 
 
-OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as long counts as 1.28 times
+OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow
 SHARED = 0.15       # share of a difference that moves all costs: mostly the whole machine became slower or faster
-OWN = 0.05          # share that moves the costs of these rows alone
+OWN = 0.05          # share of a difference that moves only the costs of these rows
 
 
 CostState = tuple[float, float, float | None, dict[int, float]]
 
 
 class LiveCosts:
-    """Costs that follow timed steps; frozen ones stay, so that decisions repeat."""
+    """Costs that follow timed steps; frozen costs stay fixed, so that decisions repeat."""
 
     def __init__(self, costs: Costs, frozen: bool = False) -> None:
         self.costs, self.frozen = costs, frozen
@@ -179,26 +181,26 @@ class LiveCosts:
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # logarithm of a proposal's seconds
         self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
-        self._curves: dict[str, tuple[int, Points]] = {}        # at the last prefix
+        self._curves: dict[str, tuple[int, Points]] = {}        # (last prefix, its curve) by name
 
     def state(self) -> CostState:
-        """A copy of all that was learnt."""
+        """Returns a copy of all that was learnt."""
         return self._machine, self._drafts, self._proposal, dict(self._own)
 
     def restore(self, state: CostState) -> None:
-        """Back to a `state`."""
+        """Goes back to a `state`."""
         self._machine, self._drafts, self._proposal = state[:3]
         self._own = dict(state[3])
         self._curves.clear()
 
     def copy(self) -> LiveCosts:
-        """An independent copy."""
+        """Returns an independent copy."""
         made = LiveCosts(self.costs, self.frozen)
         made.restore(self.state())
         return made
 
     def verify(self, rows: int, prefix: int) -> float:
-        """As `Costs.verify`, with what was learnt; likewise the next two."""
+        """Like `Costs.verify`, with the learnt slowdown; the next two methods correspond likewise."""
         return along(self._curve("passes", prefix), rows)
 
     def level(self, rows: int, prefix: int) -> float:
@@ -208,7 +210,7 @@ class LiveCosts:
         return along(self._curve("feeds", prefix), rows)
 
     def timed(self, rows: int, prefix: int, seconds: float) -> None:
-        """A target pass took this long."""
+        """Learns that a target pass took this long."""
         moved = self._moved(self.verify(rows, prefix), seconds)
         self._machine += SHARED * moved
         own = self._own
@@ -221,18 +223,20 @@ class LiveCosts:
         self._curves.clear()
 
     def drafted(self, expected: float, seconds: float) -> None:
-        """A draft took this long, feeding included, where `expected` seconds were."""
+        """Learns that a draft, including feeding, took `seconds` where `expected` seconds were expected."""
         self._drafts += SHARED * self._moved(expected, seconds)
         self._curves.clear()
 
     @property
     def proposal(self) -> float:
-        """Seconds of a proposal by a source without levels: as timed; before that, and where frozen, `host`."""
+        """Seconds of a proposal by a source without levels, as timed; before the first, and if frozen, `host`."""
         return self.costs.host if self._proposal is None else math.exp(self._proposal)
 
     def proposed(self, seconds: float) -> None:
-        """Such a proposal took this long.  Noise only adds, and the first one may include set-up: shorter times count
-        more."""
+        """Learns that such a proposal took this long.
+
+        Shorter times count more, because noise only adds time and the first one may include set-up.
+        """
         if self.frozen or seconds <= 0.0:
             return
         if self._proposal is None:
@@ -241,7 +245,7 @@ class LiveCosts:
         self._proposal += moved / 2 if moved < 0.0 else SHARED * min(moved, OUTLIER)
 
     def _moved(self, expected: float, seconds: float) -> float:
-        """Logarithm of the slowdown, bounded; 0 where costs are frozen, or a time is 0."""
+        """Returns the bounded logarithm of the slowdown; 0 if costs are frozen or a time is 0."""
         if self.frozen or min(expected, seconds) <= 0.0:
             return 0.0
         return min(max(math.log(seconds / expected), -OUTLIER), OUTLIER)

@@ -1,7 +1,4 @@
-"""How much the text, the drafter and the matrix's rows are believed, where they speak of the same token.
-
-Knows probabilities and ranked trees.
-"""
+"""Weights of three experts (text, drafter, matrix row) that predict the same node's successors."""
 
 from __future__ import annotations
 
@@ -13,27 +10,34 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
 
-TEXT = (0.0, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8)      # its weight at first, by the longest context
-ROW = 0.05          # the row's weight at first; the drafter has the rest
-FIRST = 30.0        # tokens that these count for
-FADE = 0.99         # of what was learnt, per token
+TEXT = (0.0, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8)      # first weight of the text, by longest context
+ROW = 0.05          # first weight of the matrix row; the drafter has the rest
+FIRST = 30.0        # weight of these first values, in tokens
+FADE = 0.99         # decay of what was learnt, per token
 
 Probabilities = tuple[float, float, float]
-"""Of a token: by the text, by the drafter, by the matrix's row."""
+"""A token's probabilities by the text, the drafter and the matrix row."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """Of a node's successors.  longest: tokens of the text's longest context; row: whether the matrix has a row"""
+class NodePredictions:
+    """The experts' predictions for one node.
+
+    longest: length of the text's longest context, in tokens; row: True if the matrix has a row; probabilities: by
+    successor
+    """
 
     longest: int
     row: bool
-    of: Mapping[int, Probabilities]
+    probabilities: Mapping[int, Probabilities]
 
 
 class ExpertWeights(Memory):
-    """A linear mixture of three, whose weights are those under which the committed tokens were most probable
-    (expectation maximization, one step a token), by the tokens of the text's longest context."""
+    """A linear mixture of three experts, with separate weights for each length of the text's longest context.
+
+    The weights are those under which the committed tokens were most probable (expectation maximization, one step per
+    token).
+    """
 
     name = "expert weights"
 
@@ -43,30 +47,33 @@ class ExpertWeights(Memory):
     def reset(self, capacity: int) -> None:
         self._learnt = [[FIRST * text, FIRST * (1.0 - text - ROW), FIRST * ROW] for text in TEXT]
         self._tree: ProposalTree | None = None
-        self._said: Sequence[Said | None] = ()
+        self._predictions: Sequence[NodePredictions | None] = ()
 
-    def of(self, said: Said) -> list[float]:
-        """The weights of those that have a say, which sum up to 1."""
-        text, drafter, row = self._learnt[_place(said)]
-        known = [text if said.longest else 0.0, drafter, row if said.row else 0.0]
+    def weights_for(self, predictions: NodePredictions) -> list[float]:
+        """Returns the weights of the three experts, which sum to 1; an expert without a prediction gets 0."""
+        text, drafter, row = self._learnt[_place(predictions)]
+        known = [text if predictions.longest else 0.0, drafter, row if predictions.row else 0.0]
         whole = sum(known)
         return [one / whole for one in known]
 
-    def expect(self, tree: ProposalTree, said: Sequence[Said | None]) -> None:
-        """This tree is verified next; said: by node, None where the text alone has a say."""
-        self._tree, self._said = tree, said
+    def expect(self, tree: ProposalTree, predictions: Sequence[NodePredictions | None]) -> None:
+        """Announces that this tree is verified next.
+
+        predictions: by node, None for nodes that only the text predicts
+        """
+        self._tree, self._predictions = tree, predictions
 
     def observe(self, seen: Observation) -> None:
         if seen.tree is self._tree:
             for node, token in zip(seen.path.tolist(), seen.following.tolist(), strict=True):
-                if (said := self._said[node]) and token in said.of:
-                    self._learn(said, said.of[token])
-        self._tree, self._said = None, ()
+                if (predictions := self._predictions[node]) and token in predictions.probabilities:
+                    self._learn(predictions, predictions.probabilities[token])
+        self._tree, self._predictions = None, ()
 
-    def _learn(self, said: Said, probabilities: Probabilities) -> None:
-        shares = [weight * one for weight, one in zip(self.of(said), probabilities, strict=True)]
+    def _learn(self, predictions: NodePredictions, probabilities: Probabilities) -> None:
+        shares = [weight * one for weight, one in zip(self.weights_for(predictions), probabilities, strict=True)]
         if whole := sum(shares):
-            learnt = self._learnt[_place(said)]
+            learnt = self._learnt[_place(predictions)]
             learnt[:] = [FADE * one + share / whole for one, share in zip(learnt, shares, strict=True)]
 
     def state(self) -> list[list[float]]:
@@ -77,5 +84,5 @@ class ExpertWeights(Memory):
         self._learnt = [list(one) for one in state]
 
 
-def _place(said: Said) -> int:
-    return ORDERS.index(said.longest) + 1 if said.longest else 0
+def _place(predictions: NodePredictions) -> int:
+    return ORDERS.index(predictions.longest) + 1 if predictions.longest else 0

@@ -1,7 +1,6 @@
-"""Drafted and remembered nodes in one ranking by the estimated probability of their paths.
+"""Ranks drafted and remembered nodes together by the estimated probability of their paths.
 
-Knows a drafted tree, the committed text and the matrix's rows; knows no model, no cost and no budget but the tree's.
-No split between drafted and retrieved, no template, no gate: the most probable nodes are the tree
+There is no split between drafted and retrieved nodes, no template and no gate: the most probable nodes form the tree
 (docs/choices.md, one ranking).
 """
 
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Protocol
 
-from longgraft.budget.expert_weights import ExpertWeights, Said
+from longgraft.budget.expert_weights import ExpertWeights, NodePredictions
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.memory import Memory
@@ -25,25 +24,29 @@ from longgraft.trees.padded import on_host
 from longgraft.trees.templates import WEIGHTS
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
-POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's
-ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)    # probabilities of a row's entries
+POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's nodes
+ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)    # probabilities of a matrix row's entries, by rank
 
 
 class Price(Protocol):
-    """What trees cost, in expected tokens."""
+    """The price of trees, in expected tokens."""
 
     def floors(self, budget: int) -> Sequence[float]:
-        """By nodes of the tree so far: the probability that the next one must exceed, so that any larger tree can pay.
+        """Returns, by number of nodes so far, the probability that the next node must exceed.
+
+        Below it no larger tree can pay.
         """
 
     def best(self, probabilities: Sequence[float]) -> int:
-        """How many of these nodes, the root first, gain most beyond their price."""
+        """Returns how many of these nodes, the root first, gain most beyond their price."""
 
 
 @dataclass(slots=True)
 class _Child:
-    """A successor: what each expert says, its drafted node or -1, its origin bits, and whether the text's newest
-    continuation is this one."""
+    """A successor of a node: each expert's probability, its drafted node or -1, and its origin bits.
+
+    newest: True if it is the text's newest continuation
+    """
 
     text: float = 0.0
     drafter: float = 0.0
@@ -55,35 +58,40 @@ class _Child:
 
 @dataclass
 class _Drafted:
-    """A drafted tree as the ranking reads it: per node its (token, conditional probability, node) children."""
+    """A drafted tree prepared for the ranking: for each node its (token, conditional probability, node) children."""
 
     children: dict[int, list[tuple[int, float, int]]] = field(default_factory=dict)
-    rows: dict[int, list[int]] = field(default_factory=dict)    # per expanded node: the matrix's row, best first
-    origin: list[int] = field(default_factory=list)             # per node
+    rows: dict[int, list[int]] = field(default_factory=dict)    # the matrix row of each expanded node, best first
+    origin: list[int] = field(default_factory=list)             # by node
     stage: int | None = None
 
 
 @dataclass(slots=True)
 class _Node:
-    """A ranked node: its path below the root, the text's run at its end, its place in the drafted tree or -1, the
-    tokens of its longest context, and what is said of its children, where some are drafted."""
+    """A ranked node.
+
+    path: its tokens below the root; run: the text's run at the path's end; place: its node in the drafted tree or -1;
+    longest: length of its longest context, in tokens; predictions: what the experts predict for its children, if some
+    are drafted
+    """
 
     path: tuple[int, ...]
     run: int
     place: int
     longest: int = 0
-    said: Said | None = None
+    predictions: NodePredictions | None = None
 
 
 class RankedProposer:
-    """The `budget` most probable nodes of what a drafter and the memories know.
+    """Proposes the `budget` most probable nodes of all that a drafter and the memories predict.
 
-    text:    None: not ranked
-    drafter: proposes nodes with probabilities (nodes without are left out); None: the text alone
-    rows:    None: no matrix, and no top-k is wanted
-    pool:    drafted nodes, as a multiple of the tree's: more than 1 where they cost nothing
-    A node's successors are the drafter's, those that followed its path's contexts in the text, and beside drafted ones
-    the matrix's row; their probabilities are mixed (`ExpertWeights`).  A path's is the product.
+    text:    None: the text is not ranked
+    drafter: proposes nodes with probabilities (nodes without are left out); None: only the text is ranked
+    rows:    None: no matrix is used, and no top-k is wanted
+    pool:    drafted nodes, as a multiple of the tree's nodes: more than 1 if they cost nothing
+
+    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to drafted ones
+    the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is the product.
     """
 
     def __init__(self, text: PartialMatching | None, drafter: Proposer | None = None,
@@ -92,7 +100,7 @@ class RankedProposer:
         self.clock, self.pool = clock or Clock(), pool
         self.weights = ExpertWeights()
         known: list[Memory] = [memory for memory in (text, rows) if memory is not None]
-        drafting = () if drafter is None else (self.weights, *memories_of([drafter]))     # which may have the same text
+        drafting = () if drafter is None else (self.weights, *memories_of([drafter]))     # may include the same text
         self.memories: tuple[Memory, ...] = (*known, *(memory for memory in drafting if memory not in known))
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -101,12 +109,14 @@ class RankedProposer:
         return self.rank(ask, None if self.drafter is None else self.draft(ask))
 
     def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree:
-        """The drafted nodes that are ranked for a tree of this budget.  pruning: None: the drafter's own policy."""
+        """Returns the drafted nodes that are ranked for a tree of this budget; pruning: None: the drafter's own
+        policy."""
         assert self.drafter is not None
         return on_host(self.drafter.propose(replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)))
 
     def rank(self, ask: Ask, drafted: ProposalTree | None = None, price: Price | None = None) -> ProposalTree:
-        """The tree of the most probable nodes, `ask.budget` of them, or as many as gain most beyond their price."""
+        """Returns the tree of the most probable nodes: `ask.budget` of them, or as many as gain most beyond their
+        price."""
         floors = [0.0] * ask.budget if price is None else price.floors(ask.budget)
         with self.clock.part("merge"):
             if drafted is None and self.text is not None:
@@ -122,7 +132,7 @@ class RankedProposer:
         for node in range(1, len(tokens)):
             parent = parents[node]
             if not (logs[node] > -math.inf and logs[parent] > -math.inf):
-                continue        # nan, or impossible
+                continue        # the score is nan, or the path impossible
             read.children.setdefault(parent, []).append((tokens[node], math.exp(logs[node] - logs[parent]), node))
         if self.rows is not None and read.children:
             rows = self.rows.matrix.rows
@@ -138,7 +148,7 @@ class RankedProposer:
         match: list[int] = []
         nodes: list[_Node] = []
         run = self.text.known().run if self.text else 0
-        # (-probability, order of entry, parent, token, its child there)
+        # (-probability, order of entry, parent, token, the child)
         heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root, _Child(drafted=0, origin=ROOT))]
         entered, lowest = 0, min(floors[1:], default=0.0)
         while heap and len(tokens) < ask.budget:
@@ -161,11 +171,11 @@ class RankedProposer:
         n = len(tokens) if price is None else price.best(probabilities)
         tree = ProposalTree.build(tokens[:n], parents[:n], _logs(probabilities[:n]), origin[:n],
                                   drafted.stage, match[:n])
-        self.weights.expect(tree, [node.said for node in nodes[:n]])
+        self.weights.expect(tree, [node.predictions for node in nodes[:n]])
         return tree
 
     def _children(self, drafted: _Drafted, node: _Node) -> list[tuple[int, _Child, float]]:
-        """(token, what is said of it, its probability)"""
+        """Returns (token, child, mixed probability) for each successor of the node."""
         below = drafted.children.get(node.place, ())
         children = {token: _Child(drafter=q, drafted=at, origin=drafted.origin[at]) for token, q, at in below}
         known, node.longest = self.text.known().after(node.path, node.run) if self.text else ([], 0)
@@ -181,9 +191,9 @@ class RankedProposer:
                 child = children.setdefault(token, _Child())
                 child.row = probability
                 child.origin |= RETRIEVED
-        node.said = Said(node.longest, bool(row), {token: (child.text, child.drafter, child.row)
-                                                   for token, child in children.items()})
-        text, drafter, of_row = self.weights.of(node.said)
+        node.predictions = NodePredictions(node.longest, bool(row), {
+            token: (child.text, child.drafter, child.row) for token, child in children.items()})
+        text, drafter, of_row = self.weights.weights_for(node.predictions)
         return [(token, child, text * child.text + drafter * child.drafter + of_row * child.row)
                 for token, child in children.items()]
 

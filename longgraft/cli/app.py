@@ -1,18 +1,18 @@
-"""The entry point.  Catches Ctrl-C, also while modules are loaded; so it imports nothing heavy at its top."""
+"""The entry point.  It catches Ctrl-C, also while modules are loaded, so it imports nothing heavy at its top."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-INTERRUPTED = 130       # a shell's exit status of a command that Ctrl-C ended
-# Turns that a waiting OpenMP thread spins before it sleeps.  libgomp's own 300,000 outlast a time slice: where another
-# program has one of two cores, decoding was nine times slower by them.
+INTERRUPTED = 130       # a shell's exit status for a command that Ctrl-C ended
+# Turns that a waiting OpenMP thread spins before it sleeps.  libgomp's default of 300,000 takes longer than a time
+# slice: with another program on one of two cores, it made decoding nine times slower.
 SPINS = "10000"
 
 
 def main() -> None:
-    """Entry point.  Ctrl-C is one line on stderr and exit status 130."""
+    """Runs the command line.  Ctrl-C gives one line on stderr and exit status 130."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)      # read once, when torch is loaded
     try:

@@ -1,7 +1,4 @@
-"""From groups of options to commands: flags override a --config file, which overrides the defaults.
-
-Knows options and typer; knows no command.
-"""
+"""Makes commands from groups of options: flags override a --config file, which overrides the defaults."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ METAVARS = {"dict": "NAME=VALUE", "tuple": "A,B,...", "int": "NUMBER", "float": 
 
 def command(app: typer.Typer, name: str, example: str, panel: str | None = None, base: Values | None = None,
             without: Collection[str] = (), saved: Saved | None = None) -> Callable[[Run], Run]:
-    """Make a function a command.  A parameter that is a group of options becomes its options; others stay themselves.
+    """Makes a function a command.  A parameter that is a group of options becomes its options; others stay as they are.
 
-    base: the command's own defaults; without: options that it does not have; saved: flags -> options of an earlier run,
-    which override the defaults only
+    base: the command's own defaults; without: options that it does not have; saved: maps flags to the options of an
+    earlier run, which override only the defaults
     """
     def register(function: Run) -> Run:
         app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(
@@ -38,13 +35,13 @@ def command(app: typer.Typer, name: str, example: str, panel: str | None = None,
 
 
 def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None) -> Run:
-    """The function as typer wants it: one keyword per option, each a text or nothing."""
+    """Returns the function in the form that typer needs: one keyword per option, each a text or nothing."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
     titles = {name: (group.__doc__ or "").splitlines()[0].rstrip(".") for group in groups.values()
               for name in options(group) if name not in without}
     known = {name: option for group in groups.values() for name, option in options(group).items() if name in titles}
-    typed = {name: option for name, option in known.items() if option.help}     # the others are tables of a file
+    typed = {name: option for name, option in known.items() if option.help}     # the others can only be set in a file
 
     def adapted(**given: Any) -> Any:
         path = given.pop("config", None)
@@ -73,7 +70,7 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option, default: Any, panel: str) -> Any:
-    """For typer, which passes texts on; the option parses them.  panel: of the help."""
+    """Returns the annotation for typer, which passes texts on; the option parses them.  panel: heading in --help."""
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
         return Annotated[Optional[bool], typer.Option(option.switch, **about)]      # noqa: UP045
@@ -84,9 +81,9 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
 
 
 def _flagged(option: Option, text: Any) -> Any:
-    """A flag's value, checked under the flag's name."""
+    """Returns a flag's value, checked under the flag's name."""
     option = replace(option, name=option.switch)
-    if isinstance(text, list):      # of a repeated flag
+    if isinstance(text, list):      # a repeated flag
         text = option.parse(",".join(text)) if isinstance(option.default, dict) else tuple(text)
     value = option.parse(text) if isinstance(text, str) else text
     option.check(value)

@@ -1,4 +1,4 @@
-"""`longgraft complete`: what follows a cursor in a repository.  Knows options and printing."""
+"""`longgraft complete`: completes code at a cursor in a repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longgraft.cli.generate import open_session
 from longgraft.cli.prompts import read_source
 from longgraft.completion.options import CompletionOptions
 from longgraft.config.options import check, option
-from longgraft.config.settings import Draw, Pair, Settings
+from longgraft.config.settings import Pair, SamplingSettings, Settings
 
 if TYPE_CHECKING:
     from longgraft.completion.completer import Completion
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 completing = typer.Typer()
 
 EXAMPLE = "longgraft complete --repo . --file src/cache.py --line 42 --explain"
-SHOWN = 8       # of what was left out, by name
+SHOWN = 8       # most files that are named among those left out
 
 
 @dataclass(frozen=True)
-class Place:
+class CursorOptions:
     """The cursor."""
 
     repo: str | None = option(None, "Folder of the repository", metavar="DIR", none="the current folder")
-    file: str = option("", "The file, from there")
-    line: int | None = option(None, "Of the cursor, 1 is the first", low=1)
-    column: int | None = option(None, "Of the cursor, 1 is before the first character", low=1, none="the line's end")
-    text: str | None = option(None, "The file's text where it is not saved: a file, or - for standard input",
+    file: str = option("", "The file: a path from the repository, from here, or absolute")
+    line: int | None = option(None, "The cursor's line; 1 is the first", low=1)
+    column: int | None = option(None, "The cursor's column; 1 is before the first character", low=1,
+                                none="the line's end")
+    text: str | None = option(None, "The file's text if it is not saved: a file, or - for standard input",
                               metavar="FILE", none="what is on disk")
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class Place:
         return Path(self.repo or ".")
 
     def cursor(self) -> Cursor:
-        """The cursor in the file; ValueError where there is no such place."""
+        """Returns the cursor in the file; raises ValueError if there is no such place."""
         from longgraft.completion.cursor import locate
 
         assert self.line is not None
@@ -59,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """What is printed of a completion."""
+    """Options for the output of a completion."""
 
     explain: bool = option(False, "List the snippets that the model read and why, in the prompt's order, and what was "
                                   "left out")
@@ -74,8 +75,8 @@ class CompletionOutput:
 
 
 @command(completing, "complete", EXAMPLE, "Answer")
-def complete(place: Place, options: CompletionOptions, output: CompletionOutput, pair: Pair, settings: Settings,
-             draw: Draw) -> None:
+def complete(place: CursorOptions, options: CompletionOptions, output: CompletionOutput, pair: Pair, settings: Settings,
+             draw: SamplingSettings) -> None:
     """Complete code at a cursor, with the repository around it."""
     cursor = place.cursor()     # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
@@ -99,7 +100,7 @@ def complete(place: Place, options: CompletionOptions, output: CompletionOutput,
 
 
 def described(found: Completion, model: str) -> dict[str, Any]:
-    """For JSON."""
+    """Returns the completion for JSON."""
     prompt, out = found.prompt, found.gathered.left_out
     used = [_described(snippet) | {"tokens": tokens}
             for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
@@ -117,7 +118,7 @@ def _described(snippet: Snippet) -> dict[str, Any]:
 
 
 def explained(found: Completion) -> list[str]:
-    """The prompt's parts in their order, then what was left out and why."""
+    """Returns lines with the prompt's parts in their order, then what was left out and why."""
     prompt, out = found.prompt, found.gathered.left_out
     rows = [(f"{tokens:,}", _where(snippet), snippet.why)
             for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
@@ -138,7 +139,7 @@ def explained(found: Completion) -> list[str]:
 
 
 def summed_up(found: Completion) -> list[str]:
-    """What was read, what was reused, how fast it went."""
+    """Returns lines on what was read, what was reused, and how fast it went."""
     prompt, stats, seconds = found.prompt, found.generation.stats, found.seconds
     files = len({snippet.path for snippet in prompt.used})
     snippets = f"{_number(len(prompt.used), 'snippet')} of {_number(files, 'other file')}"
@@ -161,6 +162,6 @@ def _where(snippet: Snippet) -> str:
 
 
 def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Numbers to the right, names to the left."""
+    """Aligns numbers to the right and names to the left."""
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"{row[0]:>{first + 2}}  {row[1]:<{second}}  {row[2]}".rstrip() for row in rows]

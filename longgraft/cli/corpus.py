@@ -1,4 +1,4 @@
-"""`longgraft corpus`: text that answers may repeat, kept by name."""
+"""`longgraft corpus`: texts that answers may repeat, kept by name."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def remove(name: Name) -> None:
 
 
 def _chosen(files: list[Path], endings: tuple[str, ...]) -> Iterator[Path]:
-    """Files as given; of folders all files, or those with these endings."""
+    """Yields files as given; from folders all files, or those with these endings."""
     for path in files:
         if path.is_dir() and endings:
             yield from sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(endings))

@@ -14,7 +14,7 @@ from longgraft.cli.generate import open_session
 from longgraft.config.method_roles import DENSE
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import check, like, option
-from longgraft.config.settings import POSITIONS, Draw, Ends, Pair, Settings
+from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:
     from longgraft.methods.method import Method
@@ -35,15 +35,15 @@ def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP
     if names:
         print("\n".join(_described(name, find(name)) for name in names))
         return
-    groups = {(part.__doc__ or "").partition(".  ")[0]: part.METHODS for part in PARTS}
+    groups = {(part.__doc__ or "").splitlines()[0].rstrip("."): part.METHODS for part in PARTS}
     print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
-    for title, group in (groups | {"Of installed packages": tuple(installed().values())}).items():
+    for title, group in (groups | {"Methods of installed packages": tuple(installed().values())}).items():
         if group:
             print("\n".join(["", title, *map(_listed, group)]))
 
 
 def _listed(method: Method) -> str:
-    """One line."""
+    """Describes a method in one line."""
     about = [f"needs {' and '.join(need.switch for need in method.needs)}"] if method.needs else []
     about += [method.promise] if method.promise != "exact" else []
     about += [" ".join(f"+{one.name}" for one in method.own)] if method.own else []
@@ -52,7 +52,7 @@ def _listed(method: Method) -> str:
 
 
 def _described(name: str, method: Method) -> str:
-    """A method in full, with its settings."""
+    """Describes a method in full, with its settings."""
     needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
     own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.help_text(one.default)}" for one in method.own)
     return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
@@ -60,7 +60,7 @@ def _described(name: str, method: Method) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The prompt and precision to plan memory for."""
 
     context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
@@ -75,7 +75,7 @@ class Plan:
 
 @command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k",
          PANEL)
-def doctor(pair: Pair, plan: Plan) -> None:
+def doctor(pair: Pair, plan: MemoryPlan) -> None:
     """Show versions, devices and backends; check that a target and a head fit together and into memory.
 
     Loads no weights. Exit status 1 if something does not fit.
@@ -91,13 +91,14 @@ def doctor(pair: Pair, plan: Plan) -> None:
 
 
 @dataclass(frozen=True)
-class Warming:
-    """What a calibration is made from."""
+class CalibrationOptions:
+    """Options of a calibration."""
 
     rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
-    max_new_tokens: int = like(Ends, "max_new_tokens")
+    max_new_tokens: int = like(StopSettings, "max_new_tokens")
     out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
-    temperature: float = like(Draw, "temperature", help="Choose thresholds for this temperature; 0 is greedy")
+    temperature: float = like(SamplingSettings, "temperature",
+                              help="Choose thresholds for this temperature; 0 is greedy")
     draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
                                       none="measured here")
     keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
@@ -111,7 +112,7 @@ class Warming:
 def calibrate(
     prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
                                                "continuation are replayed.")],
-    pair: Pair, warming: Warming, settings: Settings,
+    pair: Pair, warming: CalibrationOptions, settings: Settings,
 ) -> None:
     """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks up."""
     from longgraft.eval.prompts.suites import read_prompts
@@ -119,9 +120,8 @@ def calibrate(
     out = None if warming.out is None else new_file(warming.out)
     examples = read_prompts(prompts, warming.rounds)    # before the imports, which take seconds
     from longgraft.acceptance.sampling import Sampling
-    from longgraft.eval.checks.calibrate import Warming as How
+    from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
     from longgraft.eval.checks.calibrate import calibrate as run
-    from longgraft.eval.checks.calibrate import prompt_of
     from longgraft.methods.needs import head_path
     from longgraft.models.places import EMBEDDED
 
@@ -132,18 +132,18 @@ def calibrate(
                          "given. Give one with --drafter; without a drafter no calibration is needed.")
     session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
-    print(run(loaded, warm, How(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
-                                warming.keep_acceptance), out))
+    print(run(loaded, warm, WarmupSettings(warming.max_new_tokens, warming.temperature, settings.budget,
+                                               warming.draft_cost, warming.keep_acceptance), out))
 
 
 @dataclass(frozen=True)
 class Checking:
-    """What a method is checked on."""
+    """Options of a check."""
 
     count: int = option(5, "Most prompts to check", low=1, high=10 ** 6)
     max_prompt_tokens: int = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens", low=1,
                                     high=POSITIONS)
-    max_new_tokens: int = like(Ends, "max_new_tokens", default=128)
+    max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128)
     level: str = option("ids", "What is compared with plain decoding: ids compares answers; bits compares logits of "
                         "random trees, whatever the method", choices=("ids", "bits"))
     trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10 ** 6)
@@ -155,7 +155,7 @@ class Checking:
 @command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)
 def verify(
     prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],
-    pair: Pair, checking: Checking, settings: Settings, draw: Draw, as_json: Json = False,
+    pair: Pair, checking: Checking, settings: Settings, draw: SamplingSettings, as_json: Json = False,
 ) -> None:
     """Compare a method with plain decoding: the first token that differs and the margin of the logits there.
 

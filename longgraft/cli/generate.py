@@ -18,7 +18,7 @@ from longgraft.config.new_paths import new_file
 from longgraft.config.option_files import describe
 from longgraft.config.options import check, option
 from longgraft.config.recording_file import read_recording
-from longgraft.config.settings import Draw, Ends, Pair, Settings, Shape
+from longgraft.config.settings import LogitSettings, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
-# Names of `Stats.kinds`, `Stats.accepted_by_origin` and `Stats.finish_reason`, for people.
+# Descriptions of the names in `Stats.kinds`, `Stats.accepted_by_origin` and `Stats.finish_reason`.
 SPENT = {"plain": "without guesses", "memory": "with retrieved guesses", "draft": "with drafted guesses"}
 ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved",
            "forced": "the only ones that the constraint allows"}
@@ -41,7 +41,7 @@ Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the pro
 
 @dataclass(frozen=True)
 class Shown:
-    """What is printed about an answer, and where."""
+    """Options for the output."""
 
     stream: bool = option(False, "Print text as it comes; on a terminal it always does")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
@@ -59,21 +59,21 @@ class Shown:
 
 @dataclass(frozen=True)
 class Answers:
-    """One way of answering, for many prompts.  settings: with the method that was taken in the end."""
+    """One way of answering, for many prompts.  settings: with the method that was chosen in the end."""
 
     session: Session
     settings: Settings
     sampling: Sampling
-    ends: Ends
+    ends: StopSettings
     compare: bool
     prediction: str | None = None
 
     def answer(self, ids: Sequence[int]) -> dict[str, Any]:
-        """One answer, with its report."""
+        """Returns one answer, with its report."""
         return self.report(ids, self._decoded(ids, lambda text: None))
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
-        """For JSON and for people."""
+        """Returns the report on an answer, for JSON and for people."""
         from longgraft.comparison.with_plain import compare_with_plain
         from longgraft.engine.predicted_output import accepted
 
@@ -96,7 +96,7 @@ class Answers:
         return found
 
     def stream(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Print the text as it comes; the report on it."""
+        """Prints the text as it comes, and returns the report on it."""
         found = self._decoded(ids, lambda text: print(text, end="", flush=True))
         print(flush=True)
         if self.compare:
@@ -112,8 +112,8 @@ class Answers:
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
-def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, shape: Shape, ends: Ends,
-             shown: Shown, source: Source = None, or_embedded: OrEmbedded = False) -> None:
+def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: SamplingSettings, shape: LogitSettings,
+             ends: StopSettings, shown: Shown, source: Source = None, or_embedded: OrEmbedded = False) -> None:
     """Answer a long prompt."""
     if source not in (None, STDIN):
         raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
@@ -125,7 +125,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, s
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
-    if shown.replay and (draw != Draw() or shape != Shape()):
+    if shown.replay and (draw != SamplingSettings() or shape != LogitSettings()):
         raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would change "
                          "nothing. Give one or the other.")
     if shape.logprobs is not None and not (shown.as_json or given.prompts):
@@ -174,14 +174,14 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Draw, s
 
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
-    """A session, and what it was made from.  tell: print the choices on stderr."""
+    """Returns a session, and what it was made from; tell: print the choices on stderr."""
     from longgraft.loading import open_session as opened
 
     return opened(pair.model, pair.drafter, settings, tell)
 
 
 def encode(session: Session, asked: GivenPrompt) -> list[int]:
-    """A prompt's ids.  Warns when a chat model gets a raw prompt."""
+    """Returns a prompt's ids; warns if a model with a chat template gets a raw prompt."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
     if asked.prompt and isinstance(asked.prompt[0], dict) and not has_template:
         raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the "
@@ -193,7 +193,7 @@ def encode(session: Session, asked: GivenPrompt) -> list[int]:
 
 
 def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None) -> None:
-    """One JSON object per prompt, written at once; a prompt that fails gets its error, and the others go on."""
+    """Writes one JSON object per prompt at once; a prompt that fails gets its error, and the others go on."""
     failed = 0
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, one in enumerate(asked, 1):
@@ -209,7 +209,7 @@ def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None
 
 
 def _print_report(found: dict[str, Any]) -> None:
-    """What an answer cost, on stderr."""
+    """Prints what an answer cost, on stderr."""
     s = found["stats"]
     by_origin = {name: count for name, count in s["accepted_by_origin"].items() if count}
     own = s["new_tokens"] - sum(by_origin.values())

@@ -1,4 +1,4 @@
-"""The commands that measure: sweep, bench, plot, compare and what goes with them.  Knows options and printing."""
+"""The commands that measure: sweep, bench, plot, compare and what goes with them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PANEL = "Measure"
 
 
 @dataclass(frozen=True)
-class Running:
-    """Where a run is written, and its workers."""
+class RunOptions:
+    """Output folder and workers of a run."""
 
     out: str | None = option(None, "Folder of the run", metavar="FOLDER")
     resume: str | None = option(None, "Folder of an interrupted run, to go on with; nothing need be repeated",
@@ -55,7 +55,7 @@ class Running:
 
 
 def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options of the run to resume."""
+    """Returns the options of the run to resume."""
     from longgraft.eval.runs.resume import resume_config
 
     return vars(resume_config(Path(flags["resume"]))) if "resume" in flags else {}
@@ -63,14 +63,14 @@ def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @command(measuring, "sweep", "longgraft sweep --suites qmsum,repobench-p --data rows --buckets 4k,8k "
                              "--methods ar,eagle3,graft --mode replay --prompts 5 --out run", PANEL, saved=saved)
-def sweep(config: SweepConfig, running: Running) -> None:
+def sweep(config: SweepConfig, running: RunOptions) -> None:
     """Measure methods over suites and prompt lengths: acceptance, decode-only speed, losslessness."""
     _measure(config, running)
 
 
 @command(measuring, "bench", "longgraft bench --suites mt_bench,humaneval --data rows --prompts 80 "
                              "--mode greedy,sampled --out run", PANEL, SHORT, {"lengths"}, saved)
-def bench(config: SweepConfig, running: Running) -> None:
+def bench(config: SweepConfig, running: RunOptions) -> None:
     """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a conversation.
 
     A later turn follows what plain decoding answered, so that all methods are measured on the same conversation.
@@ -84,9 +84,9 @@ def bench(config: SweepConfig, running: Running) -> None:
 def ablate(
     name: Annotated[str, typer.Argument(metavar="WHICH", help="components, ranking, spending, placement, template, "
                                                               "budget, warmup or thresholds; field: all methods.")],
-    config: SweepConfig, running: Running,
+    config: SweepConfig, running: RunOptions,
     warmup_prompts: Annotated[Optional[Path], typer.Option(  # noqa: UP045
-        help="Of the ablation warmup: JSONL of conversations that are in none of the suites.")] = None,
+        help="For the ablation warmup: JSONL of conversations that are in none of the suites.")] = None,
 ) -> None:
     """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement (Figure 2),
     template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field, all methods, in their
@@ -96,8 +96,8 @@ def ablate(
     _measure(prepare(name, config, running.folder, warmup_prompts, running.dry_run), running)
 
 
-def _measure(config: SweepConfig, running: Running) -> None:
-    """Run a sweep, write its tables, draw its figures."""
+def _measure(config: SweepConfig, running: RunOptions) -> None:
+    """Runs a sweep, writes its tables and draws its figures."""
     from longgraft.eval.reports.plots import draw
     from longgraft.eval.reports.report import write
     from longgraft.eval.runs.bench import Bench
@@ -120,7 +120,7 @@ def _measure(config: SweepConfig, running: Running) -> None:
     print(out / "summary.md")
     if failed == len(rows):
         raise SystemExit(1)
-    with suppress(ImportError, ValueError):     # figures are an extra; answers that all ended at once have none
+    with suppress(ImportError, ValueError):     # figures need an extra; there are none if all answers ended at once
         draw(Run.read(out))
 
 
@@ -174,11 +174,11 @@ def compare_runs(first: Annotated[Path, typer.Argument(help="Folder of a sweep."
 
 @dataclass(frozen=True)
 class Timing:
-    """What is timed, and how long."""
+    """Options of a timing."""
 
     prefixes: tuple[int, ...] = option((512, 4096, 16384), "Prompt tokens before the passes that are timed",
                                        unit="tokens", low=1, high=POSITIONS)
-    seconds: float = option(5.0, "For all of them together", low=0, high=3600)
+    seconds: float = option(5.0, "Time for all settings together", low=0, high=3600)
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
     weights: str = like(Settings, "weights")
@@ -234,7 +234,7 @@ def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
 def recordings(folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep or bench.")],
                out: Annotated[Path, typer.Option(help="JSONL to write.")],
                mode: Annotated[str, typer.Option(help="sampled or greedy.")] = "sampled",
-               method: Annotated[str, typer.Option(help="Whose answers; those of a lossless method are the target's.")]
+               method: Annotated[str, typer.Option(help="Method; a lossless one gives the target's answers.")]
                = PLAIN) -> None:
     """Write the answers of a run as text, to be replayed by any model with --recorded."""
     from longgraft.eval.reports.recordings import write

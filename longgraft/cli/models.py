@@ -1,4 +1,4 @@
-"""`longgraft models`: list, fetch and remove the models that have a name."""
+"""`longgraft models`: lists, fetches and removes named models."""
 
 from __future__ import annotations
 

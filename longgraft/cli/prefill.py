@@ -1,4 +1,4 @@
-"""`longgraft prefill`: a text that is read once, in a file.  Knows options and printing."""
+"""`longgraft prefill`: reads a text once and keeps it in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ prefilling = typer.Typer()
 
 EXAMPLE = "longgraft prefill handbook.md --save handbook.prefix"
 Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
-    metavar="[FILE]...", help="As --prompt-file: text files that prompts will begin with; -: standard input.")]
+    metavar="[FILE]...", help="Text files that prompts will begin with, like --prompt-file; -: standard input.")]
 
 
 @command(prefilling, "prefill", EXAMPLE, "Answer", without=("prompts", "prediction", "prefixes", "prefix", "corpus"))

@@ -1,7 +1,4 @@
-"""The prompts of a command: one in any of four forms, or a file of them.
-
-Knows files, standard input and JSON; knows no model.
-"""
+"""The prompts of a command: one prompt in any of four forms, or a file of prompts."""
 
 from __future__ import annotations
 
@@ -15,35 +12,35 @@ from longgraft.config.json_input import parse_json
 from longgraft.config.options import check, option
 
 STDIN = "-"
-SHOWN = 100         # characters of a file's name, in messages
-FORMS = ("prompt", "messages", "prompt_ids")    # of a row
+SHOWN = 100         # characters of a file's name that messages show
+FORMS = ("prompt", "messages", "prompt_ids")    # keys of a row, exactly one of which is set
 
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """A prompt: text, chat messages or token ids.  name: the row's id, or its number; "" of a single prompt."""
+    """A prompt: text, chat messages or token ids.  name: the row's id or number; "" for a single prompt."""
 
     prompt: str | list[int] | list[dict[str, Any]]
     name: str = ""
 
     @property
     def chat(self) -> list[dict[str, Any]]:
-        """Its messages; none of a text or of ids."""
+        """Its messages; empty for a text or ids."""
         return [one for one in self.prompt if isinstance(one, dict)]
 
     def as_chat(self) -> GivenPrompt:
-        """A text as a user's message."""
+        """Returns a text as a user's message."""
         if isinstance(self.prompt, str):
             return GivenPrompt([{"role": "user", "content": self.prompt}], self.name)
         return self
 
     def as_text(self) -> GivenPrompt:
-        """The messages' contents, one after the other, for a model without a chat template."""
+        """Returns the messages' contents, one after the other, for a model without a chat template."""
         text = "\n\n".join(str(one["content"]) for one in self.chat)
         return GivenPrompt(text, self.name) if self.chat else self
 
     def with_system(self, system: str) -> GivenPrompt:
-        """The chat with a system message before it."""
+        """Returns the chat with a system message before it."""
         if not self.chat:
             raise ValueError("--system was given without a chat. Add --chat, or give --messages.")
         if self.chat[0]["role"] == "system":
@@ -53,7 +50,7 @@ class GivenPrompt:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Where prompts come from: one of the first five options, or files and then a request; a file may be -."""
+    """Source of the prompts: one of the first five options, or files and then a request; a file may be -."""
 
     prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: standard input")
     prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from a line of "
@@ -74,7 +71,7 @@ class PromptOptions:
             raise ValueError("Standard input was given twice, and it can be read once. Leave one - out.")
 
     def read(self) -> list[GivenPrompt]:
-        """The prompts; a file's have names."""
+        """Returns the prompts; those from a file have names."""
         given = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
                  if getattr(self, name) not in (None, ())]
         if len(given) != 1 and given != ["prompt", "prompt_file"]:
@@ -89,7 +86,7 @@ class PromptOptions:
         return asked if self.system is None else [one.with_system(self.system) for one in asked]
 
     def predicted(self) -> str | None:
-        """What the answers may repeat."""
+        """Returns the text that the answers may repeat."""
         return None if self.prediction is None else read_source(self.prediction)
 
     def _one(self) -> Any:
@@ -105,12 +102,12 @@ class PromptOptions:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """One after the other, each from a line of its own."""
+    """Joins texts; each begins on its own line."""
     return "".join(text if text.endswith("\n") or n == len(texts) else text + "\n" for n, text in enumerate(texts, 1))
 
 
 def rows(name: str) -> list[GivenPrompt]:
-    """Of a JSONL file; ValueError names file and line."""
+    """Returns the prompts of a JSONL file; a ValueError names file and line."""
     found = []
     for number, line in enumerate(read_source(name).splitlines(), 1):
         if not line.strip():
@@ -133,7 +130,7 @@ def rows(name: str) -> list[GivenPrompt]:
 
 
 def messages(value: Any, where: str) -> list[dict[str, Any]]:
-    """Chat messages; ValueError where they are something else."""
+    """Returns chat messages; raises ValueError for anything else."""
     if not (isinstance(value, list) and value and all(
             isinstance(one, dict) and isinstance(one.get("role"), str) and one.get("content") is not None
             for one in value)):
@@ -142,31 +139,31 @@ def messages(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def token_ids(value: Any, where: str) -> list[int]:
-    """Token ids; ValueError where they are something else."""
+    """Returns token ids; raises ValueError for anything else."""
     if not (isinstance(value, list) and value and all(type(one) is int for one in value)):
         raise ValueError(f"{where} must hold one JSON list of token ids.")
     return value
 
 
 def source_name(name: str) -> str:
-    """A file's name, for messages."""
+    """Returns a file's name, for messages."""
     return "Standard input" if name == STDIN else name
 
 
 def read_source(name: str) -> str:
-    """A file's text, or standard input's where that is -; ValueError where it cannot be read."""
+    """Returns a file's text, or standard input for -; raises ValueError if it cannot be read."""
     if name == STDIN:
         return _decoded(sys.stdin.buffer.read(), source_name(name))
     try:
         return _decoded(Path(name).read_bytes(), f"File {name}")
     except OSError as error:
-        # A text that was given instead of a file's name may be long.
+        # The user may have given a text, which may be long, instead of a file's name.
         shown = f"{name[:SHOWN]}..." if len(name) > SHOWN else name
         raise ValueError(f"File {' '.join(shown.split())} cannot be read: {error.strerror}.") from error
 
 
 def read_json(name: str) -> Any:
-    """A file's value; ValueError where it is not JSON."""
+    """Returns a file's JSON value; raises ValueError if it is not JSON."""
     return parse_json(read_source(name), source_name(name) if name == STDIN else f"File {name}")
 
 

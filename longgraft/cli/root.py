@@ -1,4 +1,4 @@
-"""The command line.  Knows the commands' order; every error of a user is one sentence and exit status 2."""
+"""The command line: all commands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from longgraft.cli.train import heads, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")
-# In the order of what people do first.
+# The order of the commands is that in which people first need them.
 for part in (generating, completing, prefilling, looking, serving, measuring):
     app.registered_commands += part.registered_commands
 app.add_typer(models, name="models", rich_help_panel="Answer")
@@ -43,15 +43,17 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 
 def run() -> int | None:
-    """Run the command in sys.argv and return its exit status.  A user's error is a sentence on stderr and exit status
-    2; ours is a traceback."""
+    """Runs the command in sys.argv and returns its exit status.
+
+    A user's error is one sentence on stderr and exit status 2; an error of ours is a traceback.
+    """
     try:
         return app(standalone_mode=False)
     except typer.BadParameter as error:
         _fail(error.format_message())
     except typer.TyperException as error:
         _fail(f"{str(error).rstrip('.')}. See --help.")
-    except BrokenPipeError:         # the reader of our output has gone; what is still buffered is dropped
+    except BrokenPipeError:         # the reader of our output has gone, so buffered output is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except (ValueError, ImportError, OSError) as error:     # OSError: files, and hubs out of reach

@@ -1,4 +1,4 @@
-"""`longgraft serve`: a model for editors and other clients, over HTTP.  Knows options and printing."""
+"""`longgraft serve`: serves a model to editors and other clients over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longgraft.serve.options import KEY_VARIABLE, Serving
 
 serving = typer.Typer()
 
-KEPT = 4.0      # GiB of cached prompts: an editor sends one file again and again
+KEPT = 4.0      # GiB of the prefix cache: an editor sends the same file again and again
 
 
 @command(serving, "serve", "longgraft serve --port 8012", "Answer", base={"prefixes": KEPT})
@@ -30,12 +30,12 @@ def serve(pair: Pair, settings: Settings, serving: Serving) -> None:
 
     if serving.api_key is None:
         serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))
-    listens = bind(serving)        # before a model is loaded: the address may be taken
+    listens = bind(serving)        # before a model is loaded, because the address may be taken
     if not serving.local and serving.api_key is None:
         _say(f"no API key is needed at {url(listens, serving)}; set {KEY_VARIABLE} to require one")
     session, _ = open_session(pair, settings, tell=True)
     app = make_app(session, serving)
-    with suppress(KeyboardInterrupt):       # the usual end of a server; it may be raised again when all is closed
+    with suppress(KeyboardInterrupt):       # the usual end of a server; it may be raised again after all is closed
         run(app, listens, lambda: _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C "
                                        "ends it"))
     _say("ended")

@@ -1,4 +1,4 @@
-"""The commands that make drafters: `longgraft train ...` and `longgraft heads ...`.  Knows options and printing."""
+"""The commands that make drafters: `longgraft train ...` and `longgraft heads ...`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
 
-MOST = 10 ** 15     # tokens: more than there are
+MOST = 10 ** 15     # tokens: more than exist
 EMBEDDED = "embedded"
 
 train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
@@ -20,14 +20,14 @@ heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 he
 
 Data = Annotated[list[Path], typer.Option(
     help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.")]
-Valid = Annotated[Optional[list[Path]], typer.Option(help="Unseen text to measure on; repeatable.")]  # noqa: UP045
+Valid = Annotated[Optional[list[Path]], typer.Option(help="Validation text that is not in --data; repeatable.")]  # noqa: UP045
 Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
 RecipeFile = Annotated[Optional[Path], typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ...")]  # noqa: UP045
 Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
 Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
 Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
-    help="The frozen target's: float32, bfloat16 or float16; default: bfloat16 on a GPU.")]
-Rate = Annotated[Optional[float], typer.Option(help="Peak, of AdamW; Muon takes ten times that.")]  # noqa: UP045
+    help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU.")]
+Rate = Annotated[Optional[float], typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that.")]  # noqa: UP045
 Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
     help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded.")]
 
@@ -37,7 +37,7 @@ Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
 def train_target(
     data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
     tokenizer: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="Of a model, named as --teacher is; default: the teacher's, or one learnt from the data.")] = None,
+        help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt.")] = None,
     teacher: Annotated[Optional[str], typer.Option(  # noqa: UP045
         help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF file or "
              "hub id.")] = None,
@@ -52,7 +52,7 @@ def train_target(
 
 
 def _distilling(name: str, module: str, trainer: str, help: str, example: str = "chats.jsonl") -> None:
-    """Make the command `train NAME` of a trainer, whose module is imported where it runs."""
+    """Makes the command `train NAME` of a trainer, whose module is imported when it runs."""
     def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
                 tokens: Tokens = None, learning_rate: Rate = None, device: Device = None, dtype: Dtype = None) -> None:
         kind = getattr(import_module(f"longgraft.yarn_drafters.training.{module}"), trainer)
@@ -74,7 +74,7 @@ _distilling("longspec", "longspec", "LongSpecTrainer",
 @train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head --to 64k "
                                 "--data books.jsonl --out longer")
 def train_extend(
-    drafter: Annotated[Path, typer.Option(help="The head to extend.")], data: Data, out: Out,
+    drafter: Annotated[Path, typer.Option(help="Head to extend.")], data: Data, out: Out,
     to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k", model: Model = None,
     original: Annotated[Optional[str], typer.Option(  # noqa: UP045
         help="Length the head was trained at; default: what its config says.")] = None,
@@ -111,16 +111,16 @@ def train_regenerate(
         help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped.")] = None,
     tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.")] = "1m",
     batch: Annotated[int, typer.Option(min=1, help="Answers sampled at once.")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of a turn; longer ones are cut.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn; longer ones are cut.")] = 512,
     temperatures: Annotated[str, typer.Option(help="One is drawn for each chat.")] = "0,0.7,1",
     seed: Annotated[int, typer.Option(min=0)] = 0, device: Device = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
     """Sample a model's own answers, to train a head on: to given requests, invented ones, and tasks over documents."""
     from longgraft.runtime.devices import dtype_of
-    from longgraft.yarn_drafters.training.regenerate import Sampling, regenerate
+    from longgraft.yarn_drafters.training.regenerate import ChatSampling, regenerate
 
-    sampling = Sampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
+    sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
     counts = regenerate(model or EMBEDDED, out, sampling, _found(prompts or []), _found(documents or []), magpie,
                         _found(exclude or []), dtype_of(dtype), device)
     print(f"{out}: {counts['kept']:,} chats with {counts['tokens']:,} answer tokens")
@@ -167,7 +167,7 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
 
 
 def _positions(config: Any) -> int | None:
-    """Of the target; None where its configuration has no such bound."""
+    """Returns the target's most positions; None if its configuration has no such bound."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
@@ -179,7 +179,7 @@ def _found(paths: list[Path]) -> list[Path]:
 
 
 def _number(text: str | None) -> int | None:
-    """64k is 65,536; 100m is 100 million."""
+    """Returns the number of a text: 64k is 65,536; 100m is 100 million."""
     if text is None:
         return None
     number = size(text)

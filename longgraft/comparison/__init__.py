@@ -1,1 +1,1 @@
-"""An answer beside plain decoding's: the levels of losslessness, loops, and a plain session to compare with."""
+"""Compares an answer with plain decoding's: levels of losslessness, and a plain session to compare with."""

@@ -1,4 +1,4 @@
-"""Plain decoding of the same target, to compare an answer with.  Knows sessions; knows no method by name."""
+"""Plain decoding of the same target, to compare an answer with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from longgraft.runtime.clock import Clock
 
 
 def plain_session(session: Session) -> Session:
-    """Plain decoding of the same target, in the same loop, on the same kernels."""
+    """Returns a session for plain decoding of the same target, in the same loop, on the same kernels."""
     engine = Engine(session.target, PlainDecoding(), Clock(), budget=1, chunk=session.engine.chunk)
     return Session(engine, session.tokenizer)
 
 
 def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,
                        max_new_tokens: int) -> dict[str, Any]:
-    """Plain decoding of the same prompt: speedup of decoding alone, and whether the ids are identical."""
+    """Decodes the same prompt plainly; returns the speedup of decoding alone, and if the ids are identical."""
     theirs = answer(plain_session(session).open(list(ids), max_new_tokens, sampling))
-    # A stop string, which plain decoding does not look for, ends an answer earlier.
+    # Plain decoding does not look for stop strings, so its answer may be longer.
     tokens = theirs.token_ids[:len(ours.token_ids)] if ours.finish_reason == "stop" else theirs.token_ids
     at = first_divergence(ours.token_ids, tokens)
     rate, plain = ours.stats.decode_tokens_per_second, theirs.stats.decode_tokens_per_second

@@ -1,1 +1,1 @@
-"""A completion with a whole repository as context."""
+"""Code completion with a whole repository as context."""

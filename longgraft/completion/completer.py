@@ -1,7 +1,6 @@
-"""A completion from a repository: snippets gathered, prompt laid out, text decoded to the end of its line or block.
+"""Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line or block.
 
-Knows sessions and texts; knows no method.  Text is cut here where the line or block ends; the decoded tokens are the
-same either way.
+The text is cut here where the line or block ends; the decoded tokens are the same either way.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from weakref import WeakKeyDictionary
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.cursor import locate
 from longgraft.completion.options import LEAST, CompletionOptions
-from longgraft.completion.prompt.layout import CompletionPrompt, Layout
+from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
 from longgraft.completion.retrieval.gather import Gathered, gather
@@ -29,18 +28,22 @@ from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
 from longgraft.loading import load
 
-FILES = 64      # of which the order of the last prompt is kept
+FILES = 64      # files for which the order of the last prompt's snippets is kept
 KEPT = "in the last prompt, which need not be read again"
 
 
 @dataclass(frozen=True)
 class Completion:
-    """text: what follows the cursor.
+    """A completion.
 
-    generation: all decoded tokens, to the end of the step in which the completion ended
-    ended:      line, block, or the generation's finish reason
-    prompt:     what the model read; gathered: the snippets that it was chosen from
-    seconds:    gather, layout, first (from the call to the first token) and total
+    Attributes:
+        text: The text that follows the cursor.
+        generation: All decoded tokens, to the end of the step in which the completion ended.
+        ended: line, block, or the generation's finish reason.
+        cursor: The cursor.
+        prompt: What the model read.
+        gathered: The snippets from which the prompt's were chosen.
+        seconds: Durations: gather, layout, first (from the call to the first token) and total.
     """
 
     text: str
@@ -69,9 +72,9 @@ class Completion:
 
 @dataclass
 class _Last:
-    """State of one session: layouts by form, and the snippets of the last prompts by root and path."""
+    """The state of one session: layouts by form, and the snippets of the last prompts by root and path."""
 
-    layouts: dict[str, Layout] = field(default_factory=dict)
+    layouts: dict[str, PromptLayout] = field(default_factory=dict)
     used: OrderedDict[tuple[Path, str], tuple[Snippet, ...]] = field(default_factory=OrderedDict)
 
 
@@ -79,8 +82,10 @@ _LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
 
 
 class Completer:
-    """Completions by one session.  A prompt shares the longest possible beginning with the last one of its file: only
-    the rest is read."""
+    """Completes code with one session.
+
+    A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is read.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -88,7 +93,7 @@ class Completer:
 
     def complete(self, root: Path, cursor: Cursor, options: CompletionOptions, sampling: Sampling | None = None,
                  tell: Callable[[str], None] = lambda text: None) -> Completion:
-        """tell: called with each piece of text that is final."""
+        """Completes at a cursor; tell: called with each piece of text that is final."""
         started = time.perf_counter()
         prompt, gathered, seconds = self.lay_out(root, cursor, options)
         eos = {*self.session.eos, *prompt.ends}
@@ -102,14 +107,14 @@ class Completer:
 
     def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
                 ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
-        """(prompt, gathered snippets, seconds of both)."""
+        """Returns (prompt, gathered snippets, seconds of both)."""
         root, form, started = root.expanduser().resolve(), options.layout, time.perf_counter()
         cursor = Cursor(cursor.path, _unified(cursor.before), _unified(cursor.after))
         tokens = self._room(options)
         layouts, used = self._last.layouts, self._last.used
         if form not in layouts:
             habit = STEADY if self._kept else ANEW
-            layouts[form] = Layout(self.session.tokenizer, self.session.target.vocab_size, form, habit)
+            layouts[form] = PromptLayout(self.session.tokenizer, self.session.target.vocab_size, form, habit)
         gathered, key = gather(root, cursor, tokens), (root, cursor.path)
         before = [snippet for snippet in used.pop(key, ()) if self._kept and _is_there(root, snippet)]
         snippets = (*gathered.snippets, *_not_gathered(before, gathered.snippets))
@@ -122,11 +127,11 @@ class Completer:
 
     @property
     def _kept(self) -> bool:
-        """Whether the engine reuses the shared beginning of prompts."""
+        """True if the engine reuses the shared beginning of prompts."""
         return self.session.engine.prefixes is not None
 
     def _room(self, options: CompletionOptions) -> int:
-        """Most tokens of a prompt."""
+        """Returns the most tokens of a prompt; raises ValueError if too few are left."""
         limits = self.session.engine.limits
         name = min(limits, key=limits.__getitem__)
         if (left := limits[name] - options.max_new_tokens) < LEAST:
@@ -136,7 +141,7 @@ class Completer:
 
 
 def _is_there(root: Path, snippet: Snippet) -> bool:
-    """Whether the file may still be shown and still has these lines there."""
+    """True if the file may still be shown and still has these lines at this place."""
     start, found = snippet.first_line - 1, repository(root)
     if not found.shows(snippet.path):
         return False
@@ -145,18 +150,18 @@ def _is_there(root: Path, snippet: Snippet) -> bool:
 
 
 def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> list[Snippet]:
-    """The snippets of the last prompt that were not gathered again."""
+    """Returns the snippets of the last prompt that were not gathered again."""
     now = set(map(place, snippets))
     return [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
 
 
 def _unified(text: str) -> str:
-    """With line ends \\n, as models know them."""
+    """Returns the text with line ends \\n, which models know."""
     return text.replace("\r\n", "\n")
 
 
 class _CompletionText:
-    """The decoded text, from after the repeated blanks to the completion's end.  held: blanks before the cursor."""
+    """The decoded text, without the repeated blanks, up to the completion's end; held: the blanks before the cursor."""
 
     def __init__(self, ending: Ending, held: str, tell: Callable[[str], None]) -> None:
         self.ending, self.held, self.tell = ending, held, tell
@@ -166,7 +171,7 @@ class _CompletionText:
         self._sent = 0
 
     def step_through(self, request: Request) -> Generation:
-        """Decode to the completion's end, and no step further."""
+        """Decodes to the completion's end, and no step further."""
         ids = list[int]()
         with request:
             for step in request:
@@ -193,7 +198,7 @@ class _CompletionText:
         return self.ended
 
     def _completed(self) -> str:
-        """The decoded text without the held blanks, which the model repeats."""
+        """Returns the decoded text without the held blanks, which the model repeats."""
         same = next((n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False)) if text != blank),
                     min(len(self.raw), len(self.held)))
         return self.raw[same:]
@@ -208,14 +213,28 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
              session: Session | None = None, text: str | None = None, until: str = "block",
              stop: str | Sequence[str] | None = (), max_new_tokens: int = 256, tokens: int = 8192,
              layout: str = "auto", tell: Callable[[str], None] = lambda text: None, **options: Any) -> Completion:
-    """What follows a cursor in a file of a repository.
+    """Completes code at a cursor in a file of a repository.
 
-    line, column: counted from 1; no column: the line's end
-    session:      from `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in options
-    text:         the file's unsaved text; tell: called with each piece of the completion's text
-    until:        line, block (by indentation or braces) or stop: the model's end, stop strings, max_new_tokens
-    tokens:       most of the prompt; layout: fim, left-to-right or auto
-    options:      the fields of `Settings` and `Sampling`, model and drafter
+    Args:
+        repo: The repository's root folder.
+        file: The file: absolute, relative to the root, or relative to the current folder.
+        line: The cursor's line, counted from 1.
+        column: The cursor's column, counted from 1; None: the line's end.
+        session: From `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in options.
+        text: The file's unsaved text; None: the file is read.
+        until: line, block (by indentation or braces) or stop: the model's end, stop strings, max_new_tokens.
+        stop: Stop strings.
+        max_new_tokens: Most tokens of the completion.
+        tokens: Most tokens of the prompt.
+        layout: Layout of the prompt: fim, left-to-right or auto.
+        tell: Called with each piece of the completion's text.
+        **options: The fields of `Settings` and `Sampling`, model and drafter.
+
+    Returns:
+        The completion.
+
+    Raises:
+        ValueError: there is no such place in the repository, the file may hold secrets, or an option is wrong.
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     sampling = Sampling(**draw)

@@ -1,4 +1,4 @@
-"""The cursor's place in a file of a repository, from a path, a line and a column.  Reads that file only."""
+"""Locates a cursor in a file of a repository, from a path, a line and a column; only that file is read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from longgraft.completion.repository.secret_files import check_open
 from longgraft.completion.snippets import Cursor
 from longgraft.config.json_input import whole
 
-MOST_BYTES = 16 * 2 ** 20       # of the cursor's file: read in a second; no person wrote a larger one
+MOST_BYTES = 16 * 2 ** 20       # largest file of a cursor: it is read in a second, and no person wrote a larger one
 
 
 def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
            text: str | None = None) -> Cursor:
-    """The cursor before column `column` of line `line`, both counted from 1; without a column, at the line's end.
+    """Returns the cursor before column `column` of line `line`, both counted from 1; None: at the line's end.
 
     file: absolute, relative to the root, or relative to the current folder; text: the file's unsaved text
-    ValueError for a file outside the repository, one that holds secrets or more than MOST_BYTES, and for a line or
-    column that it does not have.
+
+    Raises:
+        ValueError: the file is outside the repository, may hold secrets or is larger than MOST_BYTES, or it does not
+            have the line or column.
     """
     for name, number in (("line", line), ("column", 1 if column is None else column)):
         if not whole(number):
@@ -30,10 +32,10 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
         given = Path(file).expanduser()
         there = given if given.is_absolute() else next((one for one in (folder / given, given) if one.exists()),
                                                        folder / given)
-        # The folder's links are followed, the file's own name is kept: by it a secret is known, too.
+        # Links of the folder are followed, but the file's own name is kept, because a secret is also known by its name.
         place = there.parent.resolve() / there.name
         target = place.resolve()
-    # A circle of links, an unknown user's home, too long a name, a null character, no path at all.
+    # Errors: a circle of links, an unknown user's home, too long a name, a null character, or no path at all.
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{str(file)[:200]!r} leads to no file. Pass one in the repository.") from error
     if not (place.is_relative_to(folder) and target.is_relative_to(folder)):
@@ -65,7 +67,7 @@ def _read(place: Path, path: str) -> str:
 
 
 def _check_size(path: str, size: int) -> None:
-    """size: in bytes, or in characters, of which each is a byte at least."""
+    """Raises ValueError for too large a file; size: in bytes, or in characters, each of which is at least a byte."""
     if size > MOST_BYTES:
         raise ValueError(f"{path} has {size:,} bytes; a completion reads files of up to {MOST_BYTES:,}. Complete in a "
                          "smaller file.")

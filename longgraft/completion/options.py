@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.config.options import check, like, option
-from longgraft.config.settings import Ends
+from longgraft.config.settings import StopSettings
 
-LEAST = 64      # tokens of a prompt
+LEAST = 64      # fewest tokens of a prompt
 
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    """Where a completion ends, and the size and form of its prompt."""
+    """The end of a completion, and the size and form of its prompt."""
 
     until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
                         "or only where the model does", choices=("line", "block", "stop"))
-    max_new_tokens: int = like(Ends, "max_new_tokens", help="Most tokens of the completion")
-    stop: tuple[str, ...] = like(Ends, "stop")
+    max_new_tokens: int = like(StopSettings, "max_new_tokens", help="Most tokens of the completion")
+    stop: tuple[str, ...] = like(StopSettings, "stop")
     tokens: int = option(8192, "Most tokens of the prompt; fewer are read sooner", unit="tokens", low=LEAST,
                          high=2 ** 20)
     layout: str = option("auto", "Layout of the prompt: with fill-in-the-middle tokens, if the model has any, or left "

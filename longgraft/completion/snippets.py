@@ -1,4 +1,4 @@
-"""The inputs of a completion: the cursor, and snippets of other files.  Knows text; reads no file."""
+"""The inputs of a completion: the cursor, and snippets of other files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cursor:
-    """path: of its file, from the repository's root, with forward slashes; before, after: the file's text around it."""
+    """path: the file's path from the repository's root, with forward slashes; before, after: its text around the
+    cursor."""
 
     path: str
     before: str

@@ -1,7 +1,6 @@
-"""Where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
+"""Decides where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
-Knows which languages have blocks by braces, and which by indentation.  Parses none: strings and comments are recognized
-as most languages write them.
+It parses no language: strings and comments are recognized as most languages write them.
 """
 
 from __future__ import annotations
@@ -17,17 +16,21 @@ from longgraft.completion.snippets import Cursor
 BRACED = re.compile(r"c|cc|cpp|cs|css|cxx|dart|go|gradle|groovy|h|hh|hpp|hxx|java|jsx?|json|kts?|less|m|mjs|mm|php"
                     r"|proto|rs|scala|scss|sol|swift|tsx?|zig")
 BRANCHES = ("elif", "else", "except", "finally", "case")
-CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")  # the statement above, indented alike
+CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")  # begins a line that continues the statement above it
 # A quote must close within its line, except in the text's last line, which is still being decoded.
 QUOTED = r"\"(?:\\.|[^\"\\\n])*(?:\"|\Z)|'(?:\\.|[^'\\\n])*(?:'|\Z)"
 INDENTED_MASKED = re.compile(rf"(\"\"\"|''')(?:\\.|.)*?(?:\1|\Z)|{QUOTED}|#[^\n]*", re.DOTALL)
 BRACED_MASKED = re.compile(rf"/\*.*?(?:\*/|\Z)|//[^\n]*|`(?:\\.|[^`\\])*(?:`|\Z)|{QUOTED}", re.DOTALL)
-DISTINCT = 4        # characters: a line as long is rarely there twice
+DISTINCT = 4        # characters: a line of this length rarely occurs twice
 
 
 class Line(NamedTuple):
-    """start: offset in the completion, below 0 for the cursor's own line; code: stripped, strings and comments masked;
-    indent: columns; depth, after: open brackets at the line's beginning and end; whole: it has a line end."""
+    """A line of the cursor's line and the completion.
+
+    start: offset in the completion, below 0 for the cursor's own line; code: stripped, with strings and comments
+    masked;
+    indent: in columns; depth, after: open brackets at the line's beginning and end; whole: True if it has a line end
+    """
 
     start: int
     code: str
@@ -39,9 +42,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Ending:
-    """Where completions at one cursor end.  until: line, block or stop; seen: the prompt has the text after the cursor.
+    """Finds where completions at one cursor end.  until: line, block or stop; seen: the prompt has the text after the
+    cursor.
 
-    Where it does not, and the cursor's line goes on after it, a block is that line: the completion joins its rest.
+    If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins its rest.
     """
 
     until: str
@@ -49,7 +53,7 @@ class Ending:
     seen: bool = False
 
     def of(self, text: str) -> int | None:
-        """Where the completion that begins with this text ends; None where it may go on."""
+        """Returns where the completion that begins with this text ends; None if it may go on."""
         if self.until == "line" or (self.until == "block" and self._line_rest):
             return _first_line(text, self._line_rest)
         if self.until == "block":
@@ -58,7 +62,7 @@ class Ending:
         return None
 
     def certain(self, text: str) -> int:
-        """Characters of an unended text that the completion will keep, whatever follows."""
+        """Returns how many characters of an unended text the completion will keep, whatever follows."""
         if self.until == "stop":
             return len(text)
         if self._line_rest:
@@ -69,13 +73,13 @@ class Ending:
         return len((text[:start] if self.until == "block" and unsure else text).rstrip())
 
     def cut(self, text: str) -> str:
-        """The completion of a text that the model, a stop string or a limit ended."""
+        """Returns the completion of a text that the model, a stop string or a limit ended."""
         end = self.of(text + "\n")
         return text if end is None else text[:end]
 
     @property
     def has_braces(self) -> bool:
-        """Whether blocks are in braces in this file's language."""
+        """True if blocks are in braces in this file's language."""
         return BRACED.fullmatch(self.cursor.path.rpartition(".")[2].lower()) is not None
 
     @cached_property
@@ -85,34 +89,37 @@ class Ending:
 
     @cached_property
     def _line_rest(self) -> str:
-        """The line after the cursor, stripped, where the prompt does not have it; else ""."""
+        """The stripped rest of the line after the cursor, if the prompt does not have it; else ""."""
         return "" if self.seen else self.cursor.after.partition("\n")[0].strip()
 
     @cached_property
     def _next(self) -> str:
-        """The first non-blank line after the cursor's; "" where it is too short to be recognized."""
+        """The first non-blank line after the cursor's; "" if it is too short to be recognized."""
         lines = self.cursor.after.partition("\n")[2].splitlines()
         found = next((line.rstrip() for line in lines if line.strip()), "")
         return found if len(found.strip()) >= DISTINCT else ""
 
     @cached_property
     def _inside(self) -> bool:
-        """Whether the cursor stands between braces."""
+        """True if the cursor is between braces."""
         return _braces(self.cursor.before) > 0
 
     @cached_property
     def _closed(self) -> bool:
-        """Whether the file has the brace that closes the cursor's block."""
+        """True if the file has the brace that closes the cursor's block."""
         return _braces(self.cursor.before) + _braces(self.cursor.after) <= 0
 
     def _rejoined(self, text: str) -> int | None:
-        """The end before a line that repeats the file's next one."""
+        """Returns the end before a line that repeats the file's next line."""
         start = text.find("\n" + self._next + "\n") if self._next else -1
         return None if start < 0 else len(text[:start].rstrip())
 
     def _indented(self, text: str) -> int | None:
-        """The end before the first line that is indented less than the completion's first; if that one is in no block,
-        before the next paragraph.  If the cursor's line opens a block, the end of that block."""
+        """Returns the end before the first line that is indented less than the completion's first line.
+
+        If that line is in no block, the end is before the next paragraph.  If the cursor's line opens a block, it is
+        the end of that block.
+        """
         base: int | None = None
         opening = opens = deeper = blank = False
         for line in self._lines(text):
@@ -135,7 +142,7 @@ class Ending:
         return None
 
     def _lines(self, text: str) -> Iterator[Line]:
-        """The lines of the cursor's line and the completion."""
+        """Yields the cursor's line and the lines of the completion."""
         start, depth = -len(self._line), 0
         for shown in INDENTED_MASKED.sub(_mask, self._line + text).splitlines(keepends=True):
             after = max(0, depth + sum(map(shown.count, "([{")) - sum(map(shown.count, ")]}")))
@@ -143,9 +150,9 @@ class Ending:
             start, depth = start + len(shown), after
 
     def _braced(self, text: str) -> int | None:
-        """The end at the brace that closes the cursor's block: before the brace if the file has it already.
+        """Returns the end at the brace that closes the cursor's block, before the brace if the file has it already.
 
-        A block that the cursor's line opens ends with its own brace; so does code in no block, or at a blank line.
+        A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a blank line.
         """
         masked, depth = BRACED_MASKED.sub(_mask, text), 0
         own = bool(self._line.strip()) and "{" in masked.partition("\n")[0]
@@ -168,7 +175,7 @@ class Ending:
 
 
 def _first_line(text: str, rest: str) -> int | None:
-    """The end of the first non-blank line, without `rest`, the file's rest of the line."""
+    """Returns the end of the first non-blank line, without `rest`, the file's rest of the line."""
     blank = len(text) - len(text.lstrip())
     end = text.find("\n", blank)
     if blank == len(text) or end < 0:
@@ -178,17 +185,17 @@ def _first_line(text: str, rest: str) -> int | None:
 
 
 def _indentation(line: str) -> int:
-    """In columns; all of them for a blank line."""
+    """Returns the indentation in columns; for a blank line its whole length."""
     line = line.expandtabs()
     return len(line) - len(line.lstrip())
 
 
 def _braces(text: str) -> int:
-    """Opened braces minus closed ones."""
+    """Returns the number of opened braces minus that of closed ones."""
     masked = BRACED_MASKED.sub(_mask, text)
     return masked.count("{") - masked.count("}")
 
 
 def _mask(match: re.Match[str]) -> str:
-    """As many "#": offsets stay, and a string or comment of several lines becomes one."""
+    """Returns as many "#", so that offsets stay, and a string or comment of several lines becomes one line."""
     return "#" * len(match[0])

@@ -1,1 +1,1 @@
-"""Options: what there is to choose, how it is read, and how methods are named."""
+"""Options: what can be chosen, how it is read, and how methods are named."""

@@ -1,4 +1,4 @@
-"""The folder of all that is kept between runs: compiled kernels, calibrations, models."""
+"""The folder of files that are kept between runs: compiled kernels, calibrations, models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$LONGGRAFT_CACHE, else longgraft in $XDG_CACHE_HOME, else ~/.cache/longgraft; it may not exist yet."""
+    """Returns $LONGGRAFT_CACHE, else longgraft in $XDG_CACHE_HOME, else ~/.cache/longgraft; it may not exist yet."""
     if given := os.environ.get("LONGGRAFT_CACHE"):
         return Path(given).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longgraft"

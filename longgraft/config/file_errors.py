@@ -1,20 +1,23 @@
-"""Why a file cannot be read, in plain words.  Knows what libraries raise."""
+"""Plain reasons why a file cannot be read."""
 
 from __future__ import annotations
 
 import json
 
-# (beginning or end of a library's message, its meaning)
+# (beginning or end of a library's message, its meaning in plain words)
 MEANINGS = (("Error while deserializing header", "it is no whole safetensors file"),
             ("(os error 19)", "it is a folder"),
             ("Couldn't instantiate the backend tokenizer", "its files are missing"),
             ("Unrecognized model in", "it has no config.json with a known model_type"),
             ("Repo id must", "there is no such folder, and a hub id is a name, or owner/name"))
-LONGEST = 150       # characters of a library's own message
+LONGEST = 150       # characters of a library's own message that are shown
 
 
 def reason(error: BaseException) -> str:
-    """A clause for "FILE cannot be read: ...": a library's own message may be about its code, or a page long."""
+    """Returns a clause for "FILE cannot be read: ...".
+
+    A library's own message may be about its code, or a page long.
+    """
     text = " ".join(str(error).split()).split(". ")[0].rstrip(".:")[:LONGEST]
     for known, meaning in MEANINGS:
         if text.startswith(known) or text.endswith(known):

@@ -1,6 +1,6 @@
-"""Safetensors files that say what they belong to: written whole or not at all, compared by name before they are read.
+"""Safetensors files that name what they belong to.
 
-Knows files; knows no meaning of a tensor.
+They are written whole or not at all, and the names are compared before the tensors are read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from longgraft.config.file_errors import reason
 
-Unfit = Callable[[Path, str], ValueError]      # (file, a clause: why) -> the error, which says what to do
+Unfit = Callable[[Path, str], ValueError]      # (file, a clause with the reason) -> the error, which says what to do
 
 
 def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str],
                     identity: Mapping[str, str]) -> None:
-    """about: further texts, such as a version; identity: what the tensors belong to, by name."""
+    """Writes the file; about: further texts, such as a version; identity: what the tensors belong to, by name."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -38,7 +38,7 @@ def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[st
 
 def read_identified(path: Path, identity: Mapping[str, str], version: str,
                     unfit: Unfit) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """(the texts, the tensors, memory-mapped) of a file of this version that belongs to this identity."""
+    """Returns (the texts, the memory-mapped tensors) of a file of this version that belongs to this identity."""
     from safetensors import SafetensorError, safe_open
 
     try:

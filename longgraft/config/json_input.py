@@ -1,7 +1,4 @@
-"""JSON from outside.  Every error names its place: the file, and the line.
-
-Knows text; knows no field.
-"""
+"""JSON from outside; every error names the file and the line."""
 
 from __future__ import annotations
 
@@ -14,15 +11,19 @@ from longgraft.config.file_errors import reason
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value; ValueError where the text is no JSON, nests too deeply, or holds a lone surrogate (U+D800 to U+DFFF),
-    which no file and no tokenizer takes."""
+    """Returns the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON, nests too deeply, or holds a lone surrogate (U+D800 to U+DFFF), which no file
+            and no tokenizer takes.
+    """
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read.") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not JSON: not UTF-8 ({error.reason} at byte {error.start}).") from error
-    except ValueError as error:     # also a number of thousands of digits
+    except ValueError as error:     # raised also for a number of thousands of digits
         raise ValueError(f"{where} is not JSON ({error}).") from error
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -33,7 +34,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """The object; ValueError where it is something else."""
+    """Returns a JSON object; raises ValueError for anything else."""
     value = parse_json(text, where)
     if not isinstance(value, dict):
         raise ValueError(f"{where}: one JSON object is needed; found {type(value).__name__}.")
@@ -41,7 +42,7 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def read_object(path: Path, needed: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """The object that a file holds; needed: names that it must have, and the types of their values."""
+    """Returns the object in a file; needed: names that it must have, and the types of their values."""
     try:
         found = parse_object(path.read_bytes(), str(path))
     except OSError as error:
@@ -55,5 +56,5 @@ def read_object(path: Path, needed: Mapping[str, type | tuple[type, ...]]) -> di
 
 
 def whole(value: Any) -> bool:
-    """Whether this is a count or an id: a whole number from 0 up, not true or 1.0."""
+    """True for a count or an id: a whole number from 0 up, but not true or 1.0."""
     return type(value) is int and value >= 0

@@ -1,16 +1,16 @@
-"""How a method is named with its settings: `name+setting=value...`.  Knows texts only."""
+"""The syntax of a method's name with its settings: `name+setting=value...`."""
 
 from __future__ import annotations
 
 import re
 
-# FILE.py: or MODULE: before an object; a path may hold @ or +, but not +name=, since a setting may name a file, too.
+# FILE.py: or MODULE: before an object.  A path may hold @ or +, but not +name=, because a setting may name a file, too.
 PLACE = re.compile(r"((?:(?!\+\w+=).)*\.py:|[\w.]+:)?")
-SETTING = re.compile(r"\+(?=\w+=)")           # a name may hold a + of its own
+SETTING = re.compile(r"\+(?=\w+=)")           # a name may itself hold a +
 
 
 def split(name: str) -> tuple[str, dict[str, str]]:
-    """(the name before the settings, settings as texts)."""
+    """Returns (the name before the settings, the settings as texts)."""
     place = PLACE.match(name)[0]        # type: ignore[index]
     bare, *settings = SETTING.split(name[len(place):])
     return place + bare, dict(setting.split("=", 1) for setting in settings)

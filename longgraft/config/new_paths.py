@@ -1,4 +1,4 @@
-"""Output paths, checked before the work: nothing is overwritten."""
+"""Output paths, checked before the work starts: nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def new_file(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that does not exist, in a folder that does; ValueError for any other."""
+    """Returns the path of a file that does not exist, in a folder that does; raises ValueError for any other."""
     path = Path(path)
     if path.exists():
         raise ValueError(_exists(path, "file"))
@@ -16,7 +16,7 @@ def new_file(path: str | os.PathLike[str]) -> Path:
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
-    """The path of a folder that can be made, or is empty; ValueError for any other."""
+    """Returns the path of a folder that can be made or is empty; raises ValueError for any other."""
     path = Path(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(_exists(path, "folder"))

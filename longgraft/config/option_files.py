@@ -1,4 +1,4 @@
-"""Options in files: TOML or JSON that is read, and TOML that is written.  Knows no option by name."""
+"""Files of options: reads TOML and JSON, writes TOML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longgraft.config.options import options, shortened
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The table of a TOML (by its suffix) or JSON file; ValueError where it is neither."""
+    """Returns the table in a TOML file (by its suffix) or a JSON file; raises ValueError if it is neither."""
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
@@ -27,7 +27,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def describe(*groups: Any) -> list[str]:
-    """Settings as lines of TOML that `read_table` reads; None is a comment."""
+    """Returns settings as lines of TOML that `read_table` can read; None becomes a comment."""
     lines = []
     for group in groups:
         for name, one in options(type(group)).items():

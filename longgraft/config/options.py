@@ -1,7 +1,7 @@
-"""An option is one field of a frozen dataclass, the only place of its default, range, unit, help and source.
+"""Options as fields of frozen dataclasses, each the only place of its default, range, unit, help and source.
 
-Checks, flags, files and printed settings follow from the fields.  Values of foreign files, such as a head's
-config.json, are checked by the same rules.  Knows no option by name.
+Checks, flags, files and printed settings are derived from the fields.  Values from foreign files, such as a head's
+config.json, are checked by the same rules.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Group = TypeVar("Group")
-KEY = "option"      # of a field's metadata
-SHOWN = 4096         # help shows ranges up to here; larger ones only exclude what no machine can do
+KEY = "option"      # key in a field's metadata
+SHOWN = 4096        # help texts show ranges up to here; larger limits only exclude what no machine can do
 SIZES = {"": 1, "k": 1024, "m": 1_000_000, "b": 1_000_000_000}
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
 
 
 @dataclass(frozen=True)
 class Option:
-    """The description of a field.  low and high, inclusive, hold for every number in it, choices for every text.
+    """The description of a field.  low and high (inclusive) hold for every number in it, choices for every text.
 
-    above: low itself is excluded; unit: of its numbers; none: the meaning of None; source: of the default; flag: on the
-    command line, if not derived from the name; many: the flag is repeated, instead of a comma-separated list
+    above: low itself is excluded; unit: unit of the numbers; none: meaning of None; source: source of the default;
+    flag: the command line flag, if it is not derived from the name; many: the flag is repeated instead of taking a
+    comma-separated list
     """
 
     help: str = ""
@@ -47,12 +48,12 @@ class Option:
 
     @property
     def switch(self) -> str:
-        """`flag`, or else the name's: --max-new-tokens of max_new_tokens."""
+        """`flag`, or else a flag derived from the name: --max-new-tokens for max_new_tokens."""
         return self.flag or "--" + self.name.replace("_", "-")
 
     @property
     def wanted(self) -> str:
-        """What a value must be, in words."""
+        """Describes in words what a value must be."""
         words = _words(self.kind)
         if self.choices:
             words += f" of {', '.join(self.choices)}" if words.startswith("a list") else ""
@@ -60,7 +61,7 @@ class Option:
         return words + self.bounds + (f" ({self.unit})" if self.unit else "")
 
     def help_text(self, default: Any) -> str:
-        """Help, range and default, for --help."""
+        """Returns help, range and default, for --help."""
         value = self.none if default is None else default
         if isinstance(value, (tuple, float)):
             value = f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value))
@@ -80,7 +81,7 @@ class Option:
         return f", {low} or more" if high is None else f", at most {high}" if low is None else f" from {low} to {high}"
 
     def check(self, value: Any) -> None:
-        """ValueError where a value is of another type or out of range."""
+        """Raises ValueError if a value is of another type or out of range."""
         if not _fits(value, self.kind):
             self._refuse(value)
         for part in _leaves(value):
@@ -92,14 +93,15 @@ class Option:
                 self._refuse(value)
 
     def read(self, value: Any) -> Any:
-        """A file's value in the field's type: lists become tuples, tables groups, 3.0 3, "a,b" a list, "none" None."""
+        """Converts a file's value to the field's type: lists become tuples, tables become groups, 3.0 becomes 3, "a,b"
+        a list, and "none" None."""
         kind = _inner(self.kind)
         if isinstance(value, str) and (get_origin(kind) is tuple or (value == "none" and self.none)):
             return self.parse(value)
         return _read(value, kind, self.name)
 
     def parse(self, text: str) -> Any:
-        """A text's value in the field's type: "8k", "a,b", of numbers also "2/4", "name=value,...", "none"."""
+        """Converts a text to the field's type: "8k", "a,b", for numbers also "2/4", "name=value,...", "none"."""
         if text == "none" and self.none:
             return None
         try:
@@ -108,7 +110,7 @@ class Option:
             self._refuse(text)
 
     def text(self, value: Any) -> str:
-        """The inverse of `parse`; numbers are separated by "/", since "," separates methods in a list."""
+        """Does the inverse of `parse`; numbers are separated by "/", because "," separates methods in a list."""
         if isinstance(value, tuple):
             return ("," if any(isinstance(part, str) for part in value) else "/").join(map(self.text, value))
         if isinstance(value, dict):
@@ -120,19 +122,19 @@ class Option:
         raise ValueError(f"{self.name} is {found}; it must be {self.wanted}.")
 
 
-# Types of fields that need no help: sizes, lengths and counts; parts of a whole; anything above 0.
+# Types for fields that need no help text: sizes, lengths and counts; shares of a whole; anything above 0.
 Count = Annotated[int, Option(low=1, high=2 ** 31)]
 Share = Annotated[float, Option(low=0, high=1)]
 Positive = Annotated[float, Option(low=0, above=True)]
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """A dataclass field with its description; about: fields of `Option`."""
+    """Makes a dataclass field with a description; about: fields of `Option`."""
     return _field(Option(help=help, default=default, **about))
 
 
 def like(group: type, name: str, **changes: Any) -> Any:
-    """A copy of another group's option, with changes."""
+    """Makes a copy of another group's option, with changes."""
     return _field(replace(options(group)[name], **changes))
 
 
@@ -143,20 +145,23 @@ def _field(made: Option) -> Any:
 
 
 def options(group: type) -> dict[str, Option]:
-    """A group's options by name; a field without description has at least its type, with its limits."""
+    """Returns a group's options by name; a field without a description has at least its type and the type's limits."""
     hints = get_type_hints(group, include_extras=True)
     return {f.name: replace(f.metadata.get(KEY) or _limits(hints[f.name]), name=f.name, kind=_bare(hints[f.name]))
             for f in fields(group)}
 
 
 def check(group: Any) -> None:
-    """For `__post_init__`: ValueError names the first field whose value is of another type or out of range."""
+    """Checks a group in its `__post_init__`.
+
+    Raises ValueError for the first field whose value is of another type or out of range.
+    """
     for name, one in options(type(group)).items():
         one.check(getattr(group, name))
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
-    """A foreign file's value as this type, such as `Count | None`; ValueError where it does not fit."""
+    """Returns a foreign file's value as this type, such as `Count | None`; raises ValueError if it does not fit."""
     one = replace(_limits(kind), name=name, kind=_bare(kind))
     found = one.read(value)
     one.check(found)
@@ -164,7 +169,7 @@ def checked(value: Any, kind: Any, name: str) -> Any:
 
 
 def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
-    """A group from a file's values; ValueError as of `named`."""
+    """Makes a group from a file's values; raises ValueError like `named`, and for a missing field without a default."""
     found = named(options(group), values, where)
     needed: Any = group
     if missing := [f.name for f in fields(needed) if f.default is f.default_factory is MISSING and f.name not in found]:
@@ -173,7 +178,10 @@ def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
 
 
 def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A file's values by field, parsed and checked; keys are fields or flags.  where: the file, for the ValueError."""
+    """Returns a file's values by field, parsed and checked; keys may be fields or flags.
+
+    where: the file, named in the ValueError
+    """
     names = {one.switch[2:].replace("-", "_"): name for name, one in known.items()} | {name: name for name in known}
     found = {}
     for key, value in values.items():
@@ -188,7 +196,7 @@ def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) ->
 
 
 def size(text: str) -> int:
-    """64k is 65,536; 100m is 100 million."""
+    """Reads a size: 64k is 65,536; 100m is 100 million."""
     found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([kmb]?)\s*", text, re.IGNORECASE | re.ASCII)
     if found is None or (not found[2] and "." in found[1]):
         raise ValueError(f"{shortened(text)} is no number such as 65536, 64k or 100m.")
@@ -196,19 +204,19 @@ def size(text: str) -> int:
 
 
 def _limits(kind: Any) -> Option:
-    """Those of an Annotated type, also of one that may be None."""
+    """Returns the limits of an Annotated type, also of one that may be None."""
     return next((part.__metadata__[0] for part in (kind, *get_args(kind)) if get_origin(part) is Annotated), Option())
 
 
 def _bare(kind: Any) -> Any:
-    """The type without its limits."""
+    """Returns the type without its limits."""
     if get_origin(kind) is Annotated:
         return kind.__origin__
     return reduce(or_, map(_bare, get_args(kind))) if get_origin(kind) in (Union, UnionType) else kind
 
 
 def _inner(kind: Any) -> Any:
-    """The type without None."""
+    """Returns the type without None."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
     return reduce(or_, (one for one in get_args(kind) if one is not NoneType))
@@ -247,7 +255,7 @@ def _read(value: Any, kind: Any, name: str) -> Any:
 
 def _parsed(text: str, kind: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):        # a word of a Literal, or else a value of the last type
+    if origin in (Union, UnionType):        # a word of a Literal, otherwise a value of the last type
         words = {word: word for one in inner if get_origin(one) is Literal for word in get_args(one)}
         return words[text] if text in words else _parsed(text, inner[-1])
     if kind is bool:

@@ -1,4 +1,4 @@
-"""A recorded continuation from a file: text, or token ids.  Knows files; knows no tokenizer and no model."""
+"""A recorded continuation from a file: text, or token ids."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from longgraft.config.json_input import whole
 
 
 def read_recording(path: Path) -> str | list[int]:
-    """The text of a file, or the token ids of its JSON list.
+    """Returns the text of a file, or the token ids of its JSON list.
 
-    ValueError where a JSON list or object holds something else: replayed as text, its brackets would be tokens.
+    Raises:
+        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be tokens.
     """
     try:
         text = path.read_text(encoding="utf-8")

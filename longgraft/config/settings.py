@@ -1,6 +1,6 @@
-"""Every option of decoding, once: names, units and ranges.
+"""All options of decoding: names, units and ranges.
 
-Sources of defaults: EAGLE is SafeAILab's release, Graft is arXiv 2605.20104.
+Sources of defaults: "EAGLE" is SafeAILab's release, "Graft" is arXiv 2605.20104.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from longgraft.config.file_errors import reason
 from longgraft.config.method_roles import DEFAULT
 from longgraft.config.options import check, like, option
 
-POSITIONS = 2 ** 24     # beyond any model's
+POSITIONS = 2 ** 24     # tokens; larger than any model's context
 Budget = Literal["paper"] | int | None
 
 
@@ -22,11 +22,11 @@ Budget = Literal["paper"] | int | None
 class HeadOverrides:
     """Overrides of a head's config."""
 
-    rope_base: float | None = option(None, "Of the rotary embedding", low=1, none="the config's")
-    yarn: tuple[float, int] | None = option(None, "Factor and original length", low=1, none="the config's")
+    rope_base: float | None = option(None, "Base of the rotary embedding", low=1, none="the config's")
+    yarn: tuple[float, int] | None = option(None, "YaRN factor and original length", low=1, none="the config's")
     feature_layers: tuple[int, ...] | None = option(None, "Indices into transformers' hidden_states", low=0,
                                                     none="the config's")
-    max_positions: int | None = option(None, "That the head was made for", unit="tokens", low=1, high=POSITIONS,
+    max_positions: int | None = option(None, "Positions the head was made for", unit="tokens", low=1, high=POSITIONS,
                                        none="the config's")
     window: int | None = option(None, "Latest tokens that the head sees", unit="tokens", low=1, high=POSITIONS,
                                 none="the config's")
@@ -37,7 +37,7 @@ class HeadOverrides:
 
 @dataclass(frozen=True)
 class Pair:
-    """The models that decode."""
+    """The models that decode: target and drafter."""
 
     model: str | None = option(None, "A name of `longgraft models`, a folder, a GGUF file or a hub id",
                                none="the embedded model")
@@ -48,7 +48,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.gguf_file is not None:      # the model's one name from here on
+        if self.gguf_file is not None:      # from here on, the model has only one name
             if self.model is None:
                 raise ValueError("--gguf-file was given without --model. Give the folder or hub id that holds it.")
             object.__setattr__(self, "model", f"{self.model.rstrip('/')}/{self.gguf_file}")
@@ -57,9 +57,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a session decodes."""
+    """Decoding options of a session."""
 
-    # In Python also a method, or an object that proposes.
+    # In Python it may also be a method, or an object that proposes.
     method: Any = option(DEFAULT, "A name of `longgraft methods`, or FILE.py:OBJECT")
     budget: Budget = option(None, "Nodes per verification, root included; paper: the method's own, mostly 60",
                             unit="nodes", low=1, high=4096, none="what pays, where the method can choose; else its "
@@ -110,7 +110,7 @@ class Settings:
     head: HeadOverrides = HeadOverrides()
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:      # torch.float32 is float32
+        if self.dtype is not None:      # torch.float32 becomes float32
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         for name in ("calibration", "costs"):
             object.__setattr__(self, name, _file(getattr(self, name)))
@@ -120,15 +120,15 @@ class Settings:
 
 
 def _file(value: Any) -> Any:
-    """A path as text."""
+    """Returns a path as text."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 @dataclass(frozen=True)
-class Draw:
-    """How tokens are drawn.
+class SamplingSettings:
+    """Sampling options.
 
-    The fields of `Sampling` that an option can give; `Sampling` checks their ranges.
+    They are the fields of `Sampling` that can be set by an option; `Sampling` checks their ranges.
     """
 
     temperature: float = option(0.0, "0 is greedy")
@@ -142,10 +142,10 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the answer must follow, and what makes repetition less likely.
+class LogitSettings:
+    """Options that change the logits: constraints on the answer, penalties and biases.
 
-    The fields of `LogitOptions` that an option can give; `Sampling` checks them.
+    They are the fields of `LogitOptions` that can be set by an option; `Sampling` checks them.
     """
 
     json_schema: str | None = option(None, "A JSON schema, or a file of one, that the answer follows; extra grammar",
@@ -164,7 +164,11 @@ class Shape:
         check(self)
 
     def read(self) -> dict[str, Any]:
-        """The fields as `LogitOptions` has them; ValueError for a file that is missing or a bias that is none."""
+        """Returns the fields as `LogitOptions` takes them.
+
+        Raises:
+            ValueError: a file cannot be read, or a bias is not ID=NUMBER.
+        """
         return vars(self) | {"json_schema": _text(self.json_schema, "{"), "grammar": _text(self.grammar, "=:\n"),
                              "logit_bias": dict(map(_bias, self.logit_bias)) or None}
 
@@ -178,7 +182,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _text(given: str | None, marks: str) -> str | None:
-    """Of a file, unless it has a mark of the text itself."""
+    """Returns a file's text, or the given text itself if it contains one of the marks."""
     if given is None or any(mark in given for mark in marks):
         return given
     try:
@@ -188,8 +192,8 @@ def _text(given: str | None, marks: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Ends:
-    """When an answer ends, besides the model's end token."""
+class StopSettings:
+    """Stopping options, besides the model's end token."""
 
     max_new_tokens: int = option(256, "Most tokens of the answer; an end token ends it earlier", unit="tokens", low=1,
                                  high=2 ** 20)
@@ -202,10 +206,10 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class OfMethod:
-    """What `method+name=value` sets for one method of a run.
+class MethodSettings:
+    """Settings of one method in a run, as in `method+name=value`.
 
-    thresholds and warm name calibrations; "none" is the empty one.
+    thresholds and warm name calibrations; "none" is the empty calibration.
     """
 
     budget: Budget = like(Settings, "budget")
@@ -214,7 +218,7 @@ class OfMethod:
     window: int | None = like(Settings, "draft_window")
     depth: int | None = like(Settings, "retrieved_depth")
     width: int | None = like(Settings, "retrieved_width")
-    thresholds: str = option("", "Of this calibration")
+    thresholds: str = option("", "Thresholds of this calibration")
     online: float | None = like(Settings, "online")
     warm: str = option("", "The matrix begins with this calibration's rows")
 

@@ -1,1 +1,1 @@
-"""Proposers that run a network, and the policies that prune EAGLE-3 trees."""
+"""Drafters: proposers that run a network, and the policies that prune EAGLE-3 trees."""

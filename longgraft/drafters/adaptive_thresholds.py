@@ -1,6 +1,4 @@
-"""Thresholds that adapt to observations: the paper's future work (Graft, arXiv 2605.20104), for any gated drafter.
-
-Knows observations and gates; knows no network, no retriever and no clock.
+"""Gate thresholds that adapt to observations: the paper's future work (Graft, arXiv 2605.20104), for any gated drafter.
 """
 
 from __future__ import annotations
@@ -19,26 +17,27 @@ from longgraft.trees.padded import Tree
 from longgraft.trees.tree import DRAFT, UNPRUNED, ProposalTree
 
 WINDOW = 64         # steps that are remembered
-EVERY = 4           # steps from one decision to the next
-FEWEST = 8          # steps that a first decision needs
+EVERY = 4           # steps between two decisions
+FEWEST = 8          # steps before the first decision
 STEP = 0.8          # a threshold moves by this factor or its inverse
-# Candidates of a move, the nearest first: up to nine such moves, 0.13 to 7.5 times the threshold.
+# Factors of a move's candidates, nearest first: up to nine such moves, 0.13 to 7.5 times the threshold.
 FACTORS = np.array([1.0, *(towards ** moves for moves in range(1, 10) for towards in (STEP, 1 / STEP))])
-HYSTERESIS = 1.02   # expected tokens per time after a move, in multiples of the present ones, at least
+HYSTERESIS = 1.02   # a move must raise the expected tokens per time by at least this factor
 # Priors, from 635 steps of code and summaries by the embedded pair:
 KEPT = 2.0          # accepted drafted tokens per sum of the best paths' probabilities
-PRIOR = 4.0         # weight of KEPT, as such a sum
-FALL = 0.6          # a best path's probability over that of the level before
-LOWEST = 0.01       # threshold; the highest is 1, where the gate is closed
+PRIOR = 4.0         # weight of KEPT, in the same sum
+FALL = 0.6          # a best path's probability relative to that of the level before
+LOWEST = 0.01       # lowest threshold; the highest is 1, which closes the gate
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepOutcome:
     """One verified tree.
 
     best:    probability of the best drafted path of each level that was drafted
-    cut:     whether a gate stopped drafting
-    drafted, retrieved: accepted tokens: the drafted ones that follow the root, and those after them
+    cut:     True if a gate stopped drafting
+    drafted: number of accepted drafted tokens that follow the root
+    retrieved: number of accepted tokens after those
     """
 
     best: tuple[float, ...]
@@ -48,24 +47,25 @@ class _Step:
 
 
 class AdaptiveThresholds(Memory):
-    """tau per gate, moved by small steps to where steps like the last 64 yield more tokens per time.
+    """One threshold tau per gate, moved in small steps to where steps like the last 64 yield more tokens per time.
 
     A drafted level yields tokens in proportion to its best path's probability, by the ratio observed so far; it costs a
-    fixed share of a verification.  A pure function of observations.
+    fixed share of a verification.  The thresholds are a pure function of the observations.
     """
 
     name = "thresholds"
 
     def __init__(self, start: Mapping[int, float], levels: int, level_cost: float) -> None:
-        """start: thresholds at a request's begin; levels: draft forwards of a whole tree; level_cost: of one forward,
-        in verifications."""
+        """start: thresholds at the beginning of a request; levels: draft forwards of a whole tree; level_cost: cost of
+        one draft forward, in verifications."""
         self._start = {gate: _bounded(tau) for gate, tau in sorted(start.items())}
         self._levels = levels
-        # The last drafted level of each outcome, one per gate and all levels; gates beyond the last level count as it.
+        # The last drafted level of each outcome: one per gate, and all levels.  Gates beyond the last level count as
+        # it.
         self._last = np.array([*(min(gate, levels - 1) for gate in self._start), levels - 1])
         self._costs = 1 + level_cost * (self._last + 1)
-        self.thresholds: dict[int, float] = dict(self._start)       # read by the gates, changed here alone
-        self._steps: deque[_Step] = deque(maxlen=WINDOW)
+        self.thresholds: dict[int, float] = dict(self._start)       # the gates read this; only this class changes it
+        self._steps: deque[_StepOutcome] = deque(maxlen=WINDOW)
         self._count = 0
 
     def reset(self, capacity: int) -> None:
@@ -88,16 +88,16 @@ class AdaptiveThresholds(Memory):
         self._steps = deque(steps, maxlen=WINDOW)
         self.thresholds.update(thresholds)
 
-    def _step(self, tree: ProposalTree, best: Mapping[int, float], path: list[int]) -> _Step:
+    def _step(self, tree: ProposalTree, best: Mapping[int, float], path: list[int]) -> _StepOutcome:
         assert tree.stage is not None
         levels = self._levels if tree.stage == UNPRUNED else tree.stage + 1
         drafted = next((n for n, node in enumerate(path) if not tree.origin[node] & DRAFT), len(path))
-        # A path without a slot was no more probable than the last one with a slot.
-        return _Step(tuple(best.get(depth, min(best.values())) for depth in range(1, levels + 1)),
+        # A path without a slot was at most as probable as the last one with a slot.
+        return _StepOutcome(tuple(best.get(depth, min(best.values())) for depth in range(1, levels + 1)),
                      tree.stage != UNPRUNED, drafted, len(path) - drafted)
 
     def _move(self) -> None:
-        """Move each threshold one step towards its best candidate, where that is better than to stay."""
+        """Moves each threshold one step towards its best candidate, if that is better than to stay."""
         paths = self._paths()
         value, confidence = self._values(paths), paths[:, self._last[:-1]]
         steps, passed = np.arange(len(paths)), np.ones((len(FACTORS), len(paths), 1), dtype=bool)
@@ -112,7 +112,9 @@ class AdaptiveThresholds(Memory):
                 self.thresholds[gate] = _bounded(self.thresholds[gate] * towards)
 
     def _paths(self) -> np.ndarray:
-        """[steps, levels] best paths' probabilities; those not drafted are extrapolated by the ratio so far."""
+        """Returns the best paths' probabilities [steps, levels]; levels not drafted are extrapolated by the ratio so
+        far.
+        """
         upper = sum(sum(step.best[:-1]) for step in self._steps)
         lower = sum(sum(step.best[1:]) for step in self._steps)
         fall = (lower + FALL) / (upper + 1)
@@ -120,9 +122,9 @@ class AdaptiveThresholds(Memory):
                          for step in self._steps])
 
     def _values(self, paths: np.ndarray) -> np.ndarray:
-        """[steps, gates + 1] tokens expected of each step, had it ended at that gate, or at none.
+        """Returns the tokens [steps, gates + 1] expected of each step, had it ended at that gate, or at none.
 
-        Expected, not observed: of equally confident steps the unlucky one should not be stopped alone.
+        They are expected, not observed: of equally confident steps the gate should not stop only the unlucky one.
         """
         drafted = np.array([step.drafted for step in self._steps])
         levels = np.array([len(step.best) for step in self._steps])
@@ -144,7 +146,7 @@ def _bounded(threshold: float) -> float:
 
 
 def _best_by_depth(tree: ProposalTree) -> dict[int, float]:
-    """Depth -> probability of the best drafted path of that depth in the tree."""
+    """Returns for each depth the probability of the tree's best drafted path of that depth."""
     best: dict[int, float] = {}
     nodes = zip(tree.depths.tolist(), tree.scores.exp().tolist(), tree.origin.tolist(), strict=True)
     for depth, score, bits in nodes:
@@ -154,7 +156,7 @@ def _best_by_depth(tree: ProposalTree) -> dict[int, float]:
 
 
 class AdaptiveDrafter:
-    """A proposer whose policy reads its thresholds from `memory`."""
+    """Wraps a proposer whose pruning policy reads its thresholds from `memory`."""
 
     def __init__(self, proposer: Proposer, memory: Memory) -> None:
         self.proposer, self.memories = proposer, (*proposer.memories, memory)

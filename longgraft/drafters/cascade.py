@@ -1,7 +1,6 @@
-"""Hierarchical drafting: the target verifies drafts on a part of its cache; the accepted chain is verified in full.
+"""Hierarchical drafting: the target verifies drafts on a part of its cache, then the accepted chain on the whole cache.
 
-Knows proposers, verifiers and partial caches; knows no drafter.  With a small model as the drafter it is TriForce
-(arXiv 2404.11912), with EAGLE-3's trees a lossless SpecPV.
+With a small model as the drafter it is TriForce (arXiv 2404.11912); with EAGLE-3's trees it is a lossless SpecPV.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from longgraft.trees.tree import DRAFT, ProposalTree
 
 
 class Cascade:
-    """A chain of up to `length` tokens that the target decoded on `partial`, verifying `inner`'s trees of `nodes`.
+    """Proposes up to `length` tokens that the target decoded on the part `partial` of its cache.
 
-    Inner memories are then rewound: they observe what the full pass keeps.
+    There it verifies trees of `nodes` nodes by the proposer `inner`, whose memories are rewound afterwards: they
+    observe what the full pass keeps.
     """
 
     def __init__(self, target: Target, inner: Proposer, partial: PartialKVCache, sizes: tuple[int, int],
@@ -44,16 +44,16 @@ class Cascade:
         return ProposalTree.chain(torch.tensor([ask.root, *decoded[:length]]), DRAFT)
 
     def _decoded(self, ask: Ask, length: int) -> list[int]:
-        """At least `length` tokens after the root."""
+        """Returns at least `length` tokens after the root."""
         cache = self.partial.fresh()
-        # A clock of its own: this time counts as drafting, not as verification.
+        # This verifier has a clock of its own, because its time counts as drafting, not as verification.
         middle = Verifier(self.target, cache, ask.draws, Clock())
         committed, marks = cache.length, None
         decoded: list[int] = []
         root, last = ask.root, self.target.max_positions - 1
         while len(decoded) < length:
             tree = on_host(self.inner.propose(Ask(root, self.nodes, cache.position, ask.draws)))
-            # After the first proposal, which fed waiting tokens: they need not be fed again.
+            # Marked after the first proposal, which fed waiting tokens, so that they need not be fed again.
             marks = marks or [memory.mark() for memory in self.inner.memories]
             self.clock.ran("own")
             seen = middle.verify(tree.shallower(last - cache.position), self._wants)

@@ -1,7 +1,4 @@
-"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block; as a chain, a tree, or with a retrieved tail.
-
-Knows the drafter's memory and retrievers; knows no target.
-"""
+"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block: as a chain, a tree, or with a retrieved tail."""
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 
 def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTree:
-    """The `budget` nodes, root included, of the most probable paths, best first; fewer where there are no more.
+    """Returns a tree of the most probable paths: `budget` nodes, root included, best first; fewer if there are no more.
 
     DDTree (arXiv 2604.12989): best-first search over rank paths, whose probabilities are products, so that after a path
     only its next sibling and its first child are new candidates.
 
-    tokens [L, K] int64: candidates of each of L positions after the root, distinct, best first; logs [L, K] float32,
-    their log-probabilities; both on the host.  Of equally probable paths the one reached first.
+    tokens: [L, K] int64, candidates at each of L positions after the root, distinct, best first; logs: [L, K] float32,
+    their log-probabilities; both on the host.  Of equally probable paths the one reached first wins.
     """
     ids, gains = tokens.tolist(), logs.tolist()
     built, parents, scores, depths = [root], [-1], [0.0], [0]
-    # (minus the score, order of arrival, parent, rank); a node's next sibling enters when the node is taken.
+    # (negative score, order of arrival, parent, rank); a node's next sibling enters when the node is taken.
     waiting: list[tuple[float, int, int, int]] = []
     arrived = 0
 
@@ -57,8 +54,8 @@ def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTr
 class Drawn:
     """The tokens of a block after the root, on the host.
 
-    tokens [L] int64, drawn independently; logs [L] float32, their log-probabilities; surest [L] float32, those of each
-    position's most probable token
+    tokens: [L] int64, drawn independently; logs: [L] float32, their log-probabilities; surest: [L] float32, the
+    log-probabilities of each position's most probable token
     """
 
     tokens: Tensor
@@ -67,9 +64,9 @@ class Drawn:
 
 
 class DFlashDrafter:
-    """The block as a chain.
+    """Proposes the block as a chain.
 
-    coupled: draw by the request's own draws instead of taking each position's most probable token
+    coupled: draw with the request's own draws instead of taking each position's most probable token
     """
 
     def __init__(self, memory: DFlashCache, coupled: bool = False, clock: Clock | None = None) -> None:
@@ -81,7 +78,7 @@ class DFlashDrafter:
 
     @torch.inference_mode()
     def drawn(self, ask: Ask) -> Drawn:
-        """At most as many tokens as the budget has room for."""
+        """Draws the block's tokens, at most as many as the budget has room for."""
         if ask.budget < 2:
             return Drawn(torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.zeros(0))
         logits = self.memory.guesses(ask.root)[:ask.budget - 1]
@@ -96,7 +93,7 @@ class DFlashDrafter:
 
 
 class DFlashTreeDrafter:
-    """The most probable paths of the block's positions, as if these were independent (DDTree, arXiv 2604.12989)."""
+    """Proposes the most probable paths of the block's positions, as if these were independent (DDTree, 2604.12989)."""
 
     def __init__(self, memory: DFlashCache, clock: Clock | None = None) -> None:
         self.memories, self.memory, self.clock = (memory,), memory, clock or Clock()
@@ -114,11 +111,12 @@ class DFlashTreeDrafter:
 
 
 class GraftedDFlashDrafter:
-    """The block up to its first unsure token, then a retrieved chain, then the block's own tokens again (Graft, arXiv
-    2605.20104, App. F).
+    """Proposes the block up to its first unsure token, then a retrieved chain, then the block's own tokens again.
 
-    threshold: probability of a position's most probable token below which it is unsure
-    both:      the whole block is kept, and the retrieved chain is a branch where it would have been cut
+    Source: Graft (arXiv 2605.20104), App. F.
+
+    threshold: a position is unsure if its most probable token is less probable than this
+    both:      keep the whole block, and make the retrieved chain a branch where the block would have been cut
     """
 
     def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:
@@ -142,20 +140,20 @@ class GraftedDFlashDrafter:
 
 
 def sure(surest: Tensor, threshold: float) -> int:
-    """How many log-probabilities [L] come before the first whose probability is below the threshold."""
+    """Returns how many log-probabilities [L] come before the first whose probability is below the threshold."""
     unsure = (surest.exp() < threshold).nonzero()
     return int(unsure[0]) if len(unsure) else len(surest)
 
 
 def drawn_chain(root: int, drawn: Drawn) -> ProposalTree:
-    """The drawn tokens as a chain; a path's score is the sum of its tokens' log-probabilities."""
+    """Returns the drawn tokens as a chain; a path's score is the sum of its tokens' log-probabilities."""
     n = len(drawn.tokens)
     return ProposalTree.build([root, *drawn.tokens.tolist()], list(range(-1, n)),
                               [0.0, *drawn.logs.cumsum(0).tolist()], [ROOT] + [DRAFT] * n)
 
 
 def followed(chain: ProposalTree, tokens: Tensor) -> ProposalTree:
-    """The chain and these drafted tokens behind it, without a score there (nan)."""
+    """Appends drafted tokens to the chain, without a score (nan)."""
     n = len(chain)
     return ProposalTree.build(
         [*chain.tokens.tolist(), *tokens.tolist()], list(range(-1, n + len(tokens) - 1)),

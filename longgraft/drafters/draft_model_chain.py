@@ -1,6 +1,6 @@
-"""Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318): a smaller model drafts a chain.
+"""Speculative decoding with a smaller model that drafts a chain.
 
-Knows the model's memory and distributions; knows no target and no acceptance rule.
+Sources: Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from longgraft.trees.tree import ProposalTree
 
 
 class DraftLength(Memory):
-    """How many tokens to draft: two more after a step that accepted all, one fewer after any other, at least one:
-    transformers' heuristic schedule (Spec-Bench's)."""
+    """The number of tokens to draft, by transformers' heuristic schedule (Spec-Bench's).
+
+    It rises by two after a step that accepted all, and falls by one after any other, to one at least.
+    """
 
     name = "draft length"
 
@@ -31,7 +33,7 @@ class DraftLength(Memory):
         self.tokens = self.first
 
     def observe(self, seen: Observation) -> None:
-        if not seen.prompt and (drafted := len(seen.tree) - 1):     # fewer than `tokens`, where no more fitted
+        if not seen.prompt and (drafted := len(seen.tree) - 1):     # may be fewer than `tokens`, if no more fitted
             self.tokens = drafted + 2 if len(seen.path) == len(seen.tree) else max(1, drafted - 1)
 
     def state(self) -> int:
@@ -42,10 +44,10 @@ class DraftLength(Memory):
 
 
 class DraftModelChain:
-    """As many tokens as fit the budget, at most those of `length`.
+    """Drafts as many tokens as fit the budget, at most those of `length`.
 
-    coupled: drafts are drawn with the noise of the target's own draws, and follow from the past; else, where a request
-    samples, with independent noise, and the tree holds the distributions that they were drawn from.
+    coupled: True: drafts are drawn with the noise of the target's own draws, and follow from the past; False: for
+    requests that sample, they are drawn with independent noise, and the tree holds the distributions
     """
 
     def __init__(self, small: DraftModelCache, length: DraftLength | None = None, coupled: bool = False,
@@ -55,7 +57,7 @@ class DraftModelChain:
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
-        # Tokens at positions that the small model does not have are never drafted.
+        # Tokens at positions beyond the small model's last are never drafted.
         count = min(ask.budget - 1, (self.small.positions or ask.position) - ask.position)
         count = count if self.length is None else min(count, self.length.tokens)
         if count < 1:
@@ -72,7 +74,7 @@ class DraftModelChain:
                             law=None if law is None else torch.cat([torch.zeros_like(law[:1]), law]))
 
     def _drafted(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
-        """(tokens [count] int64, the logits that each was drawn from [count, V]), on the model's device."""
+        """Returns (tokens [count] int64, the logits that each was drawn from [count, V]), on the model's device."""
         self.small.begin()
         token, tokens, rows = torch.tensor([ask.root]), list[Tensor](), list[Tensor]()
         for ahead in range(1, count + 1):

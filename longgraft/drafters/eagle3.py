@@ -1,7 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels make a tree.
-
-Knows the drafter network and its memory; knows no target and no retriever.
-"""
+"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels form a tree."""
 
 from __future__ import annotations
 
@@ -20,21 +17,21 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, size_of
 from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
 
-LEVELS = 9      # EAGLE's depth 8, the paper's setting
-TOP_K = 10      # EAGLE-3's released setting
+LEVELS = 9      # draft levels: EAGLE's depth 8 and the root's own step, the paper's setting
+TOP_K = 10      # beam width and branching: EAGLE-3's released setting
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Drafted:
+class _DraftedLevel:
     """A drafted level: its c candidates, and the beam of the best b, which the next expansion feeds.
 
-    tokens, parents: [c] int64, parents as indices into the pool of all levels; scores: [c] float32 of their paths
-    beam:      [b] indices of the best into this level's candidates
+    tokens, parents: [c] int64, parents as indices into the pool of all levels; scores: [c] float32, scores of the paths
+    beam:      [b] indices of the best candidates of this level
     hidden:    [1, b, H] the states of the beam's parents
     ancestors: [b, m] bool over the scratch rows of the levels before
-    log_probs: [r, V] float32, after each of the candidates' r parents
+    log_probs: [r, V] float32, log-probabilities after each of the candidates' r parents
     """
 
     tokens: Tensor
@@ -47,9 +44,9 @@ class _Drafted:
 
 
 class Eagle3Drafter:
-    """Proposes trees of at most 1 + levels levels; rows of drafted tokens are scratch in `memory`.
+    """Drafts trees of at most 1 + levels levels; rows of drafted tokens are scratch rows in `memory`.
 
-    Where regions are fixed, each level is one region, and trees of up to 64 nodes stay on the device.
+    If regions are fixed, each level is one region, and trees of up to 64 nodes stay on the device.
     """
 
     def __init__(self, memory: Eagle3Cache, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
@@ -91,16 +88,16 @@ class Eagle3Drafter:
         # Drafters of one memory share recordings of the same levels.
         return self.regions((self.memory, self.top_k, self.memory.cache.age, name), region)
 
-    def _first(self) -> _Drafted:
+    def _first(self) -> _DraftedLevel:
         """The root's own draft step."""
         k, device = self.top_k, self.device
         ids, gains, log_probs = self._children(self.memory.start)               # [1, k]
-        return _Drafted(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
+        return _DraftedLevel(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
                         self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device),
                         log_probs)
 
-    def _next(self, before: _Drafted, index: int) -> _Drafted:
-        """One expansion of the level before; the first has index 0."""
+    def _next(self, before: _DraftedLevel, index: int) -> _DraftedLevel:
+        """One expansion of the level `before`; the first expansion has index 0."""
         k = self.top_k
         own = torch.eye(k, dtype=torch.bool, device=self.device)
         seen = torch.cat([before.ancestors, own], dim=1)                        # [b, (index + 1) b]
@@ -109,29 +106,31 @@ class Eagle3Drafter:
         scores = (before.scores[before.beam][:, None] + gains).flatten()        # Eq. 5
         best = scores.topk(min(k, scores.numel())).indices
         offset = 0 if index == 0 else k + (index - 1) * k * k       # pool index of the level before's first candidate
-        return _Drafted(ids.flatten(), (offset + before.beam).repeat_interleave(k), scores, best,
+        return _DraftedLevel(ids.flatten(), (offset + before.beam).repeat_interleave(k), scores, best,
                         states[:, best // k], seen[best // k], log_probs)
 
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """states [1, b, H] -> the k best next tokens: target ids [b, k], log-probabilities [b, k] float32, and all
-        log-probabilities [b, V]."""
+        """Returns the k best next tokens of states [1, b, H].
+
+        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b, V]).
+        """
         log_probs = self.memory.log_probs(states)
         gains, ids = log_probs.topk(self.top_k)
         return self.network.target_ids(ids), gains, log_probs
 
     @staticmethod
-    def _best(levels: list[_Drafted], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The best candidates of all levels, parents before children: (index, token, parent's index, score), each [s].
+    def _best(levels: list[_DraftedLevel], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns the best candidates of all levels, parents before children: (index, token, parent's index, score).
 
-        A stable sort of float32 scores puts a parent before its child even where they tie, so that each kept node's
-        parent is kept; with EAGLE's half-precision sums it may not be.
+        Each is [s].  A stable sort of float32 scores puts a parent before its child even if they tie, so that each kept
+        node's parent is kept; with EAGLE's half-precision sums it may not be.
         """
         tokens, scores, parents = (torch.cat(column) for column in zip(
             *((level.tokens, level.scores, level.parents) for level in levels), strict=True))
         best = scores.sort(descending=True, stable=True).indices[:slots].sort().values
         return best, tokens[best], parents[best], scores[best]
 
-    def _on_host(self, root: int, levels: list[_Drafted], slots: int, stage: int) -> ProposalTree:
+    def _on_host(self, root: int, levels: list[_DraftedLevel], slots: int, stage: int) -> ProposalTree:
         # One copy to the host: float64 holds ids and float32 scores exactly.
         picked = torch.stack([x.double() for x in self._best(levels, slots)]).cpu()
         nodes, ids, above = picked[:3].long().tolist()
@@ -139,9 +138,9 @@ class Eagle3Drafter:
         return ProposalTree.build([root, *ids], [-1, *(place[parent] for parent in above)],
                                   [0.0, *picked[3].tolist()], [ROOT] + [DRAFT] * len(nodes), stage)
 
-    def _on_device(self, levels: list[_Drafted], slots: int, stage: int, rows: int) -> PaddedTree:
+    def _on_device(self, levels: list[_DraftedLevel], slots: int, stage: int, rows: int) -> PaddedTree:
         best, tokens, above, scores = self._best(levels, slots)
-        # The kept ones are in order, so a parent's place is how many of them come before it.
+        # The kept candidates are in order, so a parent's place is the number of kept ones before it.
         parents = torch.where(above < 0, 0, torch.searchsorted(best, above) + 1)
         depths = torch.cat([torch.full_like(level.tokens, depth) for depth, level in enumerate(levels, 1)])[best]
         return PaddedTree.drafted(self.memory.root, (tokens, parents, depths, scores), rows, stage, len(levels))

@@ -1,6 +1,5 @@
-"""LongSpec (arXiv 2502.17421): a beam of fixed widths, drafted from a window and the target's last layer's cache.
-
-Knows the drafter's memory and the target's output layer; knows no retriever.
+"""LongSpec (arXiv 2502.17421): a beam of fixed widths, drafted from a window and the KV cache of the target's last
+layer.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
 from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
-from longgraft.yarn_drafters.longspec import Lent, LongSpecNetwork
+from longgraft.yarn_drafters.longspec import LongSpecNetwork, SharedParts
 
 
 class LongSpecCache(Memory):
     """Rows of the newest tokens, at most twice the network's window: constant memory at any length.
 
-    Fed when a tree is proposed: until then the window's token ids are kept, from which alone the layer's keys and
-    values follow.  Farther tokens are read in the target's own cache: the committed rows of its last layer, without
-    the next pass's scratch rows behind them.
+    It is fed when a tree is proposed; until then it keeps only the window's token ids, from which the layer's keys and
+    values are computed.  Tokens further back are read from the target's own cache: the committed rows of its last
+    layer, without the scratch rows of the next pass.
     """
 
     name = "LongSpec drafter"
     wants = Wants(cache=True)
 
     def __init__(self, network: LongSpecNetwork, target: Target) -> None:
-        self.network, self.target, self.lent = network, target, Lent(target)
+        self.network, self.target, self.shared = network, target, SharedParts(target)
         self.window, weight = network.config.window, network.mlp.up_proj.weight
         self.device, self._like = weight.device, weight
-        # Both fall back to torch for what they do not support: many rows, another device or dtype.
+        # Both fall back to torch for what they do not support: many rows, another device or another dtype.
         kernels = target.kernels
         self.product = kernels.product if kernels else linear
         self._backend: Backend = kernels.attention if kernels else BACKENDS[choose("auto", self.device, weight.dtype)]
@@ -55,7 +54,7 @@ class LongSpecCache(Memory):
         self._rows = 0
 
     def room(self, rows: int) -> None:
-        """A drafter needs this many scratch rows behind the committed ones."""
+        """Reserves at least this many scratch rows after the committed ones."""
         self._scratch = max(self._scratch, rows)
 
     def reset(self, capacity: int) -> None:
@@ -66,14 +65,14 @@ class LongSpecCache(Memory):
         assert seen.cache is not None, "the target's cache was not reported"
         self._theirs, self._rows = seen.cache, seen.cache.length
         self._waiting = torch.cat([self._waiting, seen.kept])
-        if (more := len(self._waiting) - self.window) >= 0:     # no later token sees those before
+        if (more := len(self._waiting) - self.window) >= 0:     # no later token sees the rows before the window
             self._waiting, position = self._waiting[more:], self.cache.position + more
             self.cache.clear()
             self.cache.skipped = position
 
     @torch.inference_mode()
     def feed(self) -> None:
-        """Compute keys and values of waiting tokens."""
+        """Computes keys and values of waiting tokens."""
         cache, n = self.cache, len(self._waiting)
         if n:
             if cache.length + n > 2 * self.window:
@@ -85,7 +84,7 @@ class LongSpecCache(Memory):
             self._waiting = self._waiting[:0]
 
     def _slide(self) -> None:
-        """Move the newest window to the front."""
+        """Moves the newest window to the front."""
         cache, first = self.cache, self.cache.length - self.window
         copies = cache.gathered(torch.arange(first, cache.length, device=self.device))
         cache.put(torch.arange(self.window, device=self.device), copies)
@@ -93,10 +92,10 @@ class LongSpecCache(Memory):
         cache.skipped += first
 
     def expand(self, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor) -> Tensor:
-        """[b, H], inputs of the target's output layer, of b scratch rows that stand `depth` behind the committed ones.
+        """Returns the states of b scratch rows that lie `depth` after the committed ones.
 
-        tokens: [b] int64; seen: [b, m] bool, which of the m scratch rows so far, their own included, they see;
-        depths: [m] int64 of these
+        The states are [b, H], inputs of the target's output layer.  tokens: [b] int64; seen: [b, m] bool, the scratch
+        rows so far, including their own, that they see; depths: [m] int64 of these scratch rows
         """
         b, m = seen.shape
         cache, theirs, committed = self.cache, self._theirs, self.cache.length
@@ -120,10 +119,10 @@ class LongSpecCache(Memory):
             cache.length = committed
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.lent.embed(sent(tokens, self.device)[None], self._like)
+        return self.shared.embed(sent(tokens, self.device)[None], self._like)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.lent.angles(positions[None], self.network.config.head_dim)
+        return self.shared.angles(positions[None], self.network.config.head_dim)
 
     def state(self) -> Any:
         return self.cache.state(), self._waiting, self._theirs, self._rows
@@ -137,12 +136,14 @@ class LongSpecCache(Memory):
         self._forget()
         self.cache.release()
 
-SHAPE = (4, 16, 16, 16, 16)     # nodes of each level; the official code's
+SHAPE = (4, 16, 16, 16, 16)     # nodes of each level, as in the official code
 
 
 class LongSpecDrafter:
-    """Each level keeps the most probable paths of all children of the level before; a smaller budget keeps the best
-    nodes of the shape."""
+    """Each level keeps the most probable paths of all children of the level before.
+
+    A smaller budget keeps the best nodes of the full shape.
+    """
 
     def __init__(self, memory: LongSpecCache, shape: Sequence[int] = SHAPE, clock: Clock | None = None) -> None:
         self.memories = (memory,)
@@ -172,7 +173,7 @@ class LongSpecDrafter:
             scores, best = (scores[:, None] + gains).flatten().topk(width)
             above, tokens = best // k, ids.flatten()[best]
             seen = torch.cat([seen[above], torch.eye(width, dtype=torch.bool, device=device)], dim=1)
-            # float64 holds ids and float32 scores exactly: one copy to the host brings all.
+            # float64 holds ids and float32 scores exactly, so one copy to the host brings all.
             levels.append(torch.stack([tokens.double(), (starts[depth] + above).double(), scores.double()]))
         ids, parents, scores = torch.cat(levels, dim=1).cpu()
         return ProposalTree(torch.cat([torch.tensor([root]), ids.long()]),

@@ -1,7 +1,7 @@
 """MagicDec (arXiv 2408.11049): the target drafts for itself on a part of its cache.
 
-Knows target and partial caches; knows no acceptance rule.  Each drafted token is a pass of the whole target, so that it
-pays only where reading the cache takes longer than reading the weights.
+Each drafted token costs a pass of the whole target, so it pays only if reading the cache takes longer than reading the
+weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 
 class MagicDecDrafter:
-    """A chain of up to `length` tokens."""
+    """Drafts a chain of up to `length` tokens."""
 
     def __init__(self, target: Target, partial: PartialKVCache, length: int, clock: Clock | None = None) -> None:
         self.memories = (partial,)
@@ -42,7 +42,7 @@ class MagicDecDrafter:
         return ProposalTree.build(tokens, [*range(-1, length)], scores, [ROOT] + [DRAFT] * length)
 
     def _next(self, ask: Ask, tokens: list[int]) -> tuple[int, float]:
-        """(the token after these, its log-probability)."""
+        """Returns (the token after these, its log-probability)."""
         cache = self.partial.cache
         self.clock.ran("own")
         report, = self.target.run([Segment(ProposalTree.root_only(tokens[-1]), cache)], Wants())

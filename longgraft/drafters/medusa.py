@@ -1,7 +1,4 @@
-"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the guesses.
-
-Knows the heads, the hidden state that they read and rank paths; of the target it knows the output layer alone.
-"""
+"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the guesses."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class LastHidden(Memory):
 
     def observe(self, seen: Observation) -> None:
         assert seen.final is not None, "final hidden states were wanted"
-        self.newest = seen.final[-1:].clone()       # a view would hold a whole chunk's
+        self.newest = seen.final[-1:].clone()       # copied, because a view would keep a whole chunk's states
 
     def state(self) -> Tensor | None:
         return self.newest      # never written to
@@ -50,13 +47,13 @@ OFFICIAL = (
 
 @cache
 def official(nodes: int, depth: int) -> Template:
-    """The first `nodes` paths of the authors' tree that are no deeper than `depth`."""
+    """Returns the first `nodes` paths of the authors' tree that are at most `depth` deep."""
     paths = [tuple(map(int, path)) for path in OFFICIAL.split() if len(path) <= depth]
     return Template(tuple(paths[:nodes]))
 
 
 class Medusa:
-    """A tree of the heads' best tokens; a token does not depend on those above it.
+    """Proposes a tree of the heads' best tokens; a token does not depend on those above it.
 
     read_out: the target's output layer, from states [.., H] to logits [.., V]
     """
@@ -81,7 +78,7 @@ class Medusa:
             return ProposalTree.build(tokens, template.parents, scores, [ROOT] + [DRAFT] * len(template))
 
     def _guesses(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
-        """(log-probabilities, ids) of each head's best tokens, best first."""
+        """Returns (log-probabilities, ids) of each head's best tokens, best first."""
         assert self.hidden.newest is not None, "the heads have observed nothing"
         logits = self.heads.logits(self.hidden.newest, self.read_out)[0].float()
         gains, ids = logits.log_softmax(-1).topk(min(count, logits.shape[-1]))

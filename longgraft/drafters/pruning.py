@@ -1,4 +1,4 @@
-"""When to stop drafting.  Knows scores and levels; knows no network and no retriever."""
+"""Pruning policies: they decide when to stop drafting."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 
 from longgraft.protocol.pruning import Level, Verdict
 
-# Nodes kept, root included, of a tree of 60 when drafting stops after d expansions (Graft, Table 7;
+# Nodes kept, root included, of a tree of 60 if drafting stops after d expansions (Graft, Table 7;
 # docs/choices.md, budget).
 KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
-# Qwen3-8B's, rounded over its five suites (Graft, Table 11); other drafters want `longgraft calibrate`.
+# Thresholds of Qwen3-8B, rounded over its five suites (Graft, Table 11); other drafters need `longgraft calibrate`.
 DEFAULT_THRESHOLDS: Mapping[int, float] = {0: 0.14, 1: 0.14, 5: 0.49}
 
 
 def kept_nodes(budget: int, of_60: int) -> int:
-    """`of_60` nodes of a 60-node tree, scaled to `budget`; at least the root and one drafted node."""
+    """Scales `of_60` nodes of a 60-node tree to `budget`; keeps at least the root and one drafted node."""
     return min(budget, max(2, round(budget * of_60 / 60)))
 
 
 @dataclass(frozen=True)
 class Dense:
-    """EAGLE-3's own rule: every level is drafted, the best candidates of all fill the tree."""
+    """EAGLE-3's own rule: every level is drafted, and the best candidates of all levels fill the tree."""
 
     def __call__(self, level: Level) -> Verdict:
         return Verdict()
@@ -30,7 +30,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Gates:
-    """Graft's sparse gates: go on past checkpoint d only if the best path's probability exceeds tau_d.
+    """Graft's sparse gates: drafting goes on past checkpoint d only if the best path's probability exceeds tau_d.
 
     c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens gate d.
     """
@@ -42,15 +42,15 @@ class Gates:
         threshold = 0.0 if gate is None else self.thresholds[gate]
         if gate is None or threshold <= 0.0:
             return Verdict()
-        confidence = math.exp(level.scores.max().item())     # the gate's sync
+        confidence = math.exp(level.scores.max().item())     # the gate's device sync
         if confidence > threshold:
             return Verdict()
-        # A gate that the paper does not have keeps as many as its nearest shallower one.
+        # A gate that the paper does not have keeps as many nodes as its nearest shallower one.
         of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= gate), default=0)]
         return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False)
 
     def _gate(self, level: Level) -> int | None:
-        """This level's checkpoint; the last level of a shallow tree stands for the deeper ones."""
+        """Returns this level's checkpoint; the last level of a shallow tree stands for the deeper checkpoints."""
         if level.index in self.thresholds:
             return level.index
         return min((d for d in self.thresholds if d > level.index), default=None) if level.last else None
@@ -58,7 +58,7 @@ class Gates:
 
 @dataclass(frozen=True)
 class Filled:
-    """`gates`, but freed slots go to drafted candidates (Figure 5's `w/o retrieval`, filled)."""
+    """Like `gates`, but freed slots go to drafted candidates (Figure 5's `w/o retrieval`, filled)."""
 
     gates: Gates
 
@@ -77,13 +77,13 @@ class Split:
 
 
 def mass(level: Level, beam: int) -> float:
-    """Probability of the beam that the next level would feed: one device sync."""
+    """Returns the probability of the beam that the next level would feed; costs one device sync."""
     return float(level.scores.topk(min(beam, level.scores.numel())).values.exp().sum())
 
 
 @dataclass(frozen=True)
 class BeamMassPolicy:
-    """Another level only while the beam that would be fed holds at least `least` of the probability.
+    """Drafts another level only while the beam that would be fed holds at least the probability `least`.
 
     All slots stay with drafted candidates.  0.15 with a beam of 10: docs/choices.md, one ranking.
     """
@@ -97,10 +97,11 @@ class BeamMassPolicy:
 
 @dataclass(frozen=True)
 class DDDPolicy:
-    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, go on only while the beam carries enough.
+    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, drafting goes on only if the beam is probable
+    enough.
 
-    threshold: of the logarithm of the beam's probability, a log-sum of its paths' scores
-    checks:    expansions after which it is checked; the paper's 9 does nothing where 9 levels are drafted
+    threshold: lowest logarithm of the beam's probability, a log-sum of its paths' scores
+    checks:    expansions after which it is checked; the paper's 9 does nothing if 9 levels are drafted
     beam:      nodes that a level feeds
     """
 
@@ -115,8 +116,11 @@ class DDDPolicy:
 
 @dataclass(frozen=True)
 class EntropyPolicy:
-    """SVIP (arXiv 2411.18462): stop behind a token whose distribution has a square root of entropy above a threshold;
-    the token is kept.  In a tree it is the best candidate's distribution."""
+    """SVIP (arXiv 2411.18462): drafting stops after a token whose distribution's square root of entropy is above a
+    threshold.
+
+    The token is kept.  In a tree the best candidate's distribution counts.
+    """
 
     threshold: float = 0.3
 

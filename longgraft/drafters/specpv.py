@@ -1,7 +1,6 @@
-"""SpecPV (arXiv 2512.02337): verification on a part of the cache, and in full only now and then.  Lossy: tokens that
-are accepted on a part are kept, whatever the whole cache would give.
+"""SpecPV (arXiv 2512.02337): verifies on a part of the KV cache, and only now and then on the whole cache.
 
-Knows verifiers and partial caches; knows no method.
+It is lossy: tokens that are accepted on a part are kept, whatever the whole cache would give.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 @dataclass(frozen=True)
 class _Behind:
-    """A rule for a tree behind `rows` tokens that are kept unconditionally."""
+    """The rule for a tree that follows `rows` tokens, which are kept unconditionally."""
 
     rule: AcceptanceRule
     own: ProposalTree
@@ -38,10 +37,10 @@ class _Behind:
 
 
 class PartialVerifier(Verifier):
-    """Verifies on `partial`; when more than `most` tokens wait, the next tree is verified in full behind them.
+    """Verifies on `partial`; if more than `most` tokens wait, the next tree is verified in full, together with them.
 
-    The full pass gives the waiting tokens their true rows, and rows are chosen anew by its queries; so does the first
-    one after the prompt.  Where the choice leaves no row out, all passes are full.  cache: that of the next pass.
+    The full pass gives the waiting tokens their true rows, and its queries select rows again; the first pass after the
+    prompt is full, too.  If the selection leaves no row out, all passes are full.  cache: the cache of the next pass
     """
 
     def __init__(self, full: Verifier, partial: PartialKVCache, most: int) -> None:
@@ -52,7 +51,7 @@ class PartialVerifier(Verifier):
         partial.reset(full.cache.capacity)
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
-        """Commit the path that is accepted on the part, or in full."""
+        """Commits the path that is accepted, on the part or in full."""
         if self.cache is self._full.cache or len(self._waiting) > self._most:
             return self._in_full(on_host(tree), wants)
         seen = self._part.verify(tree, wants)
@@ -70,7 +69,7 @@ class PartialVerifier(Verifier):
 
 
 def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
-    """The tree behind a chain of these tokens."""
+    """Returns the tree below a chain of these tokens."""
     if not tokens:
         return tree
     chain = ProposalTree.chain(torch.tensor(tokens), ROOT)
@@ -79,7 +78,7 @@ def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
 
 
 def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
-    """The observation of the tree alone, without the `rows` nodes before it, which were observed earlier."""
+    """Returns the observation of the tree alone, without the `rows` nodes before it, which were observed earlier."""
     return replace(seen, tree=tree, path=seen.path[rows:] - rows, topk=None if seen.topk is None else seen.topk[rows:],
                    hidden={layer: states[rows:] for layer, states in seen.hidden.items()},
                    final=None if seen.final is None else seen.final[rows:])

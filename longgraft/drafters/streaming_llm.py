@@ -1,8 +1,8 @@
-"""A small model that drafts from a window of the text, its first tokens and its newest, as TriForce's does.
+"""A small model that drafts from a window of the text: its first and its newest tokens, as in TriForce.
 
-Knows a small model and the history; knows no target.  StreamingLLM (arXiv 2309.17453) keeps rows that depend on evicted
-tokens; here the window is recomputed as a text of its own when it moves, that paper's baseline.  So no prompt is too
-long for the model, none has to be read by it, and its drafts depend on the history alone.
+StreamingLLM (arXiv 2309.17453) keeps rows that depend on evicted tokens; here the window is recomputed as a separate
+text when it moves, which is that paper's baseline.  So no prompt is too long for the model, the model reads no prompt,
+and its drafts depend only on the history.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-MOVES = 4       # the window moves by 1 / MOVES of its newest tokens at a time, to be recomputed rarely
+MOVES = 4       # the window moves by 1 / MOVES of its newest tokens at a time, so that it is rarely recomputed
 
 
 class StreamingDrafter:
-    """A chain of up to `length` tokens.  small: a cache without committed tokens, for this proposer alone."""
+    """Drafts a chain of up to `length` tokens.  small: a cache without committed tokens, used by this proposer only."""
 
     def __init__(self, small: DraftModelCache, history: TokenHistory, sizes: tuple[int, int, int],
                  clock: Clock | None = None) -> None:
@@ -44,7 +44,7 @@ class StreamingDrafter:
         return ProposalTree.build(tokens, [*range(-1, length)], scores, [ROOT] + [DRAFT] * length)
 
     def text(self, root: int) -> list[int]:
-        """The window, the root last."""
+        """Returns the window, the root last."""
         tokens = self.history.up_to(root)
         newest = self.window - self.sinks
         if len(tokens) <= self.window:
@@ -54,7 +54,7 @@ class StreamingDrafter:
         return [*tokens[:self.sinks].tolist(), *tokens[start:].tolist()]
 
     def _after(self, text: list[int]) -> Tensor:
-        """Logits [V] of the next token; tokens that are in the cache already are not read again."""
+        """Returns logits [V] of the next token; tokens that are in the cache already are not read again."""
         if not self._held:
             self.small.reset(self.window + self.length)
         held, self._held = self._held, []       # after an interrupted pass the cache's content is unknown

@@ -1,7 +1,4 @@
-"""TALON (arXiv 2601.07353): each layer keeps its probable nodes, until the tree is full.
-
-Knows the drafter network and its memory; knows no target, no policy and no retriever.
-"""
+"""TALON (arXiv 2601.07353): each layer keeps its probable nodes, until the tree is full."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-SHARE = 0.03        # of the layer's most probable path; the paper's, except for Qwen3: 0.01
-DEEPEST = 15        # layers
+SHARE = 0.03        # least share of the layer's most probable path; the paper's value, except for Qwen3: 0.01
+DEEPEST = 15        # most layers
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """w nodes, the most probable first; those whose score is -inf are padding.
+class _TreeLayer:
+    """w nodes, the most probable first; nodes with the score -inf are padding.
 
-    tokens:    [w] int64; parents: [w] int64, places in the layer before; scores: [w] float32 of their paths
+    tokens:    [w] int64; parents: [w] int64, indices into the layer before; scores: [w] float32, scores of the paths
     hidden:    [1, w, H] the states of their parents
     ancestors: [w, m] bool over the scratch rows of the layers before
-    depths:    [m] int64 of those rows, on the device where regions are fixed, else on the host
+    depths:    [m] int64 of those rows, on the device if regions are fixed, else on the host
     """
 
     tokens: Tensor
@@ -46,17 +43,18 @@ class _Layer:
         """[3, w] float64: tokens, parents and scores, which it holds exactly, for one copy to the host."""
         return torch.stack([self.tokens.double(), self.parents.double(), self.scores.double()])
 
-    def first(self, nodes: int) -> _Layer:
-        """The most probable of them."""
-        return _Layer(self.tokens[:nodes], self.parents[:nodes], self.scores[:nodes], self.hidden[:, :nodes],
+    def first(self, nodes: int) -> _TreeLayer:
+        """Returns the most probable `nodes` nodes."""
+        return _TreeLayer(self.tokens[:nodes], self.parents[:nodes], self.scores[:nodes], self.hidden[:, :nodes],
                       self.ancestors[:nodes], self.depths)
 
 
 class TalonDrafter:
-    """A first layer of `top_k` nodes; then of all continuations of a layer those whose paths have at least `share` of
-    the best one's probability, the best where there are too many, until the tree has `ask.budget` nodes.
+    """Drafts a first layer of `top_k` nodes, then layers of continuations, until the tree has `ask.budget` nodes.
 
-    Where regions are fixed, layers of trees of up to 64 nodes are padded to the largest that the budget allows.
+    A layer keeps the continuations whose paths have at least the share `share` of the best one's probability, and the
+    best of them if there are too many.  If regions are fixed, layers of trees of up to 64 nodes are padded to the
+    largest size that the budget allows.
     """
 
     def __init__(self, memory: Eagle3Cache, share: float = SHARE, deepest: int = DEEPEST, top_k: int = TOP_K,
@@ -66,7 +64,7 @@ class TalonDrafter:
         self.top_k = min(top_k, self.network.config.draft_vocab_size)
         self.clock, self.device, self.regions = clock or Clock(), memory.device, memory.regions
         self._free = torch.zeros(1, dtype=torch.int64, device=self.device)
-        # Without padding, layers have no more rows than the tree, for which there is room.
+        # Layers without padding have no more rows than the tree, for which there is room.
         memory.room(self.deepest * SIZES[-1] if self.regions.fixed else 0)
 
     @torch.inference_mode()
@@ -99,34 +97,34 @@ class TalonDrafter:
                 self._next, layer if padded else layer.first(nodes), index, widest if padded else free))
         return ProposalTree.build(tokens, parents, scores, [ROOT] + [DRAFT] * (len(tokens) - 1), index)
 
-    def _region(self, padded: bool, name: Hashable, grow: Callable[[], _Layer]) -> tuple[_Layer, Tensor]:
-        def region() -> tuple[_Layer, Tensor]:
+    def _region(self, padded: bool, name: Hashable, grow: Callable[[], _TreeLayer]) -> tuple[_TreeLayer, Tensor]:
+        def region() -> tuple[_TreeLayer, Tensor]:
             layer = grow()
             return layer, layer.record
 
         return self.regions((self, self.memory.cache.age, name), region) if padded else region()
 
-    def _first(self, width: int) -> _Layer:
+    def _first(self, width: int) -> _TreeLayer:
         """The root's own draft step."""
         scores, ids = self.memory.log_probs(self.memory.start)[0].topk(width)
         where = self.device if self.regions.fixed else torch.device("cpu")
-        return _Layer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
+        return _TreeLayer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
                       self.memory.start.expand(1, width, -1),
                       torch.zeros(width, 0, dtype=torch.bool, device=self.device),
                       torch.zeros(0, dtype=torch.int64, device=where))
 
-    def _next(self, before: _Layer, index: int, width: int) -> _Layer:
-        """The layer after this one, `width` nodes; those beyond the free slots are padding."""
+    def _next(self, before: _TreeLayer, index: int, width: int) -> _TreeLayer:
+        """Returns the next layer, `width` nodes; nodes beyond the free slots are padding."""
         n = len(before.tokens)
         seen = torch.cat([before.ancestors, torch.eye(n, dtype=torch.bool, device=self.device)], dim=1)
         depths = torch.cat([before.depths, torch.full((n,), index, device=before.depths.device)])
         states = self.memory.expand(before.hidden, before.tokens, index, seen, depths)
         log_probs = self.memory.log_probs(states)
-        gains, ids = log_probs.topk(min(width, log_probs.shape[1]))             # [n, k]: at most `width` of one parent
+        gains, ids = log_probs.topk(min(width, log_probs.shape[1]))             # [n, k]: at most `width` per parent
         paths = (before.scores[:, None] + gains).flatten()
         scores, best = paths.topk(min(width, len(paths)))
         rank = torch.arange(len(best), device=self.device)
         kept = (scores >= scores[0] + math.log(self.share)) & (rank < self._free)
         parents = best // gains.shape[1]
-        return _Layer(self.network.target_ids(ids.flatten()[best]), parents, scores.masked_fill(~kept, -math.inf),
+        return _TreeLayer(self.network.target_ids(ids.flatten()[best]), parents, scores.masked_fill(~kept, -math.inf),
                       states[:, parents], seen[parents], depths)

@@ -1,7 +1,6 @@
-"""TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads that look further ahead, and
-frequent n-grams; without its repetition penalty, which would change the target's distribution.
+"""TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads for later tokens, and n-grams.
 
-Knows target, partial caches, heads and n-grams; knows no acceptance rule.
+It is implemented without the paper's repetition penalty, which would change the target's distribution.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 from longgraft.yarn_drafters.medusa import MedusaHeads
 
-ORDER = 4       # tokens of an n-gram, its code's
+ORDER = 4       # tokens of an n-gram, as in the authors' code
 
 
 class FrequentNgrams(Memory):
-    """Counts of n-grams in the answer and in predictions, by first token; the prompt's are not counted."""
+    """Counts of n-grams in the answer and in predictions, by first token; the prompt's n-grams are not counted."""
 
     name = "n-grams"
 
@@ -35,7 +34,7 @@ class FrequentNgrams(Memory):
         self._counts: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
 
     def after(self, token: int, most: int) -> list[tuple[int, ...]]:
-        """Up to `most` continuations of ORDER - 1 tokens, the most frequent first."""
+        """Returns up to `most` continuations of ORDER - 1 tokens, the most frequent first."""
         counts = self._counts[token] if token in self._counts else Counter()
         return sorted(counts, key=lambda gram: (-counts[gram], gram))[:most]
 
@@ -84,12 +83,14 @@ class FrequentNgrams(Memory):
 
 
 class TokenSwift:
-    """The target's own next token, below it `branches` guesses of each of up to three heads, and the n-grams that begin
-    with it."""
+    """Proposes the target's own next token, and below it the guesses of up to three heads and n-grams.
+
+    Each head gives `branches` guesses; the n-grams are those that begin with the next token.
+    """
 
     def __init__(self, target: Target, heads: MedusaHeads, memories: tuple[PartialKVCache, FrequentNgrams],
                  sizes: tuple[int, int], clock: Clock | None = None) -> None:
-        """sizes: (branches, n-grams at most)."""
+        """sizes: (branches, most n-grams)."""
         self.memories = memories
         self.target, self.heads, self.clock = target, heads, clock or Clock()
         self.partial, self.frequent = memories
@@ -104,7 +105,7 @@ class TokenSwift:
             drafted = self._tree(ask.root, (token, gain), guesses)
         with self.clock.part("retrieve"):
             grams = self.frequent.after(token, self.most)
-            # Where not all fit, n-grams get up to half of the nodes behind the first token.
+            # If not all fit, n-grams get up to half of the nodes after the first token.
             tree = drafted.top(ask.budget - min(sum(map(len, grams)), (ask.budget - 2) // 2))
             for gram in grams:
                 chain = ProposalTree.chain(torch.tensor([token, *gram]), RETRIEVED)
@@ -112,7 +113,7 @@ class TokenSwift:
         return tree.merge(drafted, at=0, budget=ask.budget)
 
     def _guessed(self, ask: Ask) -> tuple[int, float, list[tuple[list[int], list[float]]]]:
-        """(the next token, its log-probability, each head's best tokens and their log-probabilities)."""
+        """Returns (the next token, its log-probability, each head's best tokens and their log-probabilities)."""
         cache = self.partial.fresh()
         self.clock.ran("own")
         report, = self.target.run([Segment(ProposalTree.root_only(ask.root), cache)], Wants(final=True))
@@ -142,7 +143,7 @@ class TokenSwift:
 
 
 def _on_host(drawn: Tensor, gain: Tensor, ids: Tensor, gains: Tensor) -> list[list[float]]:
-    """[[the drawn token, its gain], each head's ids and gains]: one sync; float64 holds ids and float32 exactly."""
+    """Returns [[the drawn token, its gain], each head's ids and gains] in one sync; float64 holds both exactly."""
     ahead = torch.cat([ids.double(), gains.double()], 1).flatten()
     flat = torch.cat([drawn.double(), gain[0].double(), ahead]).tolist()
     width = 2 * ids.shape[1]

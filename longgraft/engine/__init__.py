@@ -1,1 +1,1 @@
-"""The decoding loop, and a target with one method that opens requests."""
+"""The engine: the decoding loop, and sessions that open requests on one target with one method."""

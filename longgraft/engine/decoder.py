@@ -1,4 +1,4 @@
-"""The decoding loop: propose, verify, observe.  Knows verifier, proposer and text; knows no method."""
+"""The decoding loop: propose, verify, observe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.stats import Tally
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import ALONE, Ask, Beside, Proposer
+from longgraft.protocol.proposer import SINGLE_REQUEST, Ask, BatchLoad, Proposer
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import ROOT, ProposalTree
@@ -21,12 +21,15 @@ FinishReason = Literal["stop", "length", "eos", "cancelled"]
 class Step:
     """The result of one step.
 
-    read:    prompt tokens read; 0 in a decoding step
-    reused:  how many of these were recalled from an earlier prompt
-    tokens:  new tokens; origins: who proposed each (bits of `ProposalTree.origin`; ROOT: the target alone)
-    text:    new text that is final: incomplete characters and the beginning of a stop string are held back
-    tree, path: of a decoding step, the verified tree and its accepted nodes, the root first; of a prefill step None, ()
-    logprobs: of each new token, where they were asked for
+    Attributes:
+        read: Prompt tokens read; 0 in a decode step.
+        tokens: New tokens.
+        origins: For each new token the sources that proposed it (bits of `ProposalTree.origin`); ROOT: only the target.
+        text: New text that is final: incomplete characters and the beginning of a stop string are held back.
+        tree: The verified tree of a decode step; None in a prefill step.
+        path: Its accepted nodes, the root first; () in a prefill step.
+        reused: How many of the read tokens were recalled from an earlier prompt.
+        logprobs: One entry per new token, if they were asked for.
     """
 
     read: int = 0
@@ -41,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Goal:
-    """When an answer ends: after `limit` tokens, with an end token (`eos`), or before a stop string."""
+    """The end of an answer: after `limit` tokens, with an end token (`eos`), or before a stop string."""
 
     limit: int
     eos: frozenset[int] = frozenset()
@@ -49,7 +52,7 @@ class Goal:
 
 
 class Decoder:
-    """The decoding loop: propose, verify, observe.  Counts what it emits.
+    """The decoding loop: propose, verify, observe.  It counts what it emits.
 
     Stop strings are searched in the text, if there is a detokenizer.  A tree is cut to the depth that can still be
     emitted, so that no position beyond the limit is ever used.
@@ -65,18 +68,18 @@ class Decoder:
         self._root = -1
 
     def begin(self, root: int) -> Step:
-        """Start with the first new token, which the prefill drew."""
+        """Starts with the first new token, which the prefill drew."""
         self._root = root
         _, text = self._cut([root])
         self.tally.first()
         return Step(tokens=(root,), origins=(ROOT,), text=text, logprobs=self._logprobs(1))
 
-    def step(self, beside: Beside = ALONE) -> Step:
-        """Propose and verify one tree."""
+    def step(self, batch: BatchLoad = SINGLE_REQUEST) -> Step:
+        """Proposes and verifies one tree."""
         left = self.goal.limit - self.tally.new_tokens
         ask = Ask(self._root, self.budget, self.verifier.cache.position, self.verifier.rule.guesses,
-                  beside=beside)
-        # The last token needs no guess: the pass after it would not be run.
+                  batch=batch)
+        # Nothing is proposed for the last token, because the pass after it is never run.
         tree = self.proposer.propose(ask) if left > 1 else ProposalTree.root_only(self._root)
         if self.shaping is not None:
             tree = self.shaping.fitted(on_host(tree), self.budget)
@@ -93,7 +96,7 @@ class Decoder:
                     logprobs=self._logprobs(len(new)))
 
     def observe(self, seen: Observation) -> None:
-        """Pass an observation to every memory."""
+        """Passes an observation to every memory."""
         for memory in self.proposer.memories:
             memory.observe(seen)
 
@@ -101,7 +104,10 @@ class Decoder:
         return () if self.shaping is None else self.shaping.taken(tokens)
 
     def _cut(self, new: list[int]) -> tuple[list[int], str]:
-        """(new tokens up to the one that ends the answer, if any, and their text); sets the finish reason."""
+        """Cuts new tokens after the one that ends the answer, if any; returns them and their text.
+
+        Sets the finish reason.
+        """
         end = next((i for i, token in enumerate(new) if token in self.goal.eos), None)
         if end is not None:
             new, self.finish_reason = new[:end + 1], "eos"
@@ -118,6 +124,6 @@ class Decoder:
                 break
         if self.finish_reason is not None:
             pieces.append(self.text.finish())
-            if self.text.stopped:       # a stop string that only the held-back last bytes complete
+            if self.text.stopped:       # the held-back last bytes may complete a stop string
                 self.finish_reason = "stop"
         return new, "".join(pieces)

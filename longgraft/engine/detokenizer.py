@@ -1,4 +1,4 @@
-"""Token ids to text piece by piece, up to a stop string.  Knows a tokenizer; knows no model."""
+"""Turns token ids into text piece by piece, up to a stop string."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 
 class Detokenizer:
-    """Text of a growing answer.  Holds back bytes that are not yet a character, and a stop string's beginning.
+    """The text of a growing answer.  It holds back bytes that are not yet a character, and the beginning of a stop
+    string.
 
-    A piece is decoded together with the few tokens before it: some tokenizers drop a leading space.
+    A piece is decoded together with the few tokens before it, because some tokenizers drop a leading space.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
@@ -21,7 +22,7 @@ class Detokenizer:
         self._from = self._read = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        """New tokens in, new text out (possibly none yet).  One token at a time finds the stopping token."""
+        """Takes new tokens and returns new text, possibly none yet.  One token at a time finds the stopping token."""
         self.ids.extend(ids)
         before = self._decode(self.ids[self._from:self._read])
         whole = self._decode(self.ids[self._from:])
@@ -31,7 +32,7 @@ class Detokenizer:
         return self._add(whole[len(before):])
 
     def finish(self) -> str:
-        """The text that was held back."""
+        """Returns the text that was held back."""
         if not self.stopped:
             before = self._decode(self.ids[self._from:self._read])
             self.text += self._decode(self.ids[self._from:])[len(before):]
@@ -54,7 +55,7 @@ class Detokenizer:
             self.text, self.stopped = self.text[:min(found)], True
 
     def _held(self) -> int:
-        """Length of the text's longest suffix that is a prefix of a stop string."""
+        """Returns the length of the text's longest suffix that is a prefix of a stop string."""
         longest = max((len(s) for s in self.stop), default=1) - 1
         ends = range(min(longest, len(self.text)), 0, -1)
         return next((n for n in ends if any(s.startswith(self.text[-n:]) for s in self.stop)), 0)

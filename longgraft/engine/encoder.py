@@ -1,4 +1,4 @@
-"""Text, chat messages or ids to a prompt's token ids; stop strings checked.  Knows a tokenizer; knows no model."""
+"""Encodes prompts (text, chat messages or ids) as token ids, and checks stop strings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
 @dataclass(frozen=True)
 class Encoder:
-    """tokenizer: None where a model has none; prompts are token ids then.  model: its name, for messages."""
+    """tokenizer: None if the model has none, so that prompts must be token ids; model: its name, for messages."""
 
     tokenizer: Any
     vocab_size: int
     model: str
 
     def encode(self, prompt: Any) -> list[int]:
-        """Text, chat messages or token ids ([T] or [1, T]) -> token ids; ValueError for anything else."""
+        """Returns the token ids of text, chat messages or token ids ([T] or [1, T]); raises ValueError for all else."""
         if isinstance(prompt, str):
             _whole_characters(prompt)
             ids = self.need("text")(prompt)["input_ids"]
@@ -35,7 +35,7 @@ class Encoder:
         return ids
 
     def bare(self, text: Any, what: str) -> list[int]:
-        """Text, without the tokens that begin a prompt, or token ids -> token ids; ValueError for anything else."""
+        """Encodes text without the tokens that begin a prompt, or takes token ids; raises ValueError for all else."""
         if isinstance(text, str):
             _whole_characters(text, what)
             ids = self.need("text", what)(text, add_special_tokens=False)["input_ids"]
@@ -46,27 +46,27 @@ class Encoder:
         return ids
 
     def end_tokens(self, eos: Any) -> frozenset[int]:
-        """One token id or several; ValueError for anything else."""
+        """Returns one token id or several as a set; raises ValueError for anything else."""
         ids = _ids([eos] if isinstance(eos, Integral) else eos, "list of end tokens", "token ids")
         if ids:
             self.known(ids, "list of end tokens")
         return frozenset(ids)
 
     def known(self, ids: Sequence[int], what: str) -> None:
-        """ValueError for ids outside the vocabulary: on a GPU they would end the process."""
+        """Raises ValueError for ids outside the vocabulary: on a GPU they would end the process."""
         if not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} knows "
                              f"0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
 
     def need(self, what: str, of: str = "prompt") -> Any:
-        """The tokenizer; ValueError where there is none."""
+        """Returns the tokenizer; raises ValueError if there is none."""
         if self.tokenizer is None:
             raise ValueError(f"{self.model} came without a tokenizer, so the {of} cannot be {what}. Give token ids.")
         return self.tokenizer
 
 
 def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """By the model's chat template, up to where the answer begins."""
+    """Encodes messages by the model's chat template, up to where the answer begins."""
     from jinja2.exceptions import TemplateError
 
     try:
@@ -78,7 +78,7 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One, several or none; ValueError for what is no text."""
+    """Returns one, several or no stop strings as a tuple; raises ValueError for anything but text."""
     found = () if stop is None else tuple(stop) if isinstance(stop, (list, tuple)) else (stop,)
     if wrong := [value for value in found if not isinstance(value, str) or not value]:
         raise ValueError(f"A stop string is {wrong[0]!r}; it must be text of at least one character.")
@@ -101,11 +101,13 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _ids(prompt: Any, what: str, forms: str) -> list[int]:
-    """[T] or [1, T] whole numbers of a list, an array or a tensor.  what, forms: the use of the ids and the accepted
-    forms, for the ValueError."""
+    """Returns the whole numbers of a list, an array or a tensor of shape [T] or [1, T].
+
+    what, forms: the use of the ids and the accepted forms, named in the ValueError
+    """
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
         raise ValueError(f"The {what} is a {type(prompt).__name__}. Give {forms}.")
-    shape = getattr(prompt, "shape", None)      # of a tensor or an array
+    shape = getattr(prompt, "shape", None)      # set for a tensor or an array
     if shape is not None:
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
             raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) is needed. "

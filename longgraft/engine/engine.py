@@ -1,6 +1,6 @@
-"""A target with one method, which opens requests.  Knows targets, proposers and limits; knows no text but ids.
+"""The engine: a target with one method, which opens requests.
 
-One request at a time: a new one supersedes the one before, unless another thread is stepping it.
+It serves one request at a time: a new request supersedes the one before, unless another thread is stepping that one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,24 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
 
 Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], PrefixReader]
-"""(prompt ids, the target's empty cache, empty memories) -> reader that keeps the prompt's rows for other prompts"""
+"""(prompt ids, the target's empty cache, empty memories) -> a reader that keeps the prompt's rows for later prompts"""
 
-ROOMY = 16      # with CUDA graphs, caches are allocated in multiples of 1 / 16 of a power of two
+CAPACITY_STEPS = 16     # with CUDA graphs, cache capacities are multiples of 1 / 16 of a power of two
 
 
 class Engine:
-    """budget: nodes per verification, root included; chunk: prompt tokens per prefill pass, None: by memory;
-    verifies: wraps a request's verifier; prefixes: cache of prompts, None: nothing is kept."""
+    """A target with one method.
+
+    Args:
+        target: The target model.
+        proposer: The method's proposer.
+        clock: Measures the parts of steps.
+        budget: Nodes per verification, root included.
+        chunk: Prompt tokens per prefill pass; None: as many as memory allows.
+        regions: Record passes of fixed shape, or run them eagerly.
+        verifies: Wraps a request's verifier.
+        prefixes: The prefix cache; None: prompts are not kept.
+    """
 
     def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
                  chunk: int | None = None, regions: Regions = EAGER,
@@ -56,7 +66,7 @@ class Engine:
         return limits(self.target, self.proposer.memories)
 
     def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        """ValueError where the request does not fit the target's or a memory's positions."""
+        """Raises ValueError if the request does not fit the positions of the target or of a memory."""
         _whole(max_new_tokens, "max_new_tokens")
         for name, limit in self.limits.items():
             if prompt_tokens + max_new_tokens > limit:
@@ -67,35 +77,41 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True while a request is being answered."""
         return (current := self._current()) is not None and current.finish_reason is None
 
     def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
-        """Rows of the target's cache that a request reserves."""
+        """Returns the rows of the target's cache that a request reserves."""
         return prompt_tokens + max_new_tokens + self.budget
 
     @property
     def bytes_per_token(self) -> int:
-        """Of the target's cache, and of the drafters' as far as they are allocated."""
+        """Bytes per token of the target's cache, and of the drafters' caches as far as they are allocated."""
         drafters = (memory.aligned for memory in self.proposer.memories)
         return self.target.cache_bytes_per_token() + sum(
             cache.bytes() // rows for cache in drafters if cache is not None and (rows := cache.capacity))
 
     @property
     def cell(self) -> int:
-        """Tokens of a cell of prefixes."""
+        """Tokens of a cell of the prefix cache."""
         return CELL if self.prefixes is None else self.prefixes.cell
 
     def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
              predictions: Iterable[Tensor] = (), reads: Reads | None = None, budget: int | None = None,
              corpora: Iterable[Corpus] = (), shaping: Shaping | None = None) -> Request:
-        """A request for these ids, before its prefill.  With a replayed recording, it ends where that does.
+        """Opens a request for these ids, before its prefill.  A replayed recording ends it where the recording ends.
 
-        predictions: [n] int64 each, texts that the answer may repeat, for memories that learn from ids alone
-        reads: makes the reader of this prompt; None: the engine's prefixes make it
-        budget: nodes per verification at most, root included, where that is less than the engine's
-        corpora: what the answer may repeat, for memories that read them
-        shaping: what changes logits by the tokens before them; such a request's passes are eager, also with CUDA graphs
+        Args:
+            ids: The prompt's token ids.
+            sampling: How tokens are drawn.
+            goal: When the answer ends.
+            text: Detokenizes the answer; None: the answer has no text.
+            predictions: [n] int64 each, texts that the answer may repeat, for memories that learn from ids alone.
+            reads: Makes the reader of this prompt; None: made from the engine's prefix cache.
+            budget: Most nodes per verification, root included, if less than the engine's budget.
+            corpora: Texts that the answer may repeat, for memories that read corpora.
+            shaping: Changes logits by the tokens before them; the passes of such a request are eager, also with CUDA
+                graphs.
         """
         _whole(goal.limit, "max_new_tokens")
         if budget is not None:
@@ -108,7 +124,7 @@ class Engine:
                 current.supersede()
             capacity = self.rows(len(ids), goal.limit)
             if self.regions.fixed:
-                capacity = self._roomy(capacity)
+                capacity = self._padded_capacity(capacity)
             self.cache.clear()
             self.cache.reserve(capacity)
             for memory in self.proposer.memories:
@@ -130,22 +146,24 @@ class Engine:
                 reads = partial(PrefixReader, self.prefixes)
             reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
             request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device), reader)
-            self._current = ref(request)     # a weak reference: an unclosed request never blocks
+            self._current = ref(request)     # a weak reference, so that an unclosed request never blocks
         return request
 
-    def _roomy(self, capacity: int) -> int:
-        """Room for padded rows and a somewhat longer prompt: CUDA graphs read these buffers, and a larger buffer means
-        recording them all again."""
+    def _padded_capacity(self, capacity: int) -> int:
+        """Returns a capacity with room for padded rows and a somewhat longer prompt.
+
+        CUDA graphs read these buffers, and a larger buffer means recording them all again.
+        """
         capacity += SIZES[-1]
         if capacity <= self.cache.capacity:
             return self.cache.capacity
         self.regions.forget()
-        step = max(ROUND, (1 << capacity.bit_length()) // ROOMY)
+        step = max(ROUND, (1 << capacity.bit_length()) // CAPACITY_STEPS)
         return -(-capacity // step) * step
 
     def _release(self) -> None:
         if self.regions.fixed:
-            return      # the next request uses the same recorded graphs
+            return      # the next request uses the same buffers and recorded graphs
         self.cache.release()
         for memory in self.proposer.memories:
             memory.release()
@@ -157,6 +175,6 @@ def _whole(value: object, name: str) -> None:
 
 
 def limits(target: Target, memories: Iterable[Memory]) -> dict[str, int]:
-    """Positions that a target and its memories allow, by their names."""
+    """Returns the positions that a target and its memories allow, by their names."""
     found = {target.name: target.max_positions}
     return found | {f"{target.name}'s {memory.name}": memory.positions for memory in memories if memory.positions}

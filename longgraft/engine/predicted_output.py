@@ -1,6 +1,7 @@
-"""Text that an answer may repeat: a draft of it, the edited file, other files; and how much of it was repeated.
+"""Predicted outputs: text that an answer may repeat, such as a draft of it, the edited file or other files.
 
-OpenAI's predicted outputs.  The target never reads it: only speed depends on it.  Knows ids; knows no model.
+This is OpenAI's interface; it also counts how much of the prediction was repeated.  The target never reads the text, so
+only speed depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Prediction = str | Sequence[int] | torch.Tensor | Sequence[str | Sequence[int] |
 
 
 def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[list[int]]:
-    """Token ids of each text that is not empty.  ValueError for anything but text and token ids."""
+    """Returns the token ids of each text that is not empty; raises ValueError for anything but text and token ids."""
     if prediction is None:
         return []
     single = isinstance(prediction, (str, bytes)) or hasattr(prediction, "shape") or not isinstance(
@@ -26,19 +27,19 @@ def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[l
 
 
 def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
-    """OpenAI's (accepted_prediction_tokens, rejected_prediction_tokens): tokens of the prediction that the answer has
-    in the same order, and the others.
+    """Returns OpenAI's (accepted_prediction_tokens, rejected_prediction_tokens).
 
-    The longest common subsequence, bit-parallel in one integer (Hyyro 2004): milliseconds for two texts of 10,000
-    tokens.
+    Accepted are the tokens of the prediction that the answer has in the same order; the others are rejected.  It is the
+    longest common subsequence, bit-parallel in one integer (Hyyro 2004), which takes milliseconds for two texts of
+    10,000 tokens.
     """
-    common = set(prediction).intersection(answer)   # an answer is short: other tokens cost no time and memory
+    common = set(prediction).intersection(answer)   # an answer is short, so most tokens cost no time and memory
     places: dict[int, int] = {}
     shared = [token for token in prediction if token in common]
     for place, token in enumerate(shared):
         places[token] = places.get(token, 0) | 1 << place
     full = (1 << len(shared)) - 1
-    row = full      # a 0 for each token of the prediction that lengthens the subsequence
+    row = full      # bit 0 marks a token of the prediction that lengthens the subsequence
     for token in answer:
         if token in common:
             found = row & places[token]

@@ -1,7 +1,4 @@
-"""Prefixes on disk: a text is read once and recalled by every session of the same models.
-
-Knows engines and prefixes; knows no method and no command.
-"""
+"""Prefix files: a text is read once and recalled by every session of the same models."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ HOST = torch.device("cpu")
 
 @dataclass
 class SavingReader(PrefixReader):
-    """Collects all rows of one prompt on the host, so that the device holds nothing but the caches; recalls nothing."""
+    """Collects all rows of one prompt on the host, so that the device holds only the caches; it recalls nothing."""
 
     reports: list[Rows] = field(default_factory=list)
 
@@ -40,13 +37,13 @@ class SavingReader(PrefixReader):
 
     @torch.inference_mode()
     def rows(self) -> Cell:
-        """The rows of all tokens read so far, as one cell."""
+        """Returns the rows of all tokens read so far, as one cell."""
         held = caches(self.cache, self.memories).items()
         return Cell({owner: cache.copied(0, self.cache.length, HOST) for owner, cache in held}, joined(self.reports))
 
 
 def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
-    """What an engine's prefixes must hold, and the identity of what their rows depend on."""
+    """Returns what an engine's prefixes must hold, and the identity of all that their rows depend on."""
     target, memories = engine.target, engine.proposer.memories
     identity = {**target.identity, "tokenizer": vocabulary(tokenizer)}
     held = caches(engine.cache, memories)
@@ -57,7 +54,7 @@ def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
 
 
 def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lambda read: None) -> Cell:
-    """Read these tokens; returns their rows on the host.  tell: called with the number of tokens of each step."""
+    """Reads these tokens and returns their rows on the host; tell: called with the number of tokens of each step."""
     if engine.cache.stateful:
         raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a prefix file "
                          "does not hold. Prompts that begin alike are read once in a session that keeps prefixes.")
@@ -72,7 +69,8 @@ def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lam
 
 
 def pin(engine: Engine, path: Path, wanted: Needed) -> int:
-    """Pin a file's prefix for the engine's lifetime; returns its number of tokens.  ValueError if it does not fit."""
+    """Pins a file's prefix for the engine's lifetime and returns its length in tokens; ValueError if it does not
+    fit."""
     ids, rows = load(path, wanted, engine.target.device)
     if engine.prefixes is None:
         engine.prefixes = Prefixes(0, engine.cell)

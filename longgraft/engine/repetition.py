@@ -1,4 +1,4 @@
-"""Loops: under greedy decoding small models repeat themselves, and in a loop every lookup is right."""
+"""Detects loops: small models repeat themselves under greedy decoding, and in a loop every lookup is right."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from itertools import pairwise
 
 import numpy as np
 
-GRAM = 8
+GRAM = 8        # tokens of an n-gram
 
 
 def loops(tokens: Sequence[int], gram: int = GRAM) -> bool:
-    """Whether over half of a continuation repeats itself: the occurrences of one n-gram cover so much of it, or so many
-    of its tokens are equal to those one period before, in stretches of n or more.
+    """Tells if more than half of a continuation repeats itself, by either of two measures.
 
-    The first finds a phrase that returns at uneven distances, the second long periods.
+    The first is the share that the occurrences of one n-gram cover; it finds a phrase that returns at uneven distances.
+    The second is the share of tokens equal to those one period before, in stretches of n or more; it finds long
+    periods.
     """
     return 2 * max(_covered(tokens, gram), _periodic(np.asarray(tokens), gram)) > len(tokens)
 
 
 def _covered(tokens: Sequence[int], gram: int) -> int:
-    """Tokens that the occurrences of one n-gram cover: of the n-gram that covers most and is there twice."""
+    """Returns the most tokens that the occurrences of one n-gram cover, among n-grams that occur at least twice."""
     starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - gram + 1):
         starts.setdefault(tuple(tokens[start:start + gram]), []).append(start)
@@ -29,7 +30,7 @@ def _covered(tokens: Sequence[int], gram: int) -> int:
 
 
 def _periodic(tokens: np.ndarray, gram: int) -> int:
-    """Tokens that repeat those one period before, for the period of which there are most."""
+    """Returns the number of tokens that repeat those one period before, for the best period."""
     most = 0
     for period in range(1, len(tokens) // 2 + 1):
         same = tokens[period:] == tokens[:-period]

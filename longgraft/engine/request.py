@@ -1,7 +1,4 @@
-"""One prompt and its answer, step by step: a step is a prefill chunk or a decoding step.
-
-Knows verifier, proposer and text; knows no method, no model family and no sampling law.
-"""
+"""A request: one prompt and its answer, step by step; a step is a prefill chunk or a decode step."""
 
 from __future__ import annotations
 
@@ -15,21 +12,28 @@ from longgraft.engine.decoder import Decoder, FinishReason, Step
 from longgraft.engine.stats import Stats
 from longgraft.prefill.chunked import read_prompt
 from longgraft.prefill.prefixes import PrefixReader
-from longgraft.protocol.proposer import ALONE, Beside
+from longgraft.protocol.proposer import SINGLE_REQUEST, BatchLoad
 from longgraft.runtime.clock import Clock
 
 
 class Request:
     """One prompt and its answer.  Iterate it, or call `step` until it returns None.
 
-    finish_reason: None while it runs; then stop, length, eos or cancelled.  It releases model and memories when it
-    ends, when it is closed, and at the end of a `with` block.  One thread at a time; `cancel` may be called from any.
+    It releases model and memories when it ends, when it is closed, and at the end of a `with` block.  Use it from one
+    thread at a time; `cancel` may be called from any thread.
+
+    Attributes:
+        finish_reason: None while it runs; then stop, length, eos or cancelled.
+        stats: Costs and acceptance so far.
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
                  peak_memory: Callable[[], int], reader: PrefixReader | None = None) -> None:
-        """chunk: tokens per prefill step; None: by memory.  give_back: called once when the request ends.  reader:
-        recalls and stores prefixes of the prompt; None: neither."""
+        """chunk: tokens per prefill step; None: as many as memory allows.  give_back: called once when the request
+        ends.
+
+        reader: recalls and stores prefixes of the prompt; None: neither
+        """
         self._decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
         self._give_back, self._peak_memory = give_back, peak_memory
         self._clock: Clock = decoder.verifier.clock
@@ -41,10 +45,10 @@ class Request:
         self._peak = 0
         self._finish: FinishReason | None = None
         self._cancelled = self._superseded = False
-        self._beside = ALONE
+        self._batch = SINGLE_REQUEST
         self._rows = 1
         self._stepping = threading.Lock()
-        self._stepper = threading.current_thread()      # the thread that steps it, or opened it
+        self._stepper = threading.current_thread()      # the thread that steps the request, or that opened it
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,38 +68,48 @@ class Request:
 
     @property
     def unread(self) -> int:
-        """Prompt tokens that are still to be read."""
+        """Number of prompt tokens that are still to be read."""
         return 0 if self._prefill is None else len(self._ids) - self.written
 
     @property
     def written(self) -> int:
-        """Committed rows of the target's cache."""
+        """Number of committed rows of the target's cache."""
         return self._decoder.verifier.cache.length
 
     @property
     def unwritten(self) -> int:
-        """Rows of the target's cache that it reserved and has not committed yet."""
+        """Number of rows of the target's cache that it reserved and has not committed yet."""
         cache = self._decoder.verifier.cache
         return cache.capacity - cache.length
 
     @property
     def weight(self) -> float:
-        """What reading its next token costs, in tokens of a prompt's beginning."""
+        """Cost of reading its next token, relative to a token at the beginning of a prompt."""
         return 1 + self.written / self._decoder.verifier.target.costly_context
 
     @property
     def rows(self) -> int:
-        """Rows of its last pass; 1 before it had one."""
+        """Number of rows of its last pass; 1 before the first pass."""
         return self._rows
 
-    def step(self, beside: Beside = ALONE) -> Step | None:
-        """The next chunk or decoding step; None when the answer has ended."""
+    def step(self, batch: BatchLoad = SINGLE_REQUEST) -> Step | None:
+        """Runs the next prefill chunk or decode step.
+
+        Args:
+            batch: The other work in the pass, if requests share passes.
+
+        Returns:
+            The step's result; None when the answer has ended.
+
+        Raises:
+            RuntimeError: another request was started on the session, or another thread is stepping this one.
+        """
         if self._superseded:
             raise RuntimeError("Another request was started on this session; it serves one at a time. Finish this one "
                                "before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
-        self._stepper, self._beside = threading.current_thread(), beside
+        self._stepper, self._batch = threading.current_thread(), batch
         try:
             if self._cancelled and self._finish is None:
                 self._end("cancelled")
@@ -116,9 +130,9 @@ class Request:
 
     def _prefill_step(self) -> Step:
         assert self._prefill is not None
-        if self._beside.chunk == 0:     # the pass is for shorter prompts
+        if self._batch.chunk == 0:     # the pass is left to shorter prompts
             return Step()
-        with self._clock.part("host"):      # time outside all other parts, such as a memory's own
+        with self._clock.part("host"):      # time outside all other parts, such as that of a memory
             step = next(self._prefill)
         if step.tokens:
             self._prefill = None
@@ -127,14 +141,14 @@ class Request:
         return step
 
     def _prefill_steps(self) -> Iterator[Step]:
-        """Recalls a known prefix, then reads chunk by chunk; the last chunk gives the first token."""
+        """Recalls a known prefix, then reads chunk by chunk; the last chunk yields the first token."""
         decoder, reader = self._decoder, self.reader
         if reader is not None and (known := reader.recall()):
             self._reused = known
             yield Step(read=known, reused=known)
         rest = torch.tensor(self._ids[self._reused:])
         for seen in read_prompt(decoder.verifier, rest, decoder.wants, self._chunk,
-                                cell=None if reader is None else reader.cell, most=lambda: self._beside.chunk):
+                                cell=None if reader is None else reader.cell, most=lambda: self._batch.chunk):
             decoder.observe(seen)
             if reader is not None:
                 reader.keep(seen)
@@ -145,7 +159,7 @@ class Request:
 
     def _decode(self) -> Step:
         with self._clock.part("host"):
-            step = self._decoder.step(self._beside)
+            step = self._decoder.step(self._batch)
         for part, seconds in self._clock.lap().items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
         for kind, times in self._clock.counted().items():
@@ -153,12 +167,15 @@ class Request:
         return step
 
     def cancel(self) -> None:
-        """End the answer before its next step."""
+        """Ends the answer before its next step."""
         self._cancelled = True
 
     def close(self) -> None:
-        """Release model and memories; an unfinished answer is cancelled.  Waits for a step in another thread.  Within a
-        step of this thread (in a signal handler) it only cancels, and the next step closes."""
+        """Releases model and memories; an unfinished answer is cancelled.
+
+        It waits for a step in another thread.  Within a step of this thread (in a signal handler) it only cancels, and
+        the next step closes.
+        """
         if self._stepping.locked() and self._stepper is threading.current_thread():
             return self.cancel()
         with self._stepping:
@@ -166,7 +183,7 @@ class Request:
                 self._end("cancelled")
 
     def supersede(self) -> None:
-        """Close it for a new request; a later `step` raises.  RuntimeError while another, living thread steps it."""
+        """Closes it for a new request; a later `step` raises.  RuntimeError if another, living thread steps it."""
         if self._finish is not None:
             return
         if self._stepper is not threading.current_thread() and self._stepper.is_alive():

@@ -1,7 +1,4 @@
-"""One model, one method, ready to answer: the public interface of an engine, for one request at a time.
-
-Knows prompts and text; knows no method by name and no model family.
-"""
+"""Sessions: one model and one method, ready to answer; the public interface, for one request at a time."""
 
 from __future__ import annotations
 
@@ -36,8 +33,15 @@ BAR_AFTER = 1.0     # seconds of a prefill after which a progress bar is shown
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer.  text ends before a stop string; token_ids end with the token that completed it, or with EOS.
-    logprobs: of each token, where they were asked for."""
+    """An answer.
+
+    Attributes:
+        text: The text, which ends before a stop string.
+        token_ids: Its tokens, up to the one that completed it, or up to the end token.
+        stats: Costs and acceptance.
+        finish_reason: stop, length, eos or cancelled.
+        logprobs: One entry per token, if they were asked for.
+    """
 
     text: str
     token_ids: list[int]
@@ -48,7 +52,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Saved:
-    """The size of a prefix file, and the seconds that it took."""
+    """A saved prefix file: its tokens, its bytes, and the seconds that it took."""
 
     tokens: int
     bytes: int
@@ -56,19 +60,29 @@ class Saved:
 
 
 class Session:
-    """A target with one method.  Serves one request at a time; a request leaves no state on the model."""
+    """A target with one method; `load` makes it.
+
+    It serves one request at a time; a request leaves no state on the model.
+
+    Attributes:
+        about: What was chosen, as lines for people.
+        promise: exact, distribution or lossy, as in `longgraft.methods.method.Method`.
+        method: The method's name.
+        eos: Ids of the end tokens.
+        default_corpus: Name of the corpus for requests that name none; None: no corpus.
+    """
 
     def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
                  method: str = "unnamed", made_again: Callable[[], Session] | None = None) -> None:
-        """about: what was chosen, for people; promise, method: the method's, and its name; made_again: makes another
-        one for `another`."""
+        """about: what was chosen, for people; promise, method: the method's promise and name; made_again: makes another
+        session for `another`."""
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.method, self._made_again = method, made_again
         # The model never predicts ids beyond its vocabulary.
         self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
-        self.default_corpus: str | None = None      # of requests that ask for none
-        self.others: list[Session] = []             # that run beside it, where several requests do
-        self._corpora: dict[str, tuple[int, Corpus]] = {}       # by name, with the file's time of change
+        self.default_corpus: str | None = None
+        self.others: list[Session] = []             # sessions that run beside this one, if several requests run
+        self._corpora: dict[str, tuple[int, Corpus]] = {}       # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
     @property
@@ -77,35 +91,49 @@ class Session:
 
     @property
     def repeatable(self) -> bool:
-        """Whether there can be `another`: recordings of CUDA graphs hold one request's cache."""
+        """True if there can be `another`; not with CUDA graphs, whose recordings hold one request's cache."""
         return self._made_again is not None and not self.engine.regions.fixed
 
     def another(self) -> Session:
-        """A session of the same target, method and kept prompts, whose requests can run beside this one's."""
+        """Makes a session of the same target, method and kept prompts, whose requests can run beside this one's."""
         assert self._made_again is not None, "this session was not made by `load`"
         made = self._made_again()
         made.follow(self)
         return made
 
     def follow(self, first: Session) -> None:
-        """Answer as the session that this one was made of does now."""
+        """Takes over the present settings of the session that this one was made from."""
         self.eos, self.default_corpus, self._corpora = first.eos, first.default_corpus, first._corpora
         self.engine.budget, self.engine.prefixes = first.engine.budget, first.engine.prefixes
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Text, chat messages or token ids -> token ids."""
+        """Returns the token ids of text, chat messages or token ids."""
         return self._encoder.encode(prompt)
 
     def check(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        """ValueError where the request does not fit the target's or the drafter's positions."""
+        """Raises ValueError if the request does not fit the positions of the target or the drafter."""
         self.engine.check(prompt_tokens, max_new_tokens)
 
     def open(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
              stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
              prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None) -> Request:
-        """A request to be stepped through, cancelled and closed.
+        """Opens a request, which can be stepped through, cancelled and closed.
 
-        eos: ids of end tokens, or one; None: the model's own; prediction, budget, corpus: as in `generate`
+        Args:
+            prompt: Text, chat messages or token ids.
+            max_new_tokens: Most tokens of the answer.
+            sampling: How tokens are drawn; None: greedily.
+            stop: Stop strings; the answer ends before the first that occurs.
+            eos: Id or ids of end tokens; None: the model's own.
+            prediction: As in `generate`.
+            budget: As in `generate`.
+            corpus: As in `generate`.
+
+        Returns:
+            The request, before its prefill.
+
+        Raises:
+            ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
         """
         sampling, stops, ids = sampling or Sampling(), stop_strings(stop), self.encode(prompt)
         corpus = self.default_corpus if corpus is None else corpus
@@ -116,7 +144,7 @@ class Session:
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
         ends = self._encoder.end_tokens(self.eos if eos is None else eos)
         if sampling.constraint is not None and not ends:
-            ends = frozenset(self.eos)      # an answer that is complete must end
+            ends = frozenset(self.eos)      # a complete answer must be able to end
         goal = Goal(max_new_tokens, ends, stops)
         shaping = Shaping(sampling, ids, self.constraint(sampling, ends)) if sampling.shaped else None
         return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)),
@@ -124,8 +152,11 @@ class Session:
                                 shaping=shaping)
 
     def constraint(self, sampling: Sampling, ends: Iterable[int]) -> Constraint | None:
-        """What the answer must follow, if anything; ValueError where it cannot be followed, or the vocabulary lacks a
-        biased token.  ends: tokens that end the answer once it is complete."""
+        """Returns the constraint that the answer must follow, or None.
+
+        ends: tokens that end the answer once it is complete.  Raises ValueError if the constraint cannot be followed,
+        or if the vocabulary lacks a biased token.
+        """
         if sampling.logit_bias:
             self._encoder.known(list(sampling.logit_bias), "logit_bias")
         if (asked := sampling.constraint) is None:
@@ -133,11 +164,11 @@ class Session:
         return constraint(*asked, self.tokenizer, self.target.vocab_size, sorted(ends))
 
     def corpus(self, name: str) -> Corpus:
-        """The corpus of this name; ValueError where there is none for this tokenizer, or the method reads none."""
+        """Returns the corpus of this name; raises ValueError if this tokenizer has none, or the method reads none."""
         if not any(memory.reads_corpora for memory in self.engine.proposer.memories):
             raise ValueError(f"Corpus {name!r} was asked for, and method {self.method} reads none. Use graft-x or "
                              "graft-x-text.")
-        with suppress(FileNotFoundError):       # it was removed just now
+        with suppress(FileNotFoundError):       # the file was removed in the meantime
             made = existing_corpus(name).stat().st_mtime_ns
             if (found := self._corpora.get(name)) is not None and found[0] == made:
                 return found[1]
@@ -147,29 +178,32 @@ class Session:
         return self.corpus(name)
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
-        """Prefill a prompt and write its rows, for `load(prefix=path)`; ValueError where the file exists."""
+        """Prefills a prompt and writes its rows to a file, for `load(prefix=path)`; ValueError if the file exists."""
         path = new_file(path)
         ids = self.encode(prompt)
         if isinstance(prompt, str) and len(ids) > 1:
-            ids = ids[:-1]      # text after it may merge into its last token
+            ids = ids[:-1]      # the last token is left out, because text after it may merge into it
         wanted, since = needed(self.engine, self.tokenizer, self.method), time.perf_counter()
         with _bar(len(ids), progress) as bar:
             rows = read(self.engine, ids, bar.update)
         return Saved(len(ids), save(path, ids, rows, wanted), time.perf_counter() - since)
 
     def pin_prefix(self, path: str | Path) -> int:
-        """Load a file of `save_prefix` and never evict it; return its number of tokens.  ValueError where it is damaged
-        or another session's."""
+        """Loads a file of `save_prefix`, never evicts it, and returns its length in tokens.
+
+        Raises:
+            ValueError: the file is damaged, or belongs to another model.
+        """
         return pin(self.engine, Path(path), needed(self.engine, self.tokenizer, self.method))
 
     def predicted(self, prediction: Prediction | None) -> list[list[int]]:
-        """Token ids of each text that the answer may repeat."""
+        """Returns the token ids of each text that the answer may repeat."""
         return encode_prediction(self._encoder, prediction)
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
                corpus: str | None = None, **sampling: Any) -> Iterator[str]:
-        """Pieces of text as they become final; together they are the text of `generate`, with the same arguments."""
+        """Yields pieces of text as they become final; together they are the text of `generate` with these arguments."""
         with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget,
                        corpus=corpus) as request:
             yield from (step.text for step in _shown(request, progress) if step.text)
@@ -177,17 +211,26 @@ class Session:
     def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                  progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
                  corpus: str | None = None, **sampling: Any) -> Generation:
-        """The whole answer, as the method promises (`longgraft.methods.method.Method`).
+        """Returns the whole answer.
 
-        exact, as most: the tokens of plain decoding, in float32 token for token; distribution: these if greedy, and
-        the target's distribution if sampled; lossy: neither.
-        prediction: text that the answer may repeat, or several: the model does not read it, and memories that learn
-        from tokens alone propose from it.
-        budget: nodes per verification at most, root included, where that is less than the session's; 1: nothing is
-            proposed.
-        corpus: name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if it has one.
-        sampling: the fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay; json_schema, regex, grammar,
-            logit_bias, penalties and logprobs.
+        Its tokens are those that the method promises (`longgraft.methods.method.Method`): an exact method, as most are,
+        gives the tokens of plain decoding, in float32 token for token; a method with the promise "distribution" gives
+        these if greedy, and the target's distribution if sampled; a lossy method promises neither.
+
+        Args:
+            prompt: Text, chat messages or token ids ([T] or [1, T]).
+            max_new_tokens: Most tokens of the answer.
+            stop: Stop strings; the answer ends before the first that occurs.
+            progress: Show a progress bar over the prompt; None: on a terminal.
+            prediction: A text that the answer may repeat, or several.  The model does not read it; memories that learn
+                from tokens alone propose from it.
+            budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
+            corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if any.
+            **sampling: The fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
+                grammar, logit_bias, penalties and logprobs.
+
+        Raises:
+            ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
         """
         request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget,
                             corpus=corpus)
@@ -196,8 +239,10 @@ class Session:
 
 def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
            ) -> Generation:
-    """Step a request to its end.  progress: of the prefill; None: a bar on a terminal.  tell: called with each piece
-    of text."""
+    """Steps a request to its end and returns the answer.
+
+    progress: show the prefill's progress; None: on a terminal.  tell: called with each piece of text.
+    """
     text, ids, logprobs = "", list[int](), list[TokenLogprob]()
     with request:
         for step in _shown(request, progress):
@@ -210,18 +255,18 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
 
 
 def _shown(request: Request, progress: bool | None) -> Iterator[Step]:
-    """The steps, with a bar over the prompt."""
+    """Yields the steps, with a progress bar over the prompt."""
     total = request.prompt_tokens
     with _bar(total, progress) as bar:
         for step in request:
             bar.update(step.read)
             if bar.n == total:
-                bar.close()     # the prompt is read: the answer is printed here
+                bar.close()     # the prompt is read, and the answer is printed next
             yield step
 
 
 def _bar(tokens: int, progress: bool | None) -> Any:
-    """A progress bar over the tokens of a prompt.  progress: None: on a terminal."""
+    """Returns a progress bar over the tokens of a prompt; progress: None: shown on a terminal."""
     from tqdm import tqdm
 
     hidden = None if progress is None else not progress
@@ -229,7 +274,7 @@ def _bar(tokens: int, progress: bool | None) -> Any:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Ids that end an answer: the generation config's, else the model's, else the tokenizer's."""
+    """Returns the ids that end an answer: the generation config's, else the model's, else the tokenizer's."""
     places = (getattr(model, "generation_config", None), model.config, tokenizer)
     found = next((value for place in places if (value := getattr(place, "eos_token_id", None)) is not None), ())
     return (found,) if isinstance(found, int) else tuple(found)

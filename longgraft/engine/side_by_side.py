@@ -1,7 +1,4 @@
-"""Several requests at once, on one target: they share its passes, and each says what it would say alone.
-
-Knows sessions and requests; knows no method and no text.
-"""
+"""Continuous batching: several requests on one target share its passes; each gets the answer it would get alone."""
 
 from __future__ import annotations
 
@@ -17,38 +14,38 @@ from longgraft.engine.encoder import Prompt
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
-from longgraft.protocol.proposer import Beside
+from longgraft.protocol.proposer import BatchLoad
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
 
 LOG = logging.getLogger(__name__)
-READ = 128          # prompt tokens of all requests in a pass, where several run: longer chunks are hardly faster
-LEAST = 16          # of them for the oldest request that reads
-FILLED = 0.8        # share of the free memory that caches may fill
-AGAIN = 10.0        # seconds after which a session that could not be made is tried again
+PASS_TOKENS = 128       # prefill tokens per shared pass; larger chunks are barely faster
+OLDEST_TOKENS = 16      # how many of those are reserved for the oldest prefill
+MEMORY_SHARE = 0.8      # share of the free memory that caches may fill
+RETRY_SECONDS = 10.0    # time after which a session that could not be made is tried again
 
 
 class Sessions:
-    """As many sessions of one target and method as requests run, made as they are needed and kept with the first.
+    """Sessions of one target and method, one per running request; they are made when needed and kept with the first.
 
-    most: requests that run at once
-    lone: whether a request that runs alone reads as much in a pass as in a common one, so that nobody who comes waits
-          for long: not where nobody can join, nor on a GPU, where short chunks are much slower
+    max_running: most requests that run at once
+    cap_single: True if the prefill chunks of a request that runs alone are as small as in a shared pass, so that new
+           requests start soon; not if no other request can join, nor on a GPU, where small chunks are much slower
     """
 
-    def __init__(self, session: Session, most: int) -> None:
-        self.first, self.most, self._again = session, most if session.repeatable else 1, 0.0
-        self.lone = self.most > 1 and session.target.device.type == "cpu"
+    def __init__(self, session: Session, max_running: int) -> None:
+        self.first, self.max_running, self._retry_at = session, max_running if session.repeatable else 1, 0.0
+        self.cap_single = self.max_running > 1 and session.target.device.type == "cpu"
 
     def free(self, requests: Collection[Request], prompt_tokens: int, max_new_tokens: int) -> Session | None:
-        """A session for another request, by its tokens; None while as many run as can, or as fit the memory.
+        """Returns a session for another request; None while the most requests run, or memory has no room for it.
 
-        requests: those that run
+        requests: the running ones
         """
         if not requests:
             return self.first
         rows = self.first.engine.rows(prompt_tokens, max_new_tokens) + sum(one.unwritten for one in requests)
-        if len(requests) >= self.most or rows > self._room():
+        if len(requests) >= self.max_running or rows > self._room():
             return None
         free = next((one for one in (self.first, *self.first.others) if not one.engine.busy), None) or self._made()
         if free is not None:
@@ -56,35 +53,39 @@ class Sessions:
         return free
 
     def filled(self, requests: Collection[Request]) -> float:
-        """The share of all rows that memory has room for which these requests reserve, from 0 to 1.  From any
-        thread."""
+        """Returns the share, from 0 to 1, that these requests reserve of all rows that memory has room for.
+
+        It may be called from any thread.
+        """
         written, reserved = sum(one.written for one in requests), sum(one.unwritten for one in requests)
         most = written + max(self._room(), reserved)
         return (written + reserved) / most if most else 0.0
 
     def _room(self) -> float:
-        """Rows that the free memory has room for, when kept prompts take all of theirs."""
+        """Returns the number of rows that the free memory has room for once the prefix cache has its full size."""
         engines = [session.engine for session in (self.first, *self.first.others)]
         free, kept = free_bytes(engines[0].target.device), engines[0].prefixes
         grows = 0 if kept is None else max(0, kept.most - kept.bytes)
-        return (FILLED * free - grows) / max(engine.bytes_per_token for engine in engines)
+        return (MEMORY_SHARE * free - grows) / max(engine.bytes_per_token for engine in engines)
 
     def _made(self) -> Session | None:
-        if time.monotonic() < self._again:
+        if time.monotonic() < self._retry_at:
             return None
         try:
             made = self.first.another()
-        except Exception:       # those that run go on
+        except Exception:       # the running requests go on
             LOG.warning("no further session could be made, and fewer requests run at once", exc_info=True)
-            self._again = time.monotonic() + AGAIN
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             return None
         self.first.others.append(made)
         return made
 
     def steps(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, opened: Callable[[Session, int], Request]
               ) -> Iterator[tuple[int, Step, Request]]:
-        """(index of the prompt, step, its request) as answers to these prompts go on; closing it cancels those that
-        run.  opened: begins the prompt of this index on this session."""
+        """Yields (index of the prompt, step, its request) until all prompts are answered.
+
+        Closing the iterator cancels the running requests.  opened: opens the prompt of this index on this session
+        """
         waiting, running = deque(range(len(prompts))), dict[int, Request]()
         try:
             while waiting or running:
@@ -103,33 +104,36 @@ class Sessions:
                 request.close()
 
 
-def advance(requests: Sequence[Request], lone: bool = False) -> list[Step | Exception | None]:
-    """The next step of each, in order, as `Request.step` returns or raises it.  All wait for the slowest.
+def advance(requests: Sequence[Request], cap_single: bool = False) -> list[Step | Exception | None]:
+    """Runs the next step of each request, and returns what `Request.step` returns or raises, in order.
 
-    requests: the oldest first; lone: as of `Sessions`
+    All requests wait for the slowest.  requests: the oldest first; cap_single: as in `Sessions`
     """
     chunks = shares([one.unread for one in requests], [one.weight for one in requests])
     if len(requests) == 1:
         try:
-            return [requests[0].step(Beside(chunk=chunks[0] if lone else None))]
+            return [requests[0].step(BatchLoad(chunk=chunks[0] if cap_single else None))]
         except Exception as error:
             return [error]
     rows = sum(request.rows for request in requests)
-    return together([partial(request.step, Beside(len(requests) - 1, rows - request.rows, chunk))
+    return together([partial(request.step, BatchLoad(len(requests) - 1, rows - request.rows, chunk))
                      for request, chunk in zip(requests, chunks, strict=True)])
 
 
 def shares(unread: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Prompt tokens that each may read in a common pass, which takes about as long as READ tokens do in the beginning
-    of a prompt: of the oldest for LEAST of them, so that it ends at last; then the shortest rest first, so that a
-    short prompt's answer begins before a long one is read.  Others may rest.
+    """Returns the prompt tokens that each request may prefill in a shared pass.
 
-    unread: of each, the oldest first; 0 of one that decodes.  weights: what a token of it costs, as `Request.weight`
+    The pass takes about as long as PASS_TOKENS tokens do at the beginning of a prompt.  OLDEST_TOKENS of them are for
+    the oldest prefill, so that it ends at last.  The rest goes to the shortest remaining prompts first, so that a short
+    prompt is answered before a long one is read.  Other requests may get 0.
+
+    unread: remaining prompt tokens, the oldest request first; 0 for one that decodes.  weights: cost of each request's
+    next token, as in `Request.weight`
     """
-    found, room = [0] * len(unread), float(READ)
+    found, room = [0] * len(unread), float(PASS_TOKENS)
     oldest = next((index for index, rest in enumerate(unread) if rest), None)
     if oldest is not None:
-        found[oldest] = min(unread[oldest], max(1, int(LEAST / weights[oldest])))
+        found[oldest] = min(unread[oldest], max(1, int(OLDEST_TOKENS / weights[oldest])))
         room -= found[oldest] * weights[oldest]
     for index in sorted(range(len(unread)), key=unread.__getitem__):
         more = max(0, min(unread[index] - found[index], int(room / weights[index])))
@@ -142,9 +146,24 @@ def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: in
                  stop: str | Sequence[str] | None = (), samplings: Sequence[Sampling] | None = None, most: int = 8, *,
                  predictions: Sequence[Prediction | None] | None = None, eos: int | Sequence[int] | None = None,
                  budget: int | None = None, corpus: str | None = None) -> list[Generation]:
-    """The answers that `session.generate` gives to these prompts, found `most` at once; in order.
+    """Answers several prompts, `most` at once, and returns the answers in order.
 
-    samplings, predictions: of each prompt; None: greedy, none; eos, budget, corpus: of all, as in `Session.open`
+    Each answer is the one that `session.generate` gives.
+
+    Args:
+        session: The session to answer on.
+        prompts: Text, chat messages or token ids each.
+        max_new_tokens: Most tokens of each answer.
+        stop: Stop strings.
+        samplings: One per prompt; None: greedy.
+        most: Most requests that run at once.
+        predictions: One per prompt, texts that the answer may repeat; None: none.
+        eos: End tokens of all answers, as in `Session.open`.
+        budget: Most nodes per verification, as in `Session.open`.
+        corpus: Name of a corpus, as in `Session.open`.
+
+    Raises:
+        ValueError: a prompt or a setting is wrong.
     """
     ids = [session.encode(prompt) for prompt in prompts]
     own = list(zip(ids, samplings or [Sampling()] * len(ids), predictions or [None] * len(ids), strict=True))

@@ -1,4 +1,4 @@
-"""Costs of a generation and acceptance of its proposals.  Knows trees and seconds; knows no model."""
+"""Statistics of a generation: its costs, and the acceptance of its proposals."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from typing import Any
 from longgraft.trees.tree import DRAFT, RETRIEVED, UNPRUNED, ProposalTree
 
 MATCH_ENDS = (1, 2, 4, 8, 16)                               # upper ends of the bins of match lengths, in tokens
-MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")           # their names
+MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")           # names of these bins
 
 
 @dataclass(frozen=True)
 class Stats:
     """Statistics of one request so far.
 
-    prompt_tokens, new_tokens: counts; the prefill yields the first new token and is not a step
-    reused_tokens:      prompt tokens that were recalled from an earlier prompt instead of read
-    accepted_per_step:  proposed tokens emitted per verification step, without the bonus token
-    accepted_by_origin: these tokens by who proposed them: draft, retrieved or both; forced: by a constraint alone
-    stages:             drafted trees by where drafting was pruned: d0, d1, ... (expansions), or none
-    kinds:              steps by what was proposed: plain (nothing), memory (nothing drafted), draft
-    forwards:           decoding forwards other than verifications: draft (a drafting network), own (the target)
-    by_probability:     proposed nodes by their path's estimated probability, in tenths named by the lower edge, "0.9":
-                        (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out
-    by_match:           retrieved nodes by the match length that retrieved them, in tokens: as by_probability
-    seconds_by_part:    of decoding; prefill_seconds and decode_seconds are wall-clock seconds, where requests share
-                        passes with the work of the others
-    peak_memory_bytes:  of the device, during the request; of several at once, since the last of them began
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        new_tokens: Tokens of the answer; the prefill yields the first one and is not a step.
+        accepted_per_step: Proposed tokens emitted per verification step, without the bonus token.
+        accepted_by_origin: These tokens by the source that proposed them: draft, retrieved or both; forced: a
+            constraint alone.
+        stages: Number of drafted trees by where drafting was pruned: d0, d1, ... (expansions), or none.
+        kinds: Number of steps by what was proposed: plain (nothing), memory (nothing drafted), draft.
+        forwards: Decode forwards other than verifications: draft (a draft network), own (the target).
+        by_probability: Proposed nodes by the estimated probability of their path, in tenths named by the lower edge,
+            such as "0.9": (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out.
+        by_match: Retrieved nodes by the length in tokens of the match that retrieved them; values as in by_probability.
+        prefill_seconds: Wall-clock seconds of the prefill; shared passes include the work of other requests.
+        decode_seconds: Wall-clock seconds of decoding, likewise.
+        seconds_by_part: Seconds of decoding by part of a step.
+        peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last began.
+        reused_tokens: Prompt tokens that were recalled from an earlier prompt instead of read.
     """
 
     prompt_tokens: int = 0
@@ -61,16 +65,16 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """mat + 1, less a last bonus token that an end inside the last step cuts off; 1 for plain decoding."""
+        """mat + 1, without a last bonus token that an end inside the last step cuts off; 1 for plain decoding."""
         return (self.new_tokens - 1) / self.steps if self.steps else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Tokens after the first, over decoding seconds alone."""
+        """Tokens after the first, divided by the seconds of decoding alone."""
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Returns plain values for JSON."""
         return {
             "prompt_tokens": self.prompt_tokens, "reused_tokens": self.reused_tokens, "new_tokens": self.new_tokens,
             "steps": self.steps,
@@ -95,11 +99,11 @@ class Tally:
         self._by_probability, self._by_match = Bins(), Bins()
 
     def first(self) -> None:
-        """Count the token that the prefill yields."""
+        """Counts the token that the prefill yields."""
         self.new_tokens += 1
 
     def count(self, tree: ProposalTree, path: Sequence[int], emitted: int) -> None:
-        """Count one step: the tokens of its path below the root, as far as they are among the `emitted` new tokens.
+        """Counts one step: the tokens of its path below the root that are among the `emitted` new tokens.
 
         The last emitted token is the bonus token, unless an end token or a stop string cut the path.
         """
@@ -115,7 +119,7 @@ class Tally:
         self._bin_estimates(tree, set(accepted))
 
     def _bin_estimates(self, tree: ProposalTree, accepted: Set[int]) -> None:
-        """Bin the nodes' estimated probabilities with their acceptance."""
+        """Bins the nodes' estimated probabilities with their acceptance."""
         match = [0] * len(tree) if tree.match is None else tree.match.tolist()
         for node, score in enumerate(tree.scores.tolist()):
             if node and score == score:
@@ -125,27 +129,27 @@ class Tally:
                     self._by_match.add(MATCHES[bisect_left(MATCH_ENDS, match[node])], probability, right)
 
     def stats(self, **figures: Any) -> Stats:
-        """`Stats` of these counts; figures: its other fields."""
+        """Returns the `Stats` of these counts; figures: its other fields."""
         return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
                      accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
                      by_probability=self._by_probability.rows(), by_match=self._by_match.rows(), **figures)
 
 
 class Bins:
-    """Bin name -> (nodes, sum of their estimates, accepted nodes)."""
+    """Maps a bin's name to (nodes, sum of their estimates, accepted nodes)."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
 
     def add(self, name: str, estimate: float, accepted: bool) -> None:
-        """Count one node."""
+        """Counts one node."""
         sums = self._sums.setdefault(name, [0, 0.0, 0])
         sums[0] += 1
         sums[1] += estimate
         sums[2] += accepted
 
     def rows(self) -> dict[str, tuple[int, float, int]]:
-        """The bins, ascending."""
+        """Returns the bins, ascending."""
         return {name: (int(n), estimates, int(accepted))
                 for name, (n, estimates, accepted) in sorted(self._sums.items(), key=lambda one: _leading(one[0]))}
 

@@ -1,1 +1,1 @@
-"""What is learnt from observations."""
+"""Memories: what methods learn from observations."""

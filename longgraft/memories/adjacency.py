@@ -1,6 +1,6 @@
-"""For each token, the K tokens that the target last preferred after it.
+"""The adjacency matrix: for each token, the K tokens that the target last preferred after it.
 
-Token Recycling's memory (arXiv 2408.08696), seeded by the prompt.
+It is Token Recycling's memory (arXiv 2408.08696), seeded by the prompt.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from longgraft.runtime.devices import sent
 
-UNSEEN = -1
-WIDTH = 8       # Token Recycling's; the templates' largest rank is 7
+UNSEEN = -1     # id in the rows of tokens that were not seen
+WIDTH = 8       # successors per token, as in Token Recycling; the templates' largest rank is 7
 
 
 class AdjacencyMatrix:
-    """rows: [V, K] int32 on the target's device; `unseen` where no token was seen (Token Recycling: 0)."""
+    """rows: [V, K] int32 on the target's device; `unseen` marks tokens that were not seen (Token Recycling uses 0)."""
 
     def __init__(self, vocab_size: int, width: int = WIDTH, device: torch.device | str = "cpu",
                  unseen: int = UNSEEN) -> None:
         self.vocab_size, self.width, self.unseen = vocab_size, min(width, vocab_size), unseen
-        # One row more than tokens: overwritten occurrences are written there, and it is never read.
+        # One row more than tokens: overwritten occurrences go there, and it is never read.
         self._rows = torch.full((vocab_size + 1, self.width), unseen, dtype=torch.int32, device=device)
         self._latest = torch.full((vocab_size + 1,), -1, dtype=torch.int64, device=device)
 
@@ -32,11 +32,12 @@ class AdjacencyMatrix:
         return self._rows[:self.vocab_size]
 
     def update(self, tokens: Tensor, topk: Tensor) -> None:
-        """rows[tokens[i]] = topk[i] in order: the last occurrence of a token wins.
+        """Sets rows[tokens[i]] = topk[i] in order: the last occurrence of a token wins.
 
-        tokens [n] int64, topk [n, K], ids below V (V itself is written to no row): the target's own tokens and top-k,
-        so in range by construction (a check of the values would be a host sync).  Writing one row twice is undefined
-        on a GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are bit-identical.
+        tokens: [n] int64, topk: [n, K], ids below V (V itself is written to no row).  They are the target's own tokens
+        and top-k, so they are in range by construction; checking the values would cost a host sync.  Writing one row
+        twice is undefined on a GPU, so losers go to the dummy row; maxima do not depend on order, so two runs are
+        bit-identical.
         """
         if tokens.ndim != 1 or topk.shape != (tokens.numel(), self.width):
             raise ValueError(f"tokens are {tuple(tokens.shape)} and topk is {tuple(topk.shape)}; "
@@ -50,26 +51,26 @@ class AdjacencyMatrix:
         self._latest[tokens] = -1
 
     def fill_in(self, tokens: Tensor, rows: Tensor) -> None:
-        """rows[tokens[i]] = rows[i] of tokens that have none.  tokens [n] int64, distinct; rows [n, K] int32."""
+        """Sets rows[tokens[i]] = rows[i] for tokens without a row; tokens: [n] int64, distinct; rows: [n, K] int32."""
         known = _seen(self._rows[tokens], self.unseen)
         self._rows[torch.where(known, self.vocab_size, tokens)] = rows
 
     def take_out(self, tokens: Tensor, rows: Tensor) -> None:
-        """Undo `fill_in` of the same, where nothing was written since."""
+        """Undoes `fill_in` of the same tokens and rows, for rows that were not overwritten since."""
         same = (self._rows[tokens] == rows).all(1)
         self._rows[torch.where(same, tokens, self.vocab_size)] = self.unseen
 
     def lookup(self, tokens: Tensor, ranks: Tensor) -> Tensor:
-        """The rank-th successor of each token, [n] int64; unseen tokens and ranks past a small vocabulary have none."""
+        """Returns the rank-th successor of each token, [n] int64; unseen tokens and ranks beyond K have none."""
         found = self._rows[tokens.clamp(min=0), ranks.clamp(max=self.width - 1)].long()
         return torch.where((tokens < 0) | (ranks >= self.width), self.unseen, found)
 
     def fill(self, levels: Sequence[tuple[Tensor, Tensor, Tensor]], root: int | Tensor) -> Tensor:
-        """tokens [N + 1] of a template's nodes, the root first, one gather per level (Graft, Eq. 10).
+        """Fills a template: returns the tokens [N + 1] of its nodes, the root first (Graft, Eq. 10).
 
         levels: (nodes, their parents, their ranks) per depth, as `Template.levels` gives them; root: an id, or [1]
-        int64 on the device.  Below an unseen token everything is unseen; where unseen is 0, token 0 is drafted and its
-        row is read (Token Recycling).
+        int64 on the device.  Each level takes one gather.  Below an unseen token everything is unseen; if unseen is 0,
+        token 0 is drafted and its row is read (Token Recycling).
         """
         size = 1 + sum(len(nodes) for nodes, _, _ in levels)
         tokens = torch.full((size,), root, device=self._rows.device) if isinstance(root, int) \
@@ -79,32 +80,32 @@ class AdjacencyMatrix:
         return tokens
 
     def snapshot(self) -> Tensor:
-        """A copy to restore."""
+        """Returns a copy for `restore`."""
         return self._rows.clone()
 
     def restore(self, snapshot: Tensor | None) -> None:
-        """The rows of a snapshot; None: empty."""
+        """Sets the rows to those of a snapshot; None: empty rows."""
         if snapshot is None:
             return self.clear()
-        # copy_ would silently broadcast a snapshot of width 1.
+        # Without this check copy_ would silently broadcast a snapshot of width 1.
         if snapshot.shape != self._rows.shape:
             raise ValueError(f"The snapshot is {tuple(snapshot.shape)}; "
                              f"this matrix needs {tuple(self._rows.shape)}.")
         self._rows.copy_(snapshot)
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Forgets every row."""
         self._rows.fill_(self.unseen)
 
     def touched(self) -> int:
-        """How many tokens have a row."""
+        """Returns the number of tokens that have a row."""
         return int(_seen(self.rows, self.unseen).sum())
 
     def bytes(self) -> int:
-        """Size on the device."""
+        """Returns the size on the device in bytes."""
         return self._rows.numel() * 4 + self._latest.numel() * 8
 
 
 def _seen(rows: Tensor, unseen: int) -> Tensor:
-    """[V] bool: any id of a row counts, since with unseen = 0 a seen row may begin with token 0."""
+    """[V] bool.  Any id of a row counts, because with unseen = 0 a seen row may begin with token 0."""
     return (rows != unseen).any(1)

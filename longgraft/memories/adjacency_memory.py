@@ -1,7 +1,7 @@
-"""The adjacency matrix as a memory: rows are written from verified nodes and the prompt; tokens without a row get their
-successors in predictions.
+"""The adjacency matrix as a memory.
 
-Knows matrix and observations; knows no template.  Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
+Rows are written from verified nodes and the prompt; tokens without a row take their successors from predictions.
+Sources: Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 
-MOST_WAITING = 64       # observations that may wait to be written
+MOST_WAITING = 64       # most observations that wait to be written
 
 
 class AdjacencyMemory(Memory):
-    """snapshot: warm rows [V + 1, K] that each request starts from; None: empty ones.
+    """The adjacency matrix as a memory.
 
-    lasting:  rows outlive the request
-    seeded:   whether prompt positions write rows; Token Recycling's do not
-    in_order: write in the tree's row order (Token Recycling) instead of the worst first and the accepted path last
-    regions:  where they are fixed, passes of fixed shape are written at once, on the device
+    snapshot: warm rows [V + 1, K] that each request starts from; None: empty rows
+    lasting:  True if rows outlive the request
+    seeded:   True if prompt positions write rows; Token Recycling's do not
+    in_order: write in the tree's row order (Token Recycling); False: the worst nodes first, the accepted path last
+    regions:  if they are fixed, passes of fixed shape are written at once, on the device
     """
 
     name = "matrix"
@@ -63,7 +64,7 @@ class AdjacencyMemory(Memory):
 
     @torch.inference_mode()
     def observe_prediction(self, tokens: Tensor) -> None:
-        """Tokens without a row get their most frequent successors in the prediction."""
+        """Gives tokens without a row their most frequent successors in the prediction."""
         matrix = self.matrix
         firsts, rows = (sent(part, self.device) for part in _successors(tokens, matrix.width, matrix.unseen))
         matrix.fill_in(firsts, rows)
@@ -90,7 +91,7 @@ class AdjacencyMemory(Memory):
     def _observe_walked(self, walked: Walked) -> None:
         self._write()
         with self.clock.part("update"):
-            # The walk's tensors are its pass's, the same at each replay.
+            # The walk's tensors belong to its pass and are the same at each replay.
             self.regions((self, walked), lambda: self._update(walked))
 
     def _update(self, walked: Walked) -> None:
@@ -102,7 +103,7 @@ class AdjacencyMemory(Memory):
         self._matrix.update(tokens[order], topk[:, :self._matrix.width][order])
 
     def _write(self) -> None:
-        """Called before rows are read: decoding steps that read none write none."""
+        """Writes waiting observations.  Called before rows are read, so steps that read none write none."""
         if not self._waiting:
             return
         with self.clock.part("update"):
@@ -120,8 +121,10 @@ class AdjacencyMemory(Memory):
 
 
 def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:
-    """tokens [n] int64 -> (the m distinct ones that something follows, [m, K] int32 their successors, the most frequent
-    first)."""
+    """Returns the m distinct tokens [m] that something follows, and their successors [m, K] int32, most frequent first.
+
+    tokens: [n] int64
+    """
     pairs, counts = np.unique(np.stack([tokens[:-1].numpy(), tokens[1:].numpy()]), axis=1, return_counts=True)
     firsts, seconds = pairs[:, np.lexsort((-counts, pairs[0]))]
     distinct, starts, places = np.unique(firsts, return_index=True, return_inverse=True)
@@ -133,9 +136,10 @@ def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor
 
 
 def _worst_first(seen: Observation) -> Tensor:
-    """[n] nodes: rejected retrieved ones from the last, rejected drafted ones by score, then the path.
+    """Returns the n nodes in writing order: rejected retrieved ones latest first, rejected drafted ones by score, the
+    path.
 
-    Where two nodes carry one token the later write stands, so what the target accepted must come last
+    If two nodes carry the same token, the later write stands, so what the target accepted must come last
     (docs/choices.md, order of writes).
     """
     path = seen.path.tolist()

@@ -1,4 +1,4 @@
-"""`Continuations` in C++: the same numbers, some 25 times as fast.  Knows ctypes."""
+"""`Continuations` in C++: the same numbers, about 25 times as fast."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from longgraft.memories.continuations import KEPT, LEVELS, Continuation, Continu
 
 
 class CompiledContinuations:
-    """As `Continuations`."""
+    """The compiled version of `Continuations`, with the same interface."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._of = functions
         self._model = functions.longgraft_text_new()
-        # Not at the interpreter's end, when a thread may still decode.
+        # Without atexit it would run at the interpreter's end, when a thread may still decode.
         finalize(self, functions.longgraft_text_free, self._model).atexit = False
         room = (1 + LEVELS) * KEPT
         self._after = np.empty(room, np.int32), np.empty(room), np.empty(room, np.int32), np.empty(1, np.int32)
@@ -58,18 +58,18 @@ class CompiledContinuations:
 
 
 def _at(array: np.ndarray) -> ctypes.c_void_p:
-    return array.ctypes.data_as(ctypes.c_void_p)        # which keeps the array
+    return array.ctypes.data_as(ctypes.c_void_p)        # the pointer keeps the array alive
 
 
 def continuations() -> Continuations | CompiledContinuations:
-    """An empty text's: compiled where that is possible."""
+    """Returns the model of an empty text, compiled if possible."""
     functions = compiled()
     return Continuations() if isinstance(functions, NotBuilt) else CompiledContinuations(functions)
 
 
 @cache
 def compiled() -> ctypes.CDLL | NotBuilt:
-    """The functions, or why there are none; a build is tried once."""
+    """Returns the compiled functions, or the reason why there are none; a build is tried once."""
     try:
         functions = loaded(Path(__file__).with_name("continuations.cpp"))
     except NotBuilt as error:

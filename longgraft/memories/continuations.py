@@ -1,10 +1,10 @@
-"""What follows a context, as a distribution: prediction by partial matching.  Knows ids and counts.
+"""Prediction by partial matching: a distribution of what follows a context in the text.
 
-Each context of 1 to 32 tokens keeps the continuations that it was seen with, and how often (Cleary and Witten 1984).
-From the longest context down, each gives its share to the continuations that no longer one had.  How often it has the
-next token is learnt, by what it looks like (PPMII's secondary escapes, Shkarin 2002).
-Passages from elsewhere have counts of their own: where they know a longer context than the text does, what followed it
-gets a share that is learnt, by both lengths.  `continuations.cpp` is the same, compiled.
+Each context of 1 to 32 tokens counts the continuations that it was seen with (Cleary and Witten 1984).  From the
+longest context down, each context shares its probability among the continuations that no longer context had.  How often
+the next token is among a context's continuations is learnt from contexts that look alike (secondary escapes of PPMII,
+Shkarin 2002).  Passages from elsewhere have their own counts: if they know a longer context than the text does, their
+continuations get a share that is learnt by both lengths.  `continuations.cpp` is the same algorithm, compiled.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-# Numbers chosen by hand; others hardly differ (docs/choices.md, the text as a distribution).
-ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)     # tokens of a context
-FAR = ORDERS[-1]
-PRIOR = (0.25, 0.35, 0.4, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95)     # that the longest context has the next token
-OTHER = 0.3         # that a shorter one has it, where no longer one has
-OVERALL = 2.0       # tokens that these count for, of an order's rate
-STRENGTH = 12.0     # tokens that an order's rate counts for, of a bin's
-FADE = 0.998        # of both rates, per token
-CARRIED = 8.0       # tokens that a prompt's rates count for, once the answer has begun
-REPEATS = 2.0       # tokens that "as often as foretold" counts for, over all levels of an answer
-REPEATS_FADE = 0.98
+# These numbers were chosen by hand; others hardly differ (docs/choices.md, the text as a distribution).
+ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)     # context lengths, in tokens
+FAR = ORDERS[-1]    # longest context
+# Prior probability, by order, that the next token is among the continuations of the longest context.
+PRIOR = (0.25, 0.35, 0.4, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95)
+OTHER = 0.3         # the same for a shorter context, given that no longer one has the next token
+OVERALL = 2.0       # weight of these priors in the rate of an order, in tokens
+STRENGTH = 12.0     # weight of an order's rate in the rate of a bin, in tokens
+FADE = 0.998        # decay of both rates, per token
+CARRIED = 8.0       # most weight of the prompt's rates once the answer has begun, in tokens
+REPEATS = 2.0       # weight of the prior that an answer repeats as often as predicted, in tokens
+REPEATS_FADE = 0.98     # decay of that comparison, per context
 LEVELS = 4          # contexts that are blended
-KEPT = 24           # continuations of a context, the newest
-NEGLIGIBLE = 0.005  # share that is given to no further level
-RUNS = 10           # bins of tokens in a row that were foretold: 0, 1, 2 to 3, 4 to 7, ...
+KEPT = 24           # continuations that a context keeps, the newest ones
+NEGLIGIBLE = 0.005  # remaining share below which shorter contexts are ignored
+RUNS = 10           # bins for the number of tokens in a row that were predicted: 0, 1, 2 to 3, 4 to 7, ...
 BINS = len(ORDERS) * 5 * 4 * 3 * RUNS
-OVERALLS = BINS + 3 * len(ORDERS)       # behind the bins: rates of orders, as the first level, as others, of passages
+OVERALLS = BINS + 3 * len(ORDERS)   # after the bins: rates of orders as first level, as other levels, and of passages
 
 
 RankedPaths = tuple[list[int], list[int], list[float], list[int]]
-"""By node, the root first, whose token is 0: tokens, parents, probabilities, tokens of the context they came from."""
+"""By node, the root first with token 0: tokens, parents, probabilities, lengths of the contexts that predicted them."""
 
 
 Counts = list[dict[int, dict[int, int]]]
-"""By order: how often each token followed a context, by the context's hash, the newest last."""
+"""By order: counts of the tokens that followed a context, keyed by the context's hash, the newest token last."""
 
 
 class Continuation(NamedTuple):
-    """A token that may come next; newest: whether it is what followed last time, in the longest context."""
+    """A token that may come next; newest: True if it followed the longest context the last time."""
 
     token: int
     probability: float
@@ -51,7 +52,7 @@ class Continuation(NamedTuple):
 
 @dataclass
 class _Level:
-    """A context, and its continuations (token, count) that no longer context had, the newest last."""
+    """A context and those continuations (token, count) that no longer context had, the newest last."""
 
     order: int
     new: list[tuple[int, int]]
@@ -60,14 +61,14 @@ class _Level:
 
     @property
     def overall(self) -> int:
-        """The place of the order's rate, behind those of the bins."""
+        """Index of the order's rate, which lies after the bins."""
         return BINS + self.order + (0 if self.first else len(ORDERS))
 
 
 class Continuations:
     """Counts of a growing text.  A negative id ends a text: no context reaches across it.
 
-    run: tokens in a row, up to the end, that were the newest continuation of their longest context
+    run: number of last tokens in a row that were the newest continuation of their longest context
     """
 
     def __init__(self) -> None:
@@ -77,10 +78,10 @@ class Continuations:
         self._passages: Counts = [{} for _ in ORDERS]
         self._hits = [0.0] * (OVERALLS + len(ORDERS) * (len(ORDERS) + 1))
         self._trials = self._hits.copy()
-        self._repeats: list[float] | None = None        # of the answer: [tokens that levels had, those expected]
+        self._repeats: list[float] | None = None        # in the answer: [hits of the levels, expected hits]
 
     def answer(self) -> None:
-        """What follows is the answer, which may repeat more or less than its prompt does."""
+        """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
         if self._repeats is None:
             self._repeats = [REPEATS, REPEATS]
             shares = [min(1.0, CARRIED / trials) if trials else 1.0 for trials in self._trials]
@@ -88,7 +89,7 @@ class Continuations:
             self._trials = [trials * share for trials, share in zip(self._trials, shares, strict=True)]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learn from these, in order."""
+        """Learns from these tokens, in order."""
         for token in tokens:
             if token >= 0:
                 self._learn(token)
@@ -97,7 +98,7 @@ class Continuations:
             self._end = _counted(self._counts, self._end, token)
 
     def read(self, passage: Sequence[int]) -> None:
-        """Count what follows what in text from elsewhere, which may go on where this one ends."""
+        """Counts continuations in a text from elsewhere, which may go on where this text ends."""
         end: list[int] = []
         for token in passage:
             end = _counted(self._passages, end, token)
@@ -123,8 +124,10 @@ class Continuations:
             self._trials[place] = FADE * self._trials[place] + 1.0
 
     def _passage(self, context: Sequence[int], own: int) -> tuple[int, int, dict[int, int], int] | None:
-        """(bin, place of its order's rate, continuations, order) of the longest context of the passages, where it is
-        longer than the text's own longest, of `own` tokens."""
+        """Returns the passages' longest context, if it is longer than the `own` tokens of the text's longest.
+
+        The result is (bin, index of its order's rate, continuations, order).
+        """
         for order in range(len(ORDERS) - 1, -1, -1):
             n = ORDERS[order]
             if n <= own:
@@ -135,7 +138,7 @@ class Continuations:
         return None
 
     def _levels(self, context: Sequence[int], run: int) -> tuple[list[_Level], int]:
-        """Longest first, and the tokens of the longest context."""
+        """Returns the levels, longest context first, and the length of the longest context in tokens."""
         levels: list[_Level] = []
         used: set[int] = set()
         known = longest = 0
@@ -158,7 +161,7 @@ class Continuations:
         return levels, longest
 
     def _rate(self, level: _Level) -> float:
-        """Probability that one of its continuations is the next token."""
+        """Returns the probability that the next token is one of the level's continuations."""
         rate = self._learnt(level.bin, level.overall, PRIOR[level.order] if level.first else OTHER)
         had, expected = self._repeats or (1.0, 1.0)
         return rate * had / (rate * had + (1.0 - rate) * expected)
@@ -168,7 +171,10 @@ class Continuations:
         return (self._hits[bin] + STRENGTH * of_order) / (self._trials[bin] + STRENGTH)
 
     def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
-        """What may follow the text and this path, whose end has this run; and the tokens of the longest context."""
+        """Returns what may follow the text and this path, and the length of the longest context.
+
+        run: the value of `run` at the end of the path
+        """
         context = [*self._end, *path][-FAR:]
         levels, longest = self._levels(context, run)
         found: dict[int, Continuation] = {}
@@ -193,14 +199,14 @@ class Continuations:
         return list(found.values()), longest
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
-        """The most probable paths below the text's last token, as many nodes as floors at most.
+        """Returns the most probable paths below the text's last token, with at most as many nodes as floors.
 
-        floors: by nodes so far, what the next one's probability must exceed
+        floors: by number of nodes so far, the probability that the next node must exceed
         """
         ranked: RankedPaths = ([], [], [], [])
         tokens, parents, probabilities, lengths = ranked
         below: list[tuple[tuple[int, ...], int]] = []      # path, run
-        # (-probability, order of entry, parent, token, whether it is the newest, tokens of the context)
+        # (-probability, order of entry, parent, token, newest continuation or not, length of the context)
         heap: list[tuple[float, int, int, int, bool, int]] = [(-1.0, 0, -1, 0, True, 0)]
         entered = 0
         while heap and len(tokens) < len(floors):
@@ -223,7 +229,7 @@ class Continuations:
 
 
 def _counted(counts: Counts, end: list[int], token: int) -> list[int]:
-    """Count a token behind this end of a text -> the new end."""
+    """Counts a token after this end of a text; returns the new end."""
     if token < 0:
         return []
     for order, known in zip(ORDERS, counts, strict=True):

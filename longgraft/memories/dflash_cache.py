@@ -1,7 +1,4 @@
-"""DFlash's cache: its keys and values of the committed tokens, made from the target's features.
-
-Knows the network and its cache; knows no tree of guesses.
-"""
+"""DFlash's cache: keys and values of the committed tokens, made from the target's features."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from longgraft.yarn_drafters.dflash import BlockNetwork
 
 
 class DFlashCache(DraftCache):
-    """Row t of the cache is made from feature t at position t; a block's rows are scratch behind the committed ones.
+    """Row t is made from feature t at position t; a block's rows are scratch rows after the committed ones.
 
-    window: tokens that a slot of the block sees, itself included; None: all
+    window: tokens that a slot of the block sees, including itself; None: all
     """
 
     name = "block drafter"
@@ -41,7 +38,7 @@ class DFlashCache(DraftCache):
         self.product = kernels.product if kernels else linear
         self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
-        # Inputs of regions: `cache.length`, and the root.
+        # Inputs of regions: `cache.length` and the root.
         self._committed, self._root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
         self._slots = torch.arange(self._scratch, device=weight.device)
 
@@ -55,14 +52,14 @@ class DFlashCache(DraftCache):
     def _read(self, columns: list[Tensor]) -> None:
         features = columns.pop().to(self.device, self.network.fc.weight.dtype)
         n = len(features)
-        # An empty cache has no buffers to record on.
+        # A region cannot be recorded on an empty cache, which has no buffers.
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             self._feed_rows(features)
         else:
             self._inject(features, torch.arange(self.cache.length, self.cache.length + n, device=self.device))
 
     def _feed_rows(self, features: Tensor) -> None:
-        """Into fixed buffers: rows written behind those of the features [n, F] are scratch."""
+        """Feeds features [n, F] from fixed buffers; rows that are written after theirs are scratch."""
         rows = size_of(len(features))
         key = self, "feed", self.cache.age, rows
         wide = self.regions.kept(key, lambda: features.new_zeros(rows, features.shape[1]))
@@ -83,7 +80,7 @@ class DFlashCache(DraftCache):
 
     @torch.inference_mode()
     def guesses(self, root: int) -> Tensor:
-        """Logits [block - 1, V] of the tokens after the root, each at its own position; valid until the next call."""
+        """Returns logits [block - 1, V] of the tokens after the root, one per position; valid until the next call."""
         self.feed()
         self.clock.ran("draft")
         with self.clock.part("draft"):

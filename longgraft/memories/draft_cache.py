@@ -1,4 +1,4 @@
-"""The committed tokens in a drafting network's own cache, fed lazily.  Knows no network and no tree of guesses."""
+"""The committed tokens in a draft network's own KV cache, fed lazily."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from longgraft.protocol.observation import Observation
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache
 
-MOST_WAITING = 256      # observed tokens that may wait, with their features, until they are needed
+MOST_WAITING = 256      # most observed tokens that wait, with their features, until they are needed
 
 
 class DraftCache(Memory):
-    """A row per committed token, and scratch rows behind them.
+    """A row per committed token, and scratch rows after them.
 
-    Tokens that decoding steps observe wait until a proposal needs them, so that a step which proposes nothing costs no
-    draft forward.  Prompt chunks are fed at once: their features are large.
+    Tokens from decode steps wait until a proposal needs them, so that a step without a proposal costs no draft forward.
+    Prompt chunks are fed at once, because their features are large.
     """
 
     def __init__(self, cache: KVCache, scratch: int, clock: Clock | None) -> None:
-        """scratch: rows behind the committed ones."""
+        """scratch: number of scratch rows after the committed ones."""
         self.cache, self.clock, self._scratch = cache, clock or Clock(), scratch
         self._waiting: tuple[tuple[Tensor, ...], ...] = ()
 
     @abstractmethod
     def _columns(self, seen: Observation) -> tuple[Tensor, ...]:
-        """The part of an observation that is fed: tensors [n, ...], a row for each of the n kept tokens."""
+        """Returns the parts of an observation that are fed: tensors [n, ...], a row for each of the n kept tokens."""
 
     @abstractmethod
     def _read(self, columns: list[Tensor]) -> None:
-        """Run the network on these pending tokens; rows are written behind the cache's length.  An implementation may
-        empty the list, to free wide tensors."""
+        """Runs the network on these waiting tokens; rows are written after the cache's length.
+
+        An implementation may empty the list, to free wide tensors.
+        """
 
     @property
     def waiting(self) -> int:
-        """Observed tokens that are not in the cache yet."""
+        """Number of observed tokens that are not in the cache yet."""
         return sum(len(columns[0]) for columns in self._waiting)
 
     @property
@@ -47,7 +49,7 @@ class DraftCache(Memory):
         return self.cache
 
     def room(self, rows: int) -> None:
-        """A drafter needs this many scratch rows."""
+        """Reserves at least this many scratch rows."""
         self._scratch = max(self._scratch, rows)
 
     def observe(self, seen: Observation) -> None:
@@ -57,7 +59,7 @@ class DraftCache(Memory):
 
     @torch.inference_mode()
     def feed(self) -> None:
-        """Read all waiting tokens."""
+        """Reads all waiting tokens."""
         if n := self.waiting:
             with self.clock.part("draft"):
                 columns = [torch.cat(column) for column in zip(*self._waiting, strict=True)]

@@ -1,7 +1,4 @@
-"""A draft model: smaller, with the target's tokenizer and a cache of its own, it reads committed tokens and drafts.
-
-Knows a model and its cache; knows no target and no way to draft.
-"""
+"""A draft model: a smaller model with the target's tokenizer and its own cache reads committed tokens and drafts."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.padded import SIZES, PaddedTree, size_of
 from longgraft.trees.tree import ProposalTree
 
-SCRATCH = 64            # rows behind the committed ones, unless `room` asks for more
+SCRATCH = 64            # scratch rows after the committed ones, unless `room` asks for more
 
 
 class DraftModelCache(DraftCache):
-    """The committed tokens in a smaller model's cache, and a scratch chain behind them.
+    """The committed tokens in a smaller model's cache, and a scratch chain after them.
 
     Waiting tokens are read in the pass of the next `extend`; so is the last token of a draft that was accepted whole,
     which the model has not read.
@@ -48,7 +45,7 @@ class DraftModelCache(DraftCache):
 
     @property
     def chain(self) -> int:
-        """Tokens of the scratch chain."""
+        """Number of tokens in the scratch chain."""
         return self._chain
 
     @property
@@ -56,18 +53,20 @@ class DraftModelCache(DraftCache):
         return self.model.identity
 
     def begin(self) -> None:
-        """Forget the scratch chain."""
+        """Forgets the scratch chain."""
         self.back(0)
 
     def back(self, tokens: int) -> None:
-        """Forget the scratch chain but for its first `tokens`."""
+        """Forgets the scratch chain except for its first `tokens`."""
         assert 0 <= tokens <= self._chain, f"a chain of {self._chain} has no first {tokens}"
         self.cache.crop(self.cache.length - self._chain + tokens)
         self._chain = tokens
 
     def extend(self, tokens: Tensor) -> Tensor:
-        """tokens [n] int64 -> logits [V] after the last of them: read behind the committed tokens and the chain so far,
-        and part of the chain until `begin` or `back`."""
+        """Appends tokens [n] int64 to the scratch chain and returns the logits [V] after the last of them.
+
+        The tokens stay in the chain until `begin` or `back`.
+        """
         with self.clock.part("draft"):
             if self._waiting:
                 assert self._chain == 0, "waiting tokens go before the scratch chain: begin first"
@@ -79,11 +78,12 @@ class DraftModelCache(DraftCache):
             return self._as_target(logits)
 
     def _run(self, tokens: Tensor, last: bool) -> Tensor:
-        """tokens [n], behind all rows of the cache -> logits [1, V'] after the last token; [0, V'] unless `last`."""
+        """Reads tokens [n] after all rows of the cache; returns logits [1, V'] after the last, [0, V'] unless
+        `last`."""
         n = len(tokens)
         self.clock.ran("draft")
-        known = tokens.clamp(max=self.model.vocab_size - 1)     # ids that it lacks: a draft may misread them
-        # An empty cache has no buffers to record on.
+        known = tokens.clamp(max=self.model.vocab_size - 1)     # ids that the model lacks: a draft may misread them
+        # A region cannot be recorded on an empty cache, which has no buffers.
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             return self._fixed(known)
         segment = Segment(ProposalTree.chain(known.cpu()), self.cache, "last" if last else "none")
@@ -91,7 +91,8 @@ class DraftModelCache(DraftCache):
 
     @torch.inference_mode()
     def _fixed(self, tokens: Tensor) -> Tensor:
-        """tokens [n] on the device, which the host never reads -> logits [1, V'] after the last."""
+        """Does `_run` for tokens [n] on the device, which the host never reads; returns logits [1, V'] after the
+        last."""
         n, rows = len(tokens), size_of(len(tokens))
         key = self.cache, self.cache.age, rows
         fixed = self.regions.kept(key, lambda: StaticPass(self.model, self.cache, rows, Wants(), self.regions))
@@ -101,7 +102,7 @@ class DraftModelCache(DraftCache):
         return fixed.forward()[0].logits[n - 1:n].clone()
 
     def _as_target(self, logits: Tensor) -> Tensor:
-        """[1, V'] -> [V] float32: ids that the target lacks are left out, ids that only it has are never drafted."""
+        """[1, V'] -> [V] float32: ids that the target lacks are dropped, ids that only the target has get -inf."""
         own = logits[0].float()[:self.vocab]
         return F.pad(own, (0, self.vocab - len(own)), value=float("-inf"))
 

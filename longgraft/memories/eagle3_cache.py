@@ -1,7 +1,4 @@
-"""EAGLE-3's cache: its keys and values of the committed tokens, and its newest state.
-
-Knows the network and its cache; knows no tree of guesses and no policy.
-"""
+"""EAGLE-3's cache: keys and values of the committed tokens, and the newest state."""
 
 from __future__ import annotations
 
@@ -30,18 +27,19 @@ ACCURACY_TOKENS = 64             # newest fed tokens over which the network's ac
 
 
 class Eagle3Cache(DraftCache):
-    """The pairs of an EAGLE-3 drafter: slot t pairs feature t with token t + 1 at position t, so the root's pair is
-    the last one observed.
+    """The input pairs of an EAGLE-3 head.
 
-    window: tokens of its own past that each slot sees, itself included; None: the network's own choice.  Rotary
-    embeddings depend on differences alone, so that a window needs no other positions: no difference exceeds it.
+    Slot t pairs feature t with token t + 1 at position t, so the root's pair is the last one observed.
+
+    window: tokens of its own past that each slot sees, including itself; None: the network's own choice.  Rotary
+    embeddings depend only on differences of positions, so a window needs no other positions: no difference exceeds it.
     """
 
     name = "drafter"
 
     def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
                  kernels: CpuKernels | None = None, regions: Regions = EAGER, fused: Kernels | None = None) -> None:
-        """fused: kernels by which fixed regions take fewer launches."""
+        """fused: kernels with which fixed regions take fewer launches."""
         super().__init__(KVCache(network.config.layers, 0), 0, clock)
         self.network, self.regions = network, regions
         self.window = window or network.config.window
@@ -49,28 +47,28 @@ class Eagle3Cache(DraftCache):
         self.positions = None if self.window else network.config.max_positions
         weight = network.fc.weight
         self.device = weight.device
-        # Both fall back to torch for what they do not support: many rows, another device or dtype.
+        # Both fall back to torch for what they do not support: many rows, another device or another dtype.
         self.product = kernels.product if kernels else linear
         self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
         self._fused = nullcontext if fused is None else FusedModules(network, fused)
         self._write = index_copy if fused is None else fused.write
-        # Inputs of regions, filled in before each run: `cache.length`, the newest state, and the root.
+        # Inputs of regions, set before each run: `cache.length`, the root, and the newest state.
         self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
         self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
         self._newest: Tensor | None = None
-        self._fed: tuple[tuple[Tensor, Tensor], ...] = ()      # states [n, H] and tokens [n] of the last feedings
+        self._fed: tuple[tuple[Tensor, Tensor], ...] = ()      # states [n, H] and tokens [n] of the last feeds
 
     @property
     def identity(self) -> dict[str, str]:
         return drafter_identity(self.network, self.window)
 
     def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
-        """The kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
+        """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
         return seen.features(self.network.config.feature_layers), seen.following
 
     def newest(self) -> Tensor:
-        """[1, 1, H]: the state of the newest pair, from which drafting starts."""
+        """Returns the state of the newest pair, [1, 1, H], from which drafting starts."""
         self.feed()
         assert self._newest is not None, "the drafter has observed nothing"
         return self._newest
@@ -80,23 +78,23 @@ class Eagle3Cache(DraftCache):
         tokens, features = columns.pop(), columns.pop()
         n = len(tokens)
         features = features.to(self.device, self.network.fc.weight.dtype)
-        # An empty cache has no buffers to record on.
+        # A region cannot be recorded on an empty cache, which has no buffers.
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             states = self._feed_rows(features, tokens)
         else:
             hidden = self.network.fuse(features[None], self.product)
-            del features        # several times as wide
+            del features        # they are several times as wide as `hidden`
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
             states = self.forward(hidden, sent(tokens, self.device), positions, layout)
-        # A copy: a view would hold a prompt chunk's states.
+        # Copied, because a view would keep a prompt chunk's states alive.
         self._newest = states[:, n - 1:n].clone()
         self._fed += ((states[0, max(0, n - ACCURACY_TOKENS):n].clone(), tokens[-ACCURACY_TOKENS:]),)
         while sum(len(tokens) for _, tokens in self._fed[1:]) >= ACCURACY_TOKENS:
             self._fed = self._fed[1:]
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """features [n, F], tokens [n] -> states [1, m, H] of m >= n rows; those behind n are scratch."""
+        """Feeds features [n, F] and tokens [n]; returns states [1, m, H] of m >= n rows; those after n are scratch."""
         n, rows = len(tokens), size_of(len(tokens))
         key = self, "feed", self.cache.age, rows
         wide, following = self.regions.kept(key, lambda: (
@@ -107,7 +105,8 @@ class Eagle3Cache(DraftCache):
         return self.regions(key, lambda: self.extend(self.network.fuse(wide[None]), following))
 
     def extend(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """hidden [1, n, H], tokens [n] -> states [1, n, H] of a chain behind the committed rows, in fixed buffers."""
+        """Reads hidden [1, n, H] and tokens [n] as a chain after the committed rows, in fixed buffers; returns states
+        [1, n, H]."""
         n = len(tokens)
         depths = torch.arange(n, device=self.device)
         layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)
@@ -115,20 +114,20 @@ class Eagle3Cache(DraftCache):
             return self.forward(hidden, tokens, self.committed + depths, layout)
 
     def begin(self, root: int) -> None:
-        """Begin a proposal: feed waiting tokens, and set the inputs of regions."""
+        """Begins a proposal: feeds waiting tokens and sets the inputs of regions."""
         self.start.copy_(self.newest())
         self.root.fill_(root)
         self.committed.fill_(self.cache.length)
 
     def log_probs(self, states: Tensor) -> Tensor:
-        """states [1, b, H] -> [b, V] float32, of the next token, over the draft vocabulary."""
+        """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
         return self.network.logits(states[0], self.product).float().log_softmax(-1)
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
-        """States [1, b, H] of b scratch rows that stand `depth` behind the committed ones, after m - b others.
+        """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.
 
-        hidden [1, b, H]; tokens [b]; seen [b, m] bool: which scratch rows they see, their own included; depths: [m]
-        int64 of the scratch rows, on the device where regions are fixed, else on the host; None: b of each depth
+        hidden: [1, b, H]; tokens: [b]; seen: [b, m] bool, the scratch rows that each sees, including its own; depths:
+        [m] int64 of the scratch rows, on the device if regions are fixed, else on the host; None: b rows of each depth
         """
         b, m = seen.shape
         if self.regions.fixed:
@@ -148,15 +147,20 @@ class Eagle3Cache(DraftCache):
 
     @torch.no_grad()
     def accuracy(self, most: int = ACCURACY_TOKENS) -> tuple[int, int]:
-        """(tokens that the network's best guess had right, tokens) of the newest fed ones, `most` at most, each guessed
-        from the target's own features: measured without a draft."""
+        """Measures the network without a draft, on the newest fed tokens, at most `most` of them.
+
+        Returns (number of tokens that the network's best guess had right, number of tokens); each token is guessed from
+        the target's own features.
+        """
         states, tokens = (torch.cat(column)[-most - 1:] for column in zip(*self._fed, strict=True))
         best = self.network.target_ids(self.network.logits(states[:-1], self.product).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)
 
     def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
-        """hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H]; keys and values are written behind the
-        cache's length, or at its `rows`."""
+        """Runs the network: hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H].
+
+        Keys and values are written after the cache's length, or at its `rows`.
+        """
         scale = self.network.config.head_dim ** -0.5
         backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
 

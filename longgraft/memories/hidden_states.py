@@ -1,4 +1,4 @@
-"""One hidden state of every committed position, on the target's device and in its dtype.  Knows observations only."""
+"""One hidden state of each committed position, on the target's device and in its dtype."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from longgraft.protocol.observation import Observation, Wants
 
 
 class HiddenStates(Memory):
-    """layer: the one whose input is kept, as an index into transformers' hidden_states; None: the final norm's output.
+    """Keeps the inputs of one layer.
 
-    One block for the whole request, in the target's dtype: 0.5 GB for 65,536 tokens, H of 4,096 and two bytes a number.
+    layer: index into transformers' hidden_states; None: the output of the final norm is kept
+
+    It is one block for the whole request, in the target's dtype: 0.5 GB for 65,536 tokens if H is 4,096 and a number
+    has two bytes.
     """
 
     name = "hidden states"
@@ -28,7 +31,7 @@ class HiddenStates(Memory):
 
     @property
     def rows(self) -> Tensor:
-        """[t, H], a view: row j is position j's, of all observed tokens."""
+        """[t, H], a view of the rows of all observed tokens; row j belongs to position j."""
         assert self._rows is not None, "nothing was observed"
         return self._rows[:self._size]
 
@@ -60,7 +63,7 @@ class HiddenStates(Memory):
         self._rows, self._size = None, 0
 
     def _append(self, states: Tensor) -> None:
-        """Append rows [n, H]; the first ones set the block's width, device and dtype."""
+        """Appends rows [n, H]; the first ones set the block's width, device and dtype."""
         size = self._size + len(states)
         if self._rows is None or len(self._rows) < size:
             grown = states.new_empty(max(size, self._capacity), states.shape[1])

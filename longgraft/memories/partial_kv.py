@@ -1,7 +1,4 @@
-"""A part of the target's own cache: chosen rows, and all rows since the choice.
-
-Knows the target's cache and selectors; knows no tree of guesses and no method.
-"""
+"""A part of the target's own KV cache: selected rows, and all rows committed since the selection."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from longgraft.target_model.model import Target
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """rows: layer -> [m] or [Hkv, m] of the target's cache; at: its length when they were chosen."""
+    """rows: layer -> [m] or [Hkv, m] of the target's cache; at: the cache's length when they were selected."""
 
     rows: Mapping[int, Tensor]
     at: int
@@ -34,7 +31,7 @@ class Chosen:
 
     @property
     def whole(self) -> bool:
-        """Whether no row was left out."""
+        """True if no row was left out."""
         return self.length == self.at
 
 
@@ -52,12 +49,12 @@ class _State(NamedTuple):
 
 
 class PartialKVCache(Memory):
-    """Rows of the target's cache that `select` chose, and those of all tokens since, at their true positions.
+    """The rows of the target's cache that `select` chose, and those of all later tokens, at their true positions.
 
-    They are chosen at first use, and again after each `every` committed tokens (None: never).  Rows are copied only at
-    use: until then they are in the target's own cache.
+    They are selected at first use, and again after each `every` committed tokens (None: never again).  Rows are copied
+    only at use; until then they are in the target's own cache.
 
-    Layers with a sliding window treat distant rows as neighbours: their output is approximate.
+    Layers with a sliding window treat distant rows as neighbours, so their output is approximate.
     """
 
     name = "partial cache"
@@ -66,13 +63,13 @@ class PartialKVCache(Memory):
     _queried: int                 # `_length` at the last observed queries
     _queries: Mapping[int, Tensor]
     _source: KVCache | None
-    _held: Chosen | None        # the choice that `cache` holds, with all later rows up to `_upto`
+    _held: Chosen | None        # the selection that `cache` holds, with all later rows up to `_upto`
     _upto: int
 
     def __init__(self, target: Target, select: Selector, every: int | None = None, clock: Clock | None = None) -> None:
         self.select, self.every, self.clock = select, every, clock or Clock()
         queries = select.queries
-        # Decoding passes report queries only where rows are chosen anew: such passes are not recorded.
+        # Decode passes report queries only if rows are selected again; such passes are not recorded.
         self.wants = Wants(cache=True, queries=queries) if every else Wants(cache=True, prompt_queries=queries)
         self.tail = max(1, queries)
         self.cache = target.cache(0)
@@ -83,7 +80,7 @@ class PartialKVCache(Memory):
         self._take(_Mark(None, 0, 0, {}, None))
 
     def room(self, rows: int) -> None:
-        """A drafter needs this many scratch rows."""
+        """Reserves at least this many scratch rows."""
         self._room = max(self._room, rows)
 
     def reset(self, capacity: int) -> None:
@@ -96,26 +93,26 @@ class PartialKVCache(Memory):
         last = self.select.queries
         if seen.queries or not last:
             self._queried = self._length
-        if seen.queries and last:       # another memory may want more
+        if seen.queries and last:       # there may be more queries than `last`, if another memory wants more
             before = self._queries or {layer: new[:, :0] for layer, new in seen.queries.items()}
             self._queries = {layer: torch.cat([before[layer], new], dim=1)[:, -last:].contiguous()
                              for layer, new in seen.queries.items()}
 
     @torch.inference_mode()
     def chosen(self) -> Chosen:
-        """The choice that should be held now."""
+        """Returns the selection that should be held now."""
         chosen = self._chosen
         due = self.every and chosen is not None and self._queried - chosen.at >= self.every
-        # A restored state that has observed nothing since holds the newest choice.
+        # A restored state that has observed nothing since holds the newest selection.
         if chosen is None or (due and self._source is not None):
             new = self._choose()
-            if chosen is None or not (chosen.whole and new.whole):      # else it holds all, later rows included
+            if chosen is None or not (chosen.whole and new.whole):      # a whole selection holds all later rows, too
                 chosen = self._chosen = new
         return chosen
 
     @torch.inference_mode()
     def fresh(self) -> KVCache:
-        """The cache, ready for a pass at the next position; the caller crops what that pass writes."""
+        """Returns the cache, ready for a pass at the next position; the caller crops what that pass writes."""
         with self.clock.part("update"):
             source, chosen = self._source, self.chosen()
             if self._held is not chosen:
@@ -138,7 +135,7 @@ class PartialKVCache(Memory):
         return Chosen(rows, self._queried)
 
     def _take(self, mark: _Mark) -> None:
-        """Take over a mark, and hold no copied rows."""
+        """Takes over a mark; no copied rows are held then."""
         self._chosen, self._length, self._queried, self._queries, self._source = mark
         self._held, self._upto = None, 0
 

@@ -1,4 +1,4 @@
-"""The committed text and the predictions, as a distribution of what follows.  Knows ids only."""
+"""The committed text and the predicted outputs, as a distribution of what follows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from longgraft.protocol.observation import Observation
 
 
 class PartialMatching(Memory):
-    """Prediction by partial matching (`Continuations`) of all that the answer may repeat.
+    """Prediction by partial matching (`Continuations`) over all texts that the answer may repeat.
 
-    text: the committed tokens, the root included
+    text: the committed tokens, including the root
     """
 
     name = "text"
@@ -29,9 +29,9 @@ class PartialMatching(Memory):
 
     def _clear(self) -> None:
         self.text: list[int] = []
-        self._before: list[int] = []            # predictions, BETWEEN behind each
+        self._before: list[int] = []            # predictions, each followed by BETWEEN
         self._corpora: list[Corpus] = []
-        self._answer: int | None = None         # where the answer goes on in `text`, behind its first token
+        self._answer: int | None = None         # index in `text` after the answer's first token
         self._counts = continuations()
 
     def reset(self, capacity: int) -> None:
@@ -50,14 +50,14 @@ class PartialMatching(Memory):
             self._answer = len(self.text)
             self._counts.answer()
         kept = seen.kept.tolist()
-        # The first one was the last observation's next token.
+        # The first kept token was the last observation's next token.
         self.extend([*(kept[1:] if self.text else kept), seen.next_token])
         self._read()
 
     def _read(self) -> None:
-        """Passages of the corpora that go on where the text ends, where the text itself has no context as long.
+        """Reads passages of the corpora that go on where the text ends, if their context is longer than the text's own.
 
-        One is read once: then the text has that context.
+        Each passage is read only once, because then the text has that context.
         """
         for corpus in self._corpora:
             known = self._counts.after((), 0)[1]
@@ -65,16 +65,17 @@ class PartialMatching(Memory):
                 self._counts.read(passage)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Committed, in order."""
+        """Learns committed tokens, in order."""
         self._counts.extend(tokens)
         self.text += tokens
 
     def known(self) -> Continuations | CompiledContinuations:
-        """What may follow the root, and paths below it."""
+        """Returns the model of what may follow the root, and of paths below it."""
         return self._counts
 
     def _count(self, earlier: Sequence[int] = ()) -> None:
-        """Learn all of it anew, after `earlier` texts: some 2 microseconds a token; of corpora what now goes on."""
+        """Learns everything again, after `earlier` texts (about 2 microseconds per token), and reads the corpora for
+        the present end of the text."""
         self._counts = continuations()
         self._counts.extend([*earlier, *self._before, *self.text[:self._answer]])
         if self._answer is not None:

@@ -1,4 +1,4 @@
-"""The answers of earlier requests and of this one, one after the other.  Knows ids only."""
+"""The answers of earlier requests and of the current one, one after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from longgraft.protocol.observation import Observation
 
 
 class PastAnswers(Memory):
-    """Outlives requests; of earlier answers the newest `most` tokens are kept."""
+    """Keeps the newest `most` tokens of earlier answers; it outlives requests."""
 
     name = "outputs"
     lasting = True
@@ -19,7 +19,7 @@ class PastAnswers(Memory):
         self.most, self._tokens = most, TokenHistory()
 
     def whole(self, root: int) -> np.ndarray:
-        """[t + 1] int64, a view: all answers, negative between two, and the root behind them."""
+        """[t + 1] int64, a view: all answers, a negative id between two, followed by the root."""
         return self._tokens.whole(root)
 
     def reset(self, capacity: int) -> None:
@@ -27,7 +27,7 @@ class PastAnswers(Memory):
         self.restore(self.state())
 
     def observe(self, seen: Observation) -> None:
-        """A prompt is not kept; it ends the answer before it."""
+        """Appends answer tokens; a prompt is not kept, but ends the answer before it."""
         if seen.prompt:
             self._end()
         else:

@@ -1,4 +1,4 @@
-"""Earlier answers to the same prompt: roll-outs of one prompt share long spans.  Knows ids only."""
+"""Earlier answers to the same prompt: roll-outs of one prompt share long spans."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import BETWEEN
 from longgraft.protocol.observation import Observation
 
-MOST = 16           # answers that are kept: a group's, as policies are trained
+MOST = 16           # answers that are kept: the size of a group when policies are trained
 
 
 class RollOuts(PartialMatching):
-    """This request's committed tokens, and as if before them earlier answers to the same prompt.
+    """The request's committed tokens, with earlier answers to the same prompt as if they came before them.
 
-    A group is identified by its prompt's tokens: another prompt forgets it, a request's end adds the answer to it.
+    A group is identified by its prompt's tokens: another prompt forgets the group; the end of a request adds its
+    answer.
     """
 
     name = "roll-outs"
@@ -24,14 +25,14 @@ class RollOuts(PartialMatching):
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._prompt: list[int] = []                        # of the group
-        self._answers: tuple[tuple[int, ...], ...] = ()     # to it
+        self._prompt: list[int] = []                        # the group's prompt
+        self._answers: tuple[tuple[int, ...], ...] = ()     # answers to it
         super().__init__()
-        self._joined = False    # whether the group was looked up
+        self._joined = False    # True once the group was looked up
 
     @property
     def answers(self) -> int:
-        """Earlier answers to this prompt."""
+        """Number of earlier answers to this prompt."""
         self._join()
         return len(self._answers)
 
@@ -42,7 +43,7 @@ class RollOuts(PartialMatching):
         self._joined = False
 
     def observe(self, seen: Observation) -> None:
-        if seen.prompt and self._answer is not None:    # a restored state's request is over
+        if seen.prompt and self._answer is not None:    # a restored state's request has ended
             self.reset(0)
         if not seen.prompt:
             self._join()
@@ -53,7 +54,7 @@ class RollOuts(PartialMatching):
         return super().known()
 
     def _join(self) -> None:
-        """Once the prompt is read: keep its group, or begin a new one."""
+        """Looks up the group once the prompt is read: keeps it, or begins a new one."""
         if self._joined or not self.text:
             return
         self._joined = True

@@ -1,4 +1,4 @@
-"""All committed tokens, in order, and before them the request's predictions.  Knows ids only."""
+"""All committed tokens in order, and before them the request's predicted outputs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 
-BETWEEN = -1    # not a token: marks the end of a text
+BETWEEN = -1    # not a token: it marks the end of a text
 
 
 class TokenHistory(Memory):
-    """The prompt's and all emitted tokens, without the root, which is observed with the next tree.
+    """The tokens of the prompt and all emitted tokens, without the root, which is observed with the next tree.
 
-    Predictions stand before them in the same block, so that reading both copies nothing.
+    Predictions lie before them in the same block, so that both can be read without a copy.
     """
 
     name = "history"
@@ -26,17 +26,17 @@ class TokenHistory(Memory):
         return self._size - self._begin
 
     def up_to(self, root: int) -> np.ndarray:
-        """[t + 1] int64, a view: the history and the root behind it; a token's index is its position."""
+        """[t + 1] int64, a view: the history followed by the root; a token's index is its position."""
         return self.whole(root)[self._begin:]
 
     def whole(self, root: int) -> np.ndarray:
-        """[s + t + 1] int64, a view: predictions, a negative id behind each, then as `up_to`."""
+        """[s + t + 1] int64, a view: predictions, each followed by a negative id, then as in `up_to`."""
         self._reserve(self._size + 1)
         self._tokens[self._size] = root
         return self._tokens[:self._size + 1]
 
     def before(self) -> np.ndarray:
-        """[s] int64, a view: predictions, a negative id behind each."""
+        """[s] int64, a view: predictions, each followed by a negative id."""
         return self._tokens[:self._begin]
 
     def reset(self, capacity: int) -> None:
@@ -52,7 +52,7 @@ class TokenHistory(Memory):
         self.extend(seen.kept.numpy())
 
     def extend(self, tokens: np.ndarray) -> None:
-        """[n] committed, in order."""
+        """Appends committed tokens [n], in order."""
         self._reserve(self._size + len(tokens) + 1)
         self._tokens[self._size:self._size + len(tokens)] = tokens
         self._size += len(tokens)
@@ -72,7 +72,7 @@ class TokenHistory(Memory):
         self._begin = state[1]
 
     def _reserve(self, size: int) -> None:
-        """Room for `size` tokens; doubling keeps the copies linear where the capacity was too small."""
+        """Makes room for `size` tokens; doubling keeps the cost of copies linear if the capacity was too small."""
         if len(self._tokens) < size:
             grown = np.empty(max(size, 2 * len(self._tokens)), dtype=np.int64)
             grown[:self._size] = self._tokens[:self._size]

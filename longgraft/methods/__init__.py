@@ -1,4 +1,4 @@
-"""What a method is, what it is built from, and where it is found."""
+"""Methods: their type, the parts they are built from, and how they are found."""
 
 from longgraft.methods.method import Method
 

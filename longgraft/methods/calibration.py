@@ -1,4 +1,4 @@
-"""What a warm-up leaves behind: thresholds, the best fixed split, and warm rows of the matrix, in one file.
+"""Calibrations: the result of a warm-up (thresholds, the best fixed split, warm matrix rows) in one file.
 
 `longgraft.eval.checks.calibrate` chooses the numbers.
 """
@@ -21,13 +21,20 @@ from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import UNSEEN, WIDTH
 
 VERSION = "1"
-NODES = 60      # of the tree that `split` divides
+NODES = 60      # nodes of the tree that `split` divides
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """thresholds: tau per checkpoint; split: drafted nodes kept of 60 when no gate prunes; snapshot: matrix rows
-    [V + 1, K] int32."""
+    """The numbers that a warm-up has chosen.
+
+    Attributes:
+        thresholds: tau per checkpoint.
+        split: Drafted nodes kept of 60 if no gate prunes.
+        snapshot: Matrix rows, [V + 1, K] int32; None: the matrix starts empty.
+        source: Where the numbers come from, in words.
+        about: The settings that they were chosen for.
+    """
 
     thresholds: Mapping[int, float] = field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
     split: int = 40
@@ -36,21 +43,21 @@ class Calibration:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """One clause for people."""
+        """Returns one clause for people."""
         taus = ", ".join(f"d{d} {tau:.2f}" for d, tau in sorted(self.thresholds.items()))
         at = f" at temperature {self.about['temperature']}" if "temperature" in self.about else ""
         return f"{self.source}{at}: {taus}"
 
     def differs(self, settings: Mapping[str, str]) -> list[str]:
-        """How a session's settings differ from those that this was made for; missing fields are ignored.
+        """Describes how a session's settings differ from those that this was made for; missing fields are ignored.
 
-        settings: any of `made_for`'s.
+        settings: any of the keys of `made_for`
         """
         return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in settings.items()
                 if self.about.get(key, value) != value]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """One file; `identity` names the target and tokenizer of the ids."""
+        """Writes one file; `identity` names the target and the tokenizer that the ids belong to."""
         assert self.snapshot is not None
         save_identified(path, _seen_rows(self.snapshot), {
             "version": VERSION, "split": str(self.split),
@@ -59,17 +66,18 @@ class Calibration:
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str], device: torch.device) -> Calibration:
-        """ValueError where the file is damaged, or belongs to another target or tokenizer."""
+        """Reads a file; raises ValueError if it is damaged or belongs to another target or tokenizer."""
         meta, found = read_identified(path, identity, VERSION, _unfit)
         try:
             snapshot = _snapshot(found, int(identity["vocab_size"])).to(device)
             return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta))
-        except Exception as error:      # a foreign file raises half a dozen types
+        except Exception as error:      # a foreign file can raise half a dozen types
             raise _unfit(path, f"cannot be read: {reason(error)}") from error
 
 
 def made_for(budget: int, levels: int, top_k: int, window: int | None) -> dict[str, str]:
-    """The settings that thresholds depend on, beside the temperature, as a calibration's `about` holds them."""
+    """Returns the settings that thresholds depend on, besides the temperature, as a calibration's `about` holds
+    them."""
     return {"budget": str(budget), "draft_levels": str(levels), "draft_top_k": str(top_k),
             "draft_window": "all" if window is None else str(window)}
 
@@ -80,20 +88,20 @@ def _unfit(path: Path, why: str) -> ValueError:
 
 
 def _seen_rows(snapshot: Tensor) -> dict[str, Tensor]:
-    """The rows of a matrix that hold anything, and their tokens: few of a large vocabulary."""
+    """Returns the matrix rows that hold anything, and their tokens: few of a large vocabulary."""
     rows = snapshot[:-1].cpu()
     seen = (rows != UNSEEN).any(1).nonzero().flatten()
     return {"tokens": seen.int(), "rows": rows[seen].contiguous()}
 
 
 def _snapshot(found: Mapping[str, Tensor], vocab: int) -> Tensor:
-    """[V + 1, K] int32, from `_seen_rows`."""
+    """Returns [V + 1, K] int32, the inverse of `_seen_rows`."""
     tokens, rows = found.get("tokens", torch.empty(0)), found.get("rows", torch.empty(0))
     width = min(WIDTH, vocab)
     if rows.shape[1:] != (width,) or tokens.shape != rows.shape[:1] or {tokens.dtype, rows.dtype} != {torch.int32}:
         raise ValueError(f"it holds {', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in found.items())}; tokens "
                          f"int32 (n,) and rows int32 (n, {width}) are needed")
-    # These ids become indices on the device, where one out of range ends the process.
+    # These ids become indices on the device, where one that is out of range ends the process.
     for ids in (tokens, rows):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
             raise ValueError(f"it holds ids from {int(ids.min())} to {int(ids.max())}; the vocabulary has {vocab}")
@@ -121,11 +129,11 @@ def _about(meta: Mapping[str, str]) -> dict[str, str]:
 
 
 def any_kept_for(target: str) -> bool:
-    """Whether `longgraft calibrate` has written any file for a target of this name."""
+    """True if `longgraft calibrate` has written any file for a target of this name."""
     return any(cache_folder().glob(f"{glob.escape(Path(target).name)}-*.safetensors"))
 
 
 def default_path(identity: Mapping[str, str]) -> Path:
-    """Where `longgraft calibrate` writes and `load` looks, per target, tokenizer and drafter."""
+    """Returns the path at which `longgraft calibrate` writes and `load` looks, by target, tokenizer and drafter."""
     name = "-".join(identity[key] for key in ("target", "tokenizer", "weights", "drafter")) + ".safetensors"
     return cache_folder() / name

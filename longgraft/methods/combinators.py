@@ -1,4 +1,4 @@
-"""Proposers made of proposers: grafting retrieved tokens onto a drafted tree.  Knows protocols only."""
+"""Combinators: proposers made of proposers, such as grafting retrieved tokens onto a drafted tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 
 class PlainDecoding:
-    """Proposes nothing: plain autoregressive decoding, in the same loop as other methods."""
+    """Proposes nothing: plain autoregressive decoding, in the same loop as the other methods."""
 
     memories: tuple[Memory, ...] = ()
 
@@ -25,9 +25,10 @@ class PlainDecoding:
 
 
 class Graft:
-    """Slots that the drafter's policy freed are filled from the retriever, at the root (arXiv 2605.20104).
+    """Fills the slots that the drafter's policy freed from the retriever, at the root (arXiv 2605.20104).
 
-    A tree that passed all gates stays as it is: exactly EAGLE-3's.  Two trees on the device are merged there.
+    A tree that passed all gates stays as it is, exactly EAGLE-3's.  If both trees are on the device, they are merged
+    there.
     """
 
     def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None,
@@ -52,9 +53,9 @@ class Graft:
 
 
 class Either:
-    """One of two proposers a step: the first one's tree if it is worth enough; else the second's, proposed only then.
+    """Uses one of two proposers in each step: the first if its tree is worth enough, otherwise the second.
 
-    worth: of a tree of the first; least: the worth that it must have for this request
+    worth: worth of a tree of the first proposer; least: the worth that it must have for this request
     """
 
     def __init__(self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float],
@@ -68,7 +69,7 @@ class Either:
 
 
 class WithinBudget:
-    """A proposer with a budget of at most `budget` nodes."""
+    """Limits a proposer's budget to `budget` nodes."""
 
     def __init__(self, proposer: Proposer, budget: int) -> None:
         self.proposer, self.budget, self.memories = proposer, budget, proposer.memories
@@ -78,19 +79,19 @@ class WithinBudget:
 
 
 def matched(tree: ProposalTree) -> float:
-    """Tokens of the longest match of any retrieved node."""
+    """Returns the length of the longest match of any retrieved node, in tokens."""
     return 0.0 if tree.match is None else float(tree.match.max())
 
 
 def expected(tree: ProposalTree) -> float:
-    """Expected accepted tokens below the root, by the tree's own scores."""
+    """Returns the expected accepted tokens below the root, by the tree's own scores."""
     return float(tree.scores[1:].exp().nansum())
 
 
 class TailGraft:
-    """The TAIL placement of the paper's Figure 2: chains behind the drafted tree's best leaves.
+    """The TAIL placement of the paper's Figure 2: chains below the drafted tree's best leaves.
 
-    leaves, length: 4 chains of 5; a smaller tree has shorter chains.
+    leaves, length: 4 chains of 5 tokens; a smaller tree has shorter chains
     """
 
     def __init__(self, drafter: Proposer, retriever: Retriever, leaves: int = 4, length: int = 5,

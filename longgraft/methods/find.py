@@ -1,7 +1,4 @@
-"""Finds methods by name, in the registry, installed packages and files, and builds their proposers.
-
-Knows methods as values; refers to none by name.
-"""
+"""Finds methods by name, in the registry, installed packages and files, and builds their proposers."""
 
 from __future__ import annotations
 
@@ -31,7 +28,11 @@ ENTRY_POINTS = "longgraft.methods"      # the group under which installed packag
 
 @cache
 def installed() -> dict[str, Method]:
-    """Methods of installed packages, by name; ValueError where one cannot be loaded or takes a name of ours."""
+    """Returns the methods of installed packages, by name.
+
+    Raises:
+        ValueError: a method cannot be loaded, or has the name of another method.
+    """
     found: dict[str, Method] = {}
     for point in entry_points(group=ENTRY_POINTS):
         try:
@@ -47,13 +48,20 @@ def installed() -> dict[str, Method]:
 
 
 def known() -> dict[str, Method]:
-    """The registry's methods and those of installed packages."""
+    """Returns the registry's methods and those of installed packages."""
     return METHODS | installed()
 
 
 def find(what: str | Method | Proposer) -> Method:
-    """A method by its name, by `FILE.py:OBJECT` or `MODULE:OBJECT`, or the object itself: a `Method` or a `Proposer`.
-    A name may be followed by choices, `+name=value` each.  ValueError where there is no such method."""
+    """Returns a method.
+
+    Args:
+        what: A method's name, `FILE.py:OBJECT`, `MODULE:OBJECT`, or the object itself: a `Method` or a `Proposer`.  A
+            name may be followed by choices, `+name=value` each.
+
+    Raises:
+        ValueError: there is no such method, or a choice is not allowed.
+    """
     if not isinstance(what, str):
         return _over(as_method(what, type(what).__name__))
     what, settings = split(what)
@@ -61,7 +69,7 @@ def find(what: str | Method | Proposer) -> Method:
 
 
 def _over(method: Method) -> Method:
-    """The method with the needs of the one that it is over; ValueError unless that one is exact."""
+    """Gives a method that builds on another one the other's needs; raises ValueError unless the other is exact."""
     if not method.source:
         return method
     source = find(method.source)
@@ -87,7 +95,7 @@ def _found(what: str) -> Method:
 
 
 def as_method(found: object, name: str) -> Method:
-    """A `Method` as it is; a `Proposer` as a method of this name."""
+    """Returns a `Method` unchanged, and a `Proposer` as a method of this name."""
     if isinstance(found, Method):
         return found
     if isinstance(found, Proposer) and not isinstance(found, type):
@@ -113,8 +121,16 @@ def _named(what: str) -> object:
 
 
 def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -> Proposer:
-    """The method's proposer; `Missing` where something that it needs was not given.  adaptive: one that chooses its own
-    budgets, if the method has one."""
+    """Builds the method's proposer.
+
+    Args:
+        what: The method, as in `find`.
+        parts: Its parts.
+        adaptive: Build a proposer that chooses its own budgets, if the method has one.
+
+    Raises:
+        Missing: something that the method needs was not given.
+    """
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise Missing(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
@@ -125,6 +141,6 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
 
 
 def verifies(what: str | Method | Proposer, parts: Parts) -> Callable[[Verifier], Verifier]:
-    """How the method changes a request's verifier, from the parts that its proposer is built from."""
+    """Returns the function by which the method changes a request's verifier; parts: those of its proposer."""
     method = find(what)
     return method.verifies(replace(parts, choices=method.choices))

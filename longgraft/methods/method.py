@@ -1,4 +1,4 @@
-"""What a method is: a name and how its proposer is built from parts.  Knows parts and needs; knows no method."""
+"""The type of methods: a name and a function that builds a proposer from parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Promise = Literal["exact", "distribution", "lossy"]
 
 
 def unchanged(parts: Parts) -> Callable[[Verifier], Verifier]:
-    """The usual verification."""
+    """Leaves the verifier as it is; for all methods that are not lossy."""
     return lambda verifier: verifier
 
 
@@ -32,21 +32,25 @@ def unchanged(parts: Parts) -> Callable[[Verifier], Verifier]:
 class Method:
     """A way to decode.
 
-    clause, paper: for people
-    build:    from parts to a proposer
-    needs:    what must be given besides the target
-    promise:  exact: in float32 the ids of plain decoding, greedy and sampled; distribution: its distribution; lossy:
-              neither, and kept out of lossless tables
-    budget:   nodes per verification, root included, where none is given
-    takes:    settings that can be set for this method alone
-    fallback: the method that replaces it where a need is not known for a target; "": none
-    adaptive: from parts with costs to a proposer that chooses its own budgets, up to `budget`, where none is given
-    choices:  options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`), which `build`
-              finds in `parts.choices`; None: none
-    usual:    the choices that its bare name stands for; None: `choices`
-    over:     from its choices to the name of another method, which drafts in the drafter's place: its proposer is
-              `parts.source`, and its needs are this method's; "": none
-    verifies: from parts to a function that changes the request's verifier; only a lossy method changes it
+    Attributes:
+        name: Its name on the command line and in result files.
+        clause: One clause that describes it, for people.
+        paper: Its source, for people.
+        build: Builds the proposer from parts.
+        needs: What must be given besides the target.
+        promise: exact: in float32 the ids of plain decoding, greedy and sampled; distribution: the distribution of
+            plain decoding; lossy: neither, so that it is kept out of lossless tables.
+        budget: Nodes per verification, root included, if none is given.
+        takes: Settings that can be set for this method alone.
+        fallback: Method that replaces it if a need is not known for a target; "": none.
+        adaptive: Builds, from parts with costs, a proposer that chooses its own budgets up to `budget`; used if no
+            budget is given.
+        choices: Options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`), which
+            `build` finds in `parts.choices`; None: none.
+        over: Maps its choices to the name of another method that takes the drafter's place: the other's proposer is
+            `parts.source`, and its needs are this method's; "": no other method.
+        verifies: Maps parts to a function that changes the request's verifier; only a lossy method changes it.
+        usual: Choices used when only the name is given; None: `choices`.
     """
 
     name: str
@@ -65,24 +69,28 @@ class Method:
     usual: Any = None
 
     def __post_init__(self) -> None:
-        if self.usual is None:      # `dataclasses.replace` then keeps it beside other choices
+        if self.usual is None:      # set here, so that `dataclasses.replace` with other choices keeps it
             object.__setattr__(self, "usual", self.choices)
 
     def usual_budget(self, wanted: Budget) -> int:
-        """The wanted nodes per verification, the method's own, or one where it never proposes anything."""
+        """Returns the wanted nodes per verification, or the method's own; one if it never proposes anything."""
         return wanted if isinstance(wanted, int) and self.budget > 1 else self.budget
 
     def chooses(self, wanted: Budget) -> bool:
-        """Whether it chooses its budgets: it can, and none is wanted."""
+        """True if it chooses its own budgets: it can, and no budget is wanted."""
         return wanted is None and self.adaptive is not None
 
     @property
     def source(self) -> str:
-        """The method that it is over, by its choices."""
+        """The name of the method that it builds on, by its choices; "" for none."""
         return "" if self.over is None else self.over(self.choices)
 
     def choosing(self, settings: Mapping[str, str]) -> Method:
-        """With other choices, as texts by name; ValueError where it has no such choice, or the value is not allowed."""
+        """Returns the method with other choices, given as texts by name.
+
+        Raises:
+            ValueError: the method has no such choice, or the value is not allowed.
+        """
         known, chosen = {one.name: one for one in self.own}, {}
         for name, text in settings.items():
             if name not in known:
@@ -93,12 +101,13 @@ class Method:
         return replace(self, choices=replace(self.choices, **chosen)) if chosen else self
 
     def __str__(self) -> str:
-        """Its name with the choices that differ from the usual, as `longgraft.methods.find.find` takes it."""
+        """Returns its name with the choices that differ from the usual ones, as `longgraft.methods.find.find` takes it.
+        """
         return joined(self.name, {one.name: one.text(one.default) for one in self.own
                                   if one.default != getattr(self.usual, one.name)})
 
     @property
     def own(self) -> tuple[Option, ...]:
-        """Its choices, with the values that it has as defaults."""
+        """Its choices, with their present values as defaults."""
         known = {} if self.choices is None else options(type(self.choices))
         return tuple(replace(one, default=getattr(self.choices, name)) for name, one in known.items())

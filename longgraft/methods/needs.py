@@ -1,4 +1,4 @@
-"""What methods need besides the target: each need has a name, its own loader and its own error."""
+"""Needs: what methods need besides the target.  Each has a name, its own loader and its own error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.medusa import FOLDER, MedusaHeads, load_medusa
 from longgraft.yarn_drafters.network import Eagle3Network
 
-AUTO = "auto"
+AUTO = "auto"       # take the head that is known for the target
 
 T = TypeVar("T")
 
@@ -29,11 +29,14 @@ class Missing(ValueError):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a method's needs come from.
+    """Places from which a method's needs are loaded.
 
-    drafter: a hub id or folder of a head; AUTO: the one that is known for the target; None: no head
-    given:   hub ids, folders or files of other needs, by name
-    tokenizer: the target's; None: there is none, prompts are ids
+    Attributes:
+        target: The loaded target.
+        drafter: Hub id or folder of an EAGLE-3 head; AUTO: the one that is known for the target; None: no head.
+        head: Overrides of the head's config.
+        given: Hub ids, folders or files of other needs, by name.
+        tokenizer: The target's tokenizer; None: there is none, and prompts are ids.
     """
 
     target: Target
@@ -43,7 +46,11 @@ class Sources:
     tokenizer: Any = None
 
     def path(self, name: str, part: str = "") -> str | Path:
-        """Where a need of this name was given; for the embedded target its embedded `part`; else `Missing`."""
+        """Returns the place of a need; for the embedded target its embedded `part`.
+
+        Raises:
+            Missing: the need was not given.
+        """
         if name in self.given:
             return self.given[name]
         if part and self.target.name == EMBEDDED and embedded(part).exists():
@@ -53,8 +60,14 @@ class Sources:
 
 @dataclass(frozen=True)
 class Need(Generic[T]):
-    """name: its key; clause: what it is, for people; load: from the given place, else `Missing` names the option; flag:
-    the option that gives it, if not `--with`."""
+    """One need of methods.
+
+    Attributes:
+        name: Its key.
+        clause: Describes it, for people.
+        load: Loads it from the given place; raises `Missing`, naming the option, if it was not given.
+        flag: The option that gives it; "": `--with`.
+    """
 
     name: str
     clause: str
@@ -68,7 +81,7 @@ class Need(Generic[T]):
 
 
 def check_given(given: Mapping[str, str], needs: Iterable[Need]) -> None:
-    """ValueError where something is given that is not among these needs."""
+    """Raises ValueError if something is given that is not among these needs."""
     known = dict.fromkeys(need.name for need in needs if not need.flag)
     if unknown := [name for name in given if name not in known]:
         raise ValueError(f"--with {unknown[0]} was given, and the methods in use need "
@@ -87,7 +100,7 @@ def _head(sources: Sources) -> Eagle3Network:
 
 
 def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
-    """Where a target's head is; None without a head, or where none is known."""
+    """Returns the place of a target's head; None if no head is wanted or known."""
     if drafter != AUTO:
         return drafter
     known = find_head(target)
@@ -95,7 +108,7 @@ def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
 
 
 def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
-    """A head in the target's precision, on its device; one without an embedding shares the target's."""
+    """Loads a head in the target's precision, on its device; a head without an embedding shares the target's."""
     shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
     network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
     if network.embed_tokens is None:
@@ -104,7 +117,7 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
 
 
 def _small(sources: Sources) -> Target:
-    """A smaller model in the target's precision, on its device; ValueError where its vocabulary is another."""
+    """Loads a smaller model in the target's precision, on its device; raises ValueError for another vocabulary."""
     target, name = sources.target, str(sources.path("small-model", "small"))
     alike = Settings(dtype=str(target.dtype), device=str(target.device), attention=target.attention,
                      kernels="auto" if target.kernels else "none")
@@ -119,7 +132,7 @@ def _small(sources: Sources) -> Target:
 
 
 def _check_vocabulary(sources: Sources, theirs: Any, path: str) -> None:
-    """ValueError where an id stands for another token in the small model's tokenizer; added tokens may differ."""
+    """Raises ValueError if an id means another token in the small model's tokenizer; added tokens may differ."""
     ours, added = sources.tokenizer.get_vocab(), sources.tokenizer.get_added_vocab()
     vocabulary = theirs.get_vocab()
     if differ := sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i):
@@ -128,7 +141,7 @@ def _check_vocabulary(sources: Sources, theirs: Any, path: str) -> None:
 
 
 def _medusa(sources: Sources) -> MedusaHeads:
-    """Heads in the target's precision, on its device."""
+    """Loads heads in the target's precision, on its device."""
     target = sources.target
     return load_medusa(sources.path("medusa-heads", FOLDER), target.config.hidden_size, target.vocab_size,
                        target.dtype, target.device)

@@ -1,4 +1,4 @@
-"""Settings in a method's name, `method+setting=value`: the method's own choices, and the fields of `OfMethod`."""
+"""Settings in a method's name, `method+setting=value`: its own choices, and fields of `MethodSettings`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
-from longgraft.config.settings import OfMethod, Settings
+from longgraft.config.settings import MethodSettings, Settings
 from longgraft.methods.find import find
 
-# Fields of `OfMethod` and the fields of `Settings` that they replace for one method.
+# Fields of `MethodSettings`, and the fields of `Settings` that they replace for one method.
 REPLACES = {"budget": "budget", "levels": "draft_levels", "top_k": "draft_top_k", "window": "draft_window",
             "depth": "retrieved_depth", "width": "retrieved_width", "online": "online"}
 
 
 def own_settings(name: str) -> tuple[str, dict[str, Any]]:
-    """(the method with its own choices, values of `OfMethod` by field).
+    """Returns (the method's name with its own choices, values of `MethodSettings` by field).
 
-    ValueError names a setting that is unknown, out of range, or that this method does not read.
+    Raises:
+        ValueError: a setting is unknown, out of range, or not read by this method.
     """
     bare, texts = split(name)
-    method, known = find(bare), options(OfMethod)
+    method, known = find(bare), options(MethodSettings)
     choices = {one.name: texts[one.name] for one in method.own if one.name in texts}
     values = {}
     for key, text in texts.items():
@@ -42,7 +43,7 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def with_own_settings(settings: Settings) -> Settings:
-    """The settings in the method's name in the place of the session's."""
+    """Replaces the session's settings by those in the method's name."""
     if not isinstance(settings.method, str):
         return settings
     method, values = own_settings(settings.method)

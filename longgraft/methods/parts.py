@@ -1,7 +1,4 @@
-"""What methods are built from: a target, their loaded needs, settings, and shared memories.
-
-Knows drafters, retrievers and memories; knows no method.
-"""
+"""The parts that methods are built from: a target, loaded needs, settings, and shared memories."""
 
 from __future__ import annotations
 
@@ -37,14 +34,17 @@ M = TypeVar("M", bound=Memory)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Bounds on drafts and retrieved trees: those of a run, or of one method (`method+name=value`).
+class DraftShape:
+    """Bounds on drafts and retrieved trees, of a run or of one method (`method+name=value`).
 
-    levels, top_k: draft forwards of a step; beam width and branching
-    window:   tokens of its past that the drafter sees; None: as its checkpoint has it
-    depth, width: of retrieved trees: tokens in a row, successors of one token; None: the paper's Table 7's
-    online:   a drafted level's cost in verifications, for thresholds that adapt; None: fixed thresholds
-    persist:  whether the matrix outlives a request
+    Attributes:
+        levels: Draft forwards of a step.
+        top_k: Beam width and branching.
+        window: Tokens of its past that the drafter sees; None: as its checkpoint has it.
+        depth: Retrieved tokens in a row; None: as in the paper's Table 7.
+        width: Retrieved successors of one token; None: as in the paper's Table 7.
+        online: Cost of a drafted level in verifications, for thresholds that adapt; None: fixed thresholds.
+        persist: True if the matrix outlives a request.
     """
 
     levels: int = LEVELS
@@ -58,21 +58,27 @@ class Shape:
 
 @dataclass(frozen=True)
 class Parts:
-    """A target, what was loaded beside it, settings, and the memories that were made of them.
+    """A target, what was loaded with it, settings, and the memories that were made from them.
 
-    Each memory is made once, and shared by all proposers that need it, also those of two methods: `replace(parts, ...)`
-    shares `kept`.
+    Each memory is made once, and shared by all proposers that need it, also by those of two methods:
+    `replace(parts, ...)` shares `kept`.
 
-    given:    loaded needs, by name
-    costs:    a step's costs here: needed by a controller
-    regions:  record a step's parts of fixed shape
-    choices:  the method's own
-    source:   the proposer whose nodes are ranked instead of a drafter's, where the method's choices name another method
+    Attributes:
+        target: The target model.
+        given: Loaded needs, by name.
+        shape: Bounds on drafts and retrieved trees.
+        calibration: Thresholds, split and warm matrix rows.
+        costs: Costs of a step on this machine; a controller needs them.
+        clock: Measures a step's parts.
+        regions: Record the parts of a step that have a fixed shape.
+        choices: The method's own choices.
+        source: Proposer whose nodes are ranked instead of a drafter's, if the method's choices name another method.
+        kept: The memories made so far, by key.
     """
 
     target: Target
     given: Mapping[str, object] = field(default_factory=dict)
-    shape: Shape = Shape()
+    shape: DraftShape = DraftShape()
     calibration: Calibration = field(default_factory=Calibration)
     costs: LiveCosts | None = None
     clock: Clock = field(default_factory=Clock)
@@ -82,31 +88,34 @@ class Parts:
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
 
     def the(self, need: Need[T]) -> T:
-        """The loaded need."""
+        """Returns the loaded need."""
         return self.given[need.name]        # type: ignore[return-value]
 
     @property
     def head(self) -> Eagle3Network | None:
-        """The drafter network; None where the method needs none."""
+        """The drafter network; None if the method needs none."""
         return self.the(HEAD) if HEAD.name in self.given else None
 
     def one(self, key: tuple, make: Callable[[], M]) -> M:
-        """The memory of this key, made where there is none yet."""
+        """Returns the memory of this key, and makes it at the first call."""
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]       # type: ignore[return-value]      # the key implies the type
 
     def history(self) -> TokenHistory:
-        """All committed tokens."""
+        """Returns the memory of all committed tokens."""
         return self.one(("history",), TokenHistory)
 
     def text(self) -> PartialMatching:
-        """All committed tokens, as a distribution of what follows."""
+        """Returns the memory of all committed tokens as a distribution of what follows."""
         return self.one(("text",), PartialMatching)
 
     def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> AdjacencyMemory:
-        """The adjacency matrix.  warm: start from the calibration's rows, if any; unseen: the id of an empty entry;
-        kind: seeded, in_order and lasting, as `AdjacencyMemory` has them."""
+        """Returns the adjacency matrix.
+
+        warm: start from the calibration's rows, if any; unseen: the id of an empty entry; kind: seeded, in_order and
+        lasting, as in `AdjacencyMemory`
+        """
         snapshot = self.calibration.snapshot if warm else None
         kind = {"lasting": self.shape.persist} | kind
         return self.one(("rows", id(snapshot), unseen, *sorted(kind.items())), lambda: AdjacencyMemory(
@@ -114,18 +123,18 @@ class Parts:
             clock=self.clock, regions=self.regions, **kind))
 
     def drafter_cache(self, window: int | None = None) -> Eagle3Cache:
-        """The EAGLE-3 head's keys and values."""
+        """Returns the EAGLE-3 head's keys and values."""
         network = self.the(HEAD)
         window = self.shape.window or window or network.config.window
         return self.one(("drafter cache", id(network), window), lambda: Eagle3Cache(
             network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels))
 
     def drafter(self, policy: PruningPolicy) -> Eagle3Drafter:
-        """An EAGLE-3 tree that is pruned by `policy`."""
+        """Returns an EAGLE-3 drafter whose tree is pruned by `policy`."""
         return Eagle3Drafter(self.drafter_cache(), policy, self.shape.levels, self.shape.top_k, self.clock)
 
     def gated(self, policy: Callable[[Gates], PruningPolicy] = lambda gates: gates) -> Proposer:
-        """A drafter with the calibration's gates.  policy: from the gates to its policy."""
+        """Returns a drafter with the calibration's gates; policy: makes the drafter's policy from the gates."""
         thresholds, levels, cost = self.calibration.thresholds, self.shape.levels, self.shape.online
         if cost is None:
             return self.drafter(policy(Gates(thresholds)))
@@ -134,12 +143,12 @@ class Parts:
         return AdaptiveDrafter(self.drafter(policy(Gates(memory.thresholds))), memory)
 
     def retriever(self, template: Callable[[int], Template] = envelope) -> MatrixRetriever:
-        """Graft's: the matrix is seeded by the prompt, slots are filled in the template's order."""
+        """Returns Graft's retriever: the matrix is seeded by the prompt, slots are filled in the template's order."""
         depth, width = self.shape.depth, self.shape.width
         if template is envelope and (depth or width):
             template = partial(bounded, depth=depth or DEEPEST, width=width or WIDEST)
         return MatrixRetriever(self.rows(), template, self.clock)
 
     def graft(self, drafter: Proposer, retriever: Retriever) -> Graft:
-        """A drafter whose freed slots the retriever fills."""
+        """Returns a drafter whose freed slots the retriever fills."""
         return Graft(drafter, retriever, self.clock, self.regions)

@@ -1,1 +1,1 @@
-"""Models by name, and GGUF files: where a target's files are, fetched and dequantised where they must be."""
+"""Models by name, and GGUF files: where a target's files are, and how they are fetched and dequantized."""

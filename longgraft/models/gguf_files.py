@@ -1,7 +1,7 @@
-"""GGUF files: which one is meant, whether it can be read, and the folders that are made of it once.
+"""GGUF files: which file is meant, if it can be read, and the folders that are made of it once.
 
-One folder describes a file: configuration, tokenizer, end tokens, where its tensors lie.  Another holds its weights as
-floats, where they are needed that way.
+One folder describes a file: configuration, tokenizer, end tokens, and a table of its tensors.  Another holds its
+weights as floats, if they are needed that way.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from longgraft.runtime.devices import device_of
 from longgraft.runtime.hub import hub_answers, offline
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 
-END_KEYS = ("eos", "eot", "eom")    # metadata: ends of an answer, a turn, a message
-# Tokens that end an answer wherever a vocabulary has them, by llama.cpp's rule (`special_eog_ids` in llama-vocab.cpp).
+END_KEYS = ("eos", "eot", "eom")    # metadata keys: end of an answer, of a turn, of a message
+# Tokens that end an answer in any vocabulary that has them, by llama.cpp's rule (`special_eog_ids` in llama-vocab.cpp).
 END_TOKENS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
@@ -37,14 +37,14 @@ END_TOKENS = frozenset((
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",                                     # fill in the middle: padding,
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",                # a repository,
     "<|file_sep|>"))                                                                      # a file
-HARMONY = frozenset(("<|return|>", "<|call|>"))     # gpt-oss: <|end|> ends a part of an answer there
-KEPT = (torch.float32, torch.bfloat16)
-NAMED = 6           # files that a message names
-ROOM = 50_000_000   # bytes that a description may take
+HARMONY = frozenset(("<|return|>", "<|call|>"))     # gpt-oss, where <|end|> ends only a part of an answer
+KEPT = (torch.float32, torch.bfloat16)      # dtypes of weights that are kept as floats
+NAMED = 6           # files that an error message names
+ROOM = 50_000_000   # most bytes of a description
 
 
 def gguf_of(model: str) -> Path | None:
-    """The GGUF file that a path or hub id means, downloaded where it is on the hub; None where it means none.
+    """Returns the GGUF file that a path or hub id means, downloaded if it is on the hub; None if it means no such file.
 
     A file of a hub repository is OWNER/REPOSITORY/FILE.gguf.
     """
@@ -64,9 +64,9 @@ class GgufFile:
     """A GGUF file.
 
     Args:
-        name: of the model, for people.
-        sha256: of the file; folders made of it are named by it.
-        where: gives the file's path, which may mean a download.
+        name: Name of the model, for people.
+        sha256: SHA-256 of the file; folders made of it are named after it.
+        where: Returns the file's path, which may need a download.
     """
 
     name: str
@@ -78,10 +78,10 @@ class GgufFile:
         return models_folder() / self.sha256[:32]
 
     def described(self) -> Path:
-        """The folder with configuration, tokenizer, end tokens and table of tensors, made where it is not there.
+        """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if it is missing.
 
         Raises:
-            ValueError: the file is damaged, is no language model, or cannot be read rightly; there is no room.
+            ValueError: the file is damaged, is no language model, or cannot be read correctly; there is no room.
             ImportError: the packages of the extra `gguf` are missing.
         """
         if not (path := self._described).exists():
@@ -94,9 +94,9 @@ class GgufFile:
         return path
 
     def floats(self, dtype: torch.dtype | None = None) -> Path:
-        """A transformers folder of the weights in floats, made where it is not there.
+        """Returns a transformers folder of the weights in floats; makes it if it is missing.
 
-        dtype: None for what this machine decodes in; float16 is kept as float32
+        dtype: None: the dtype that this machine decodes in; float16 is kept as float32
         """
         dtype = _dtype(dtype)
         path = models_folder() / f"{self.sha256[:32]}-{str(dtype)[6:]}"
@@ -117,14 +117,14 @@ class GgufFile:
 
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """In which weights are kept as floats."""
+    """Returns the dtype in which weights are kept as floats."""
     if dtype is None:
         return torch.float32 if device_of(None).type == "cpu" else torch.bfloat16
     return dtype if dtype in KEPT else torch.float32
 
 
 def _only(folder: Path) -> Path | None:
-    """The GGUF file of a folder; ValueError where it holds several."""
+    """Returns the GGUF file of a folder; raises ValueError if it holds several."""
     found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:NAMED]) + (", ..." if len(found) > NAMED else "")
@@ -149,14 +149,14 @@ def _of_hub(model: str) -> Path:
 
 
 def check_packages(name: str) -> None:
-    """ImportError where what reads GGUF is not installed."""
+    """Raises ImportError if the packages that read GGUF are not installed."""
     if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
         raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install them with: "
                           'pip install "longgraft[gguf]"')
 
 
 def _read(file: Path, name: str) -> Any:
-    """The file's reader; ValueError where the file is cut, or is no language model."""
+    """Returns the file's reader; raises ValueError if the file is cut, or is no language model."""
     check_packages(name)
     from longgraft.models.gguf_reader import Reader
 
@@ -185,10 +185,10 @@ def _unread_rope(name: str, what: str) -> ValueError:
 
 
 def _restore_rope(config: Any, reader: Any, name: str) -> None:
-    """Set the rotary scaling that transformers drops: Llama 3's, a tensor of divisors per frequency.
+    """Sets the rotary scaling that transformers drops: Llama 3's, a tensor of divisors by frequency.
 
-    ValueError for other divisors.  Their formula has one free number, the largest of them (`convert_hf_to_gguf.py` of
-    llama.cpp).
+    Raises ValueError for other divisors.  Their formula has one free number, which is the largest of them
+    (`convert_hf_to_gguf.py` of llama.cpp).
     """
     found = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")}
     if not found:
@@ -207,7 +207,7 @@ def _restore_rope(config: Any, reader: Any, name: str) -> None:
 
 @contextmanager
 def _parsed_once(reader: Any) -> Iterator[None]:
-    """transformers parses the file five times, which takes up to 16 seconds each: here it is given this reader."""
+    """Gives transformers this reader; it would parse the file five times, which takes up to 16 seconds each."""
     import gguf
 
     before, gguf.GGUFReader = gguf.GGUFReader, lambda _: reader     # type: ignore[assignment,misc]
@@ -218,7 +218,7 @@ def _parsed_once(reader: Any) -> Iterator[None]:
 
 
 def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
-    """Write configuration, tokenizer and end tokens as transformers' own files, and the table of tensors."""
+    """Writes configuration, tokenizer and end tokens as transformers' own files, and the table of tensors."""
     place = str(file.parent)
     with _parsed_once(reader):
         config = read_config(place, name, file.name)
@@ -232,7 +232,7 @@ def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
 
 
 def end_ids(reader: Any) -> list[int]:
-    """The ids that end an answer: those of the metadata first, then tokens with the name of an end."""
+    """Returns the ids that end an answer: those of the metadata first, then tokens with an end token's name."""
     keys = [f"tokenizer.ggml.{end}_token_id" for end in END_KEYS]
     ids = [int(reader.fields[key].contents()) for key in keys if key in reader.fields]
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
@@ -241,7 +241,7 @@ def end_ids(reader: Any) -> list[int]:
 
 
 def _write_floats(file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
-    """Write the weights into a folder that has the configuration."""
+    """Writes the weights into a folder that has the configuration."""
     config = read_config(str(out), name)
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):      # transformers' bar
         model: Any = read_model(str(file.parent), name, config, dtype, file.name)

@@ -1,6 +1,6 @@
-"""The `gguf` package's reader with arrays that are read at once.
+"""The `gguf` package's reader, changed so that arrays are read at once.
 
-The package makes two arrays of numpy for each token and each merge of a vocabulary: half a gigabyte and ten seconds for
+The package makes two numpy arrays for each token and each merge of a vocabulary: half a gigabyte and ten seconds for
 150,000 tokens.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 
 
 class Reader(gguf.GGUFReader):
-    """A GGUF file's metadata and tensors, as `gguf.GGUFReader` gives them."""
+    """Reads a GGUF file's metadata and tensors, as `gguf.GGUFReader` does."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        """(bytes, parts, indices of the values among the parts, types), as the package's own method."""
+        """Returns (bytes, parts, indices of the values among the parts, types), as the package's own method does."""
         if raw_type != gguf.GGUFValueType.ARRAY or self.byte_order == "S":
             return super()._get_field_parts(orig_offs, raw_type)
         kind = gguf.GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))

@@ -1,4 +1,4 @@
-"""Where a target's files are: the one function that turns what names a model into a folder or a hub id."""
+"""Turns a model's name into the place of its files: a folder or a hub id."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EMBEDDED = "embedded"       # the pair that ships with the package
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model's files are.
+    """The place of a model's files.
 
     Args:
-        name: for people and identities, as the model was given.
-        path: a folder with config.json and the tokenizer, or a hub id.
-        gguf: the GGUF file that holds the weights; None where `path` holds them.
+        name: Name for people and identities, as the model was given.
+        path: A folder with config.json and the tokenizer, or a hub id.
+        gguf: The GGUF file that holds the weights; None: `path` holds them.
     """
 
     name: str
@@ -31,20 +31,23 @@ class Place:
     gguf: GgufFile | None = None
 
     def with_floats(self, dtype: torch.dtype | None = None) -> str:
-        """A folder or hub id with the weights as floats; those of a GGUF file are dequantised once.
+        """Returns a folder or hub id with the weights as floats; those of a GGUF file are dequantized once.
 
-        dtype: in which they are wanted; None: what this machine decodes in
+        dtype: the wanted dtype; None: the one that this machine decodes in
         """
         return self.path if self.gguf is None else str(self.gguf.floats(dtype))
 
 
 def place_of(model: str | Path | None) -> Place:
-    """The place of the embedded target (None, "embedded"), a name of the catalogue, a folder, a GGUF file or a hub id.
+    """Returns the place of a model.
 
-    A model of the catalogue is fetched where it is not here, which is printed on stderr.
+    A model of the catalogue is fetched if it is not on this machine; this is printed on stderr.
+
+    Args:
+        model: None or "embedded" (the embedded target), a name of the catalogue, a folder, a GGUF file or a hub id.
 
     Raises:
-        ValueError: for all that goes wrong, in one sentence.
+        ValueError: anything that goes wrong, in one sentence.
         ImportError: the model is GGUF and the packages of the extra `gguf` are missing.
     """
     name = EMBEDDED if model is None else str(model)
@@ -61,11 +64,11 @@ def place_of(model: str | Path | None) -> Place:
 
 
 def _similar(name: str) -> list[str]:
-    """Names of the catalogue that a misspelt one may mean; none for a folder or for OWNER/REPOSITORY."""
+    """Returns names of the catalogue that a misspelt one may mean; none for a folder or for OWNER/REPOSITORY."""
     unknown = name != EMBEDDED and "/" not in name and not Path(name).exists()
     return get_close_matches(name.lower(), CATALOGUE, cutoff=0.8) if unknown else []
 
 
 def embedded(part: str) -> Path:
-    """A part of the pair that ships with the package."""
+    """Returns the path of a part of the pair that ships with the package."""
     return shipped("embedded") / part

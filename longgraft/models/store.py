@@ -1,9 +1,9 @@
-"""The cache of models: one folder, whose files are whole or absent.
+"""The cache of models: one folder whose files are either whole or absent.
 
     models/NAME.gguf            a model of the catalogue
-    models/NAME.gguf.partial    its beginning, where a fetch was interrupted
+    models/NAME.gguf.partial    its beginning, after an interrupted fetch
     models/SHA256/              configuration, tokenizer and table of tensors of a GGUF file
-    models/SHA256-DTYPE/        its dequantised weights: an ordinary transformers folder
+    models/SHA256-DTYPE/        its dequantized weights: an ordinary transformers folder
     models/hashes/              SHA-256 of files elsewhere, by path, size and time of change
     models/partial/             scratch folder of the process that holds models/lock
 """
@@ -22,7 +22,7 @@ from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
 from longgraft.runtime.fingerprint import digest
 
-ROOM = 1.05         # free bytes that are required for each byte that will be written
+ROOM = 1.05         # free bytes that are required per byte that will be written
 
 
 def models_folder() -> Path:
@@ -32,15 +32,15 @@ def models_folder() -> Path:
 
 @contextmanager
 def making(what: str, path: Path, size: int) -> Iterator[Path | None]:
-    """Yield an empty folder in which the caller makes `path` and from which it moves the result there.
+    """Yield an empty folder in which the caller makes the file or folder, and from which the caller moves it to `path`.
 
-    One process at a time makes anything. The folder is removed at the end, and what a killed process left in it at the
-    next beginning.
+    Only one process at a time makes anything.  The folder is removed at the end; what a killed process left in it is
+    removed at the next beginning.
 
     Args:
-        what: What is made, to begin an error message with.
-        path: The file or folder that is wanted. Where it exists, None is yielded.
-        size: Bytes that will be written at most.
+        what: Name of what is made, with which error messages begin.
+        path: The file or folder that is wanted.  If it exists, None is yielded.
+        size: Most bytes that will be written.
 
     Raises:
         ValueError: The cache cannot be written, or has no room for `size` bytes.
@@ -81,7 +81,7 @@ def locked(what: str) -> Iterator[None]:
 
 
 def check_room(size: int) -> None:
-    """Raise an OSError where the disk of the cache has no room for `size` more bytes."""
+    """Raise an OSError if the disk of the cache has no room for `size` more bytes."""
     if (free := shutil.disk_usage(models_folder()).free) < ROOM * size:
         raise OSError(f"{size / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} are free")
 

@@ -1,4 +1,4 @@
-"""From a model's name and settings to a target: its folder, weights, kernels and tokenizer."""
+"""Loads a target by a model's name and settings: its folder, weights, kernels and tokenizer."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from longgraft.target_model.weights import check_finite, read_config, read_model
 
 @dataclass(frozen=True)
 class Source:
-    """Where a target comes from.
+    """The source of a target.
 
     Args:
-        name: as it was given.
-        given: a loaded model and its tokenizer.
+        name: Name as it was given.
+        given: A loaded model and its tokenizer; None: the model is loaded by its name.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Source:
 
 
 def resolve(model: Any) -> Source:
-    """The source that a `load(model)` argument means; reads nothing.  ValueError for what is no model."""
+    """Returns the source that a `load(model)` argument means, without reading; raises ValueError if it is no model."""
     if model in (None, EMBEDDED):
         return Source(EMBEDDED)
     if isinstance(model, (str, Path)):
@@ -66,7 +66,7 @@ class LoadedTarget:
 
 
 def load_target(source: Source, settings: Settings) -> LoadedTarget:
-    """Load a target with its kernels, in the weights that the settings ask for.
+    """Loads a target with its kernels and with the weights that the settings ask for.
 
     Raises:
         ValueError: model, tokenizer and settings do not fit each other, or something is damaged.
@@ -84,7 +84,7 @@ def load_target(source: Source, settings: Settings) -> LoadedTarget:
         model: Any = found or read_model(place.with_floats(wanted), place.name, config,
                                          wanted or config.dtype or torch.bfloat16)
     target = _target(model.to(device), source.name, settings)
-    # Without added tokens: some models ship a few that they never predict.
+    # Added tokens are not counted: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
@@ -92,7 +92,7 @@ def load_target(source: Source, settings: Settings) -> LoadedTarget:
 
 
 def _given(source: Source, settings: Settings) -> Target:
-    """The target of a model that was given loaded."""
+    """Returns the target of a model that was given loaded."""
     assert source.given is not None
     model, _ = source.given
     if settings.weights == "gguf":
@@ -109,8 +109,11 @@ def _given(source: Source, settings: Settings) -> Target:
 
 def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
                ) -> tuple[PreTrainedModel | None, tuple[str, ...]]:
-    """(the model with the file's blocks as weights, or None for floats; notes).  ValueError if blocks were asked for
-    and cannot be had."""
+    """Returns (the model with the file's blocks as weights, or None for floats; notes).
+
+    Raises:
+        ValueError: blocks were asked for and are not possible.
+    """
     if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and place.gguf is None):
         return None, ()
     try:
@@ -120,7 +123,7 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
             raise NoBlocks("blocks are for a CPU's compiled kernels in float32 or bfloat16, and "
                            f"{str(dtype)[6:] if dtype else 'another dtype'} on {device} with --kernels "
                            f"{settings.kernels} was asked for")
-        if isinstance(kernels := cpu_kernels(), NotBuilt):     # built only where they would be used
+        if isinstance(kernels := cpu_kernels(), NotBuilt):     # built only if they would be used
             raise NoBlocks(str(kernels))
         if not TensorTable.read(Path(place.path)).in_blocks:
             raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({', '.join(BLOCK_TYPES)})")
@@ -152,7 +155,7 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
 
 
 def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
-    """A model whose linear weights are rounded to bytes; it shares all other tensors with the one given."""
+    """Returns a model whose linear weights are rounded to bytes; it shares all other tensors with the given one."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     found: Any = copy.deepcopy(model, shared)
     packed: dict[int, PackedWeight] = {}        # tied weights are packed once
@@ -165,14 +168,14 @@ def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
 
 
 def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    """On a CPU float32, where decoding is exact; None: what the weights were saved in."""
+    """Returns the dtype to load: float32 on a CPU, where decoding is exact; None: that of the saved weights."""
     if dtype is not None:
         return dtype_of(dtype)
     return torch.float32 if device.type == "cpu" else None
 
 
 def kernels_for(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuilt | None:
-    """None where they are switched off, or do not apply to the device and dtype."""
+    """Returns the kernels, or why there are none; None if they are switched off or do not apply to device and dtype."""
     if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
         return None
     if (packed := packed_bytes(model, settings.weights == "int8")) > (free := free_bytes(model.device)):

@@ -24,15 +24,15 @@ from longgraft.models.store import check_room
 
 PIP = ("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
        "--disable-pip-version-check", "--retries=2")
-CHUNK = 1 << 20     # bytes that are in memory at once
+CHUNK = 1 << 20     # bytes that are copied at once
 
 
 class NotFetched(ValueError):
-    """A source did not give a model."""
+    """A source did not give the model."""
 
 
 def installed(wheel: Wheel) -> Path | None:
-    """Return the path of a wheel's part in an installed package, or None where it is missing or of another size."""
+    """Return the path of a wheel's part in an installed package; None if it is missing or of another size."""
     package, _, file = wheel.file.partition("/")
     found = importlib.util.find_spec(package)       # finds a package of the top level without importing it
     places = [Path(place) / file for place in (found and found.submodule_search_locations) or ()]
@@ -42,16 +42,15 @@ def installed(wheel: Wheel) -> Path | None:
 def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
     """Write the GGUF file from its wheels, one after another, going on where `path` ends.
 
-    At most one wheel is on disk beside the file. A progress bar over all bytes of the model is on stderr where that is
-    a terminal.
+    At most one wheel is on disk besides the file.  On a terminal, stderr has a progress bar over all bytes.
 
     Args:
         path: The file's beginning, from an earlier call that was interrupted; it may be missing.
         scratch: A folder for one wheel at a time.
 
     Raises:
-        NotFetched: A wheel cannot be had; one clause says why. `path` ends with the last whole part.
-        OSError: The disk has no room for what is missing.
+        NotFetched: A wheel cannot be had; the message is one clause.  `path` ends with the last whole part.
+        OSError: The disk has no room for the missing bytes.
     """
     end = 0
     with open(path, "ab") as file:
@@ -66,14 +65,14 @@ def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
 
 
 def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
-    """Append a wheel's part without its first bytes, which the file has already."""
+    """Append a wheel's part without its first bytes, which the file already has."""
     if place := installed(wheel):
         with open(place, "rb") as part:
             part.seek(skipped)
             shutil.copyfileobj(part, out, CHUNK)
         return
     before = out.tell()
-    with TemporaryDirectory(dir=scratch) as folder:     # a new one, as the pip of a killed process may go on
+    with TemporaryDirectory(dir=scratch) as folder:     # a new folder, because the pip of a killed process may go on
         archive = _download(wheel, Path(folder))
         try:
             with zipfile.ZipFile(archive) as files, files.open(wheel.file) as part:

@@ -1,1 +1,1 @@
-"""Memories and proposers: the protocols that everything else is written against."""
+"""The protocols of memories and proposers, from which every method is built."""

@@ -1,4 +1,4 @@
-"""Memories: what is learnt while decoding.  Knows observations; knows no proposer."""
+"""The memory protocol: what a method learns while it decodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class Memory(ABC):
-    """What is learnt from observations: a drafter's keys and values, matrix rows, the token history.
+    """Learns from observations: a drafter's keys and values, matrix rows, the token history.
 
-    name:      for messages
-    wants:     what the target must report for it
-    positions: tokens that it can observe; None: any number
-    lasting:   whether what it learnt outlives the request: then `reset` forgets nothing
-    tail:      last tokens of a prompt that must be read anew, where the tokens before them are recalled
-    reads_corpora: whether it learns from corpora
+    Attributes:
+        name: Name in messages.
+        wants: What the target must report for this memory.
+        positions: Number of tokens that it can observe; None: no limit.
+        lasting: True if what it learnt outlives the request; then `reset` forgets nothing.
+        tail: Number of last prompt tokens that must be read again if the tokens before them are recalled.
+        reads_corpora: True if it learns from corpora.
     """
 
     name: str = "memory"
@@ -35,57 +36,62 @@ class Memory(ABC):
 
     @property
     def aligned(self) -> KVCache | None:
-        """Its rows, if they are all that it learns of a prompt and row t depends on tokens 0 to t + 1 alone: prompts
-        that begin alike share them by copying."""
+        """The memory's KV rows, if they are all that it learns from a prompt and row t depends only on tokens 0 to
+        t + 1.  Then prompts with a common beginning share these rows by copying.  None for other memories."""
         return None
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What the `aligned` rows depend on besides tokens and target, by name: rows in a file may be another
-        drafter's."""
+        """All that the `aligned` rows depend on besides tokens and target, by name.  Rows in a file are used only if it
+        is equal: they may be another drafter's."""
         return {}
 
     @abstractmethod
     def reset(self, capacity: int) -> None:
-        """Forget the last request; at most `capacity` tokens will be observed and proposed in the next."""
+        """Forgets the last request; at most `capacity` tokens will be observed and proposed in the next one."""
 
     def observe_prediction(self, tokens: Tensor) -> None:     # noqa: B027 - most memories learn from observations alone
-        """Learn from text that the answer may repeat and the target does not read: [n] int64 on the host.
+        """Learns from a text that the answer may repeat and that the target does not read (a predicted output).
 
-        Called after a `reset`, before anything is observed, once for each text.  Forgotten with the request.
+        Called once for each text, after `reset` and before anything is observed.  Forgotten with the request.
+
+        Args:
+            tokens: [n] int64 on the host.
         """
 
     def observe_corpus(self, corpus: Corpus) -> None:     # noqa: B027 - most memories read none
-        """Learn, as the text is observed, from a corpus that the answer may repeat.
+        """Learns from a corpus that the answer may repeat; the corpus is consulted as the text is observed.
 
-        Called after a `reset`, before anything is observed, where `reads_corpora`.  Forgotten with the request.
+        Called after `reset` and before anything is observed, if `reads_corpora`.  Forgotten with the request.
         """
 
     @abstractmethod
     def observe(self, seen: Observation) -> None:
-        """Learn from a prompt chunk or a verified tree."""
+        """Learns from a prompt chunk or a verified tree."""
 
     def recall(self, seen: Observation) -> None:
-        """Learn from a prompt's beginning that was read for an earlier request, in one chunk; `aligned` rows are there
-        already."""
+        """Learns from the beginning of a prompt that an earlier request has read, given as one chunk.
+
+        The `aligned` rows are in place already.
+        """
         if self.aligned is None:
             self.observe(seen)
 
     @abstractmethod
     def state(self) -> Any:
-        """A copy of all that it knows, for `restore`, also by another memory of the same class."""
+        """Returns a copy of all that the memory holds, for `restore` of any memory of this class."""
 
     @abstractmethod
     def restore(self, state: Any) -> None:
-        """Replace all that it knows by a `state`."""
+        """Replaces all that the memory holds by a `state`."""
 
     def mark(self) -> Any:
-        """Its present position, for `rewind`; cheaper than a state where possible."""
+        """Returns the present position for `rewind`; cheaper than `state` where possible."""
         return self.state()
 
     def rewind(self, mark: Any) -> None:
-        """Forget what was observed since `mark`, any number of times; not across a `reset`."""
+        """Forgets what was observed since `mark`; may be called any number of times, but not across a `reset`."""
         self.restore(mark)
 
     def release(self) -> None:      # noqa: B027 - most memories hold nothing large
-        """Free large buffers; the next call is a `reset`."""
+        """Frees large buffers; the next call is a `reset`."""

@@ -1,4 +1,4 @@
-"""What the target reports of a pass, and what memories want of it.  Knows trees; knows no model, method or device."""
+"""Observations: what the target reports of a pass, and which parts of it memories want."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wants:
-    """What a memory needs the target to report of each node.
+    """The values that a memory wants the target model to report for each node.
 
-    layers:  decoder layers whose inputs are reported, as indices into transformers' hidden_states; ascending
-    final:   whether the hidden states after the final norm are reported
-    topk:    K next tokens, 0 for none
-    cache:   whether the target's cache of committed rows is reported
-    queries: of how many last kept nodes the queries of every layer are reported; such a pass has no fixed shape
-    prompt_queries: the same, of prompt chunks alone
+    Attributes:
+        layers: Decoder layers whose inputs are reported, as indices into transformers' hidden_states; ascending.
+        final: True if the hidden states after the final norm are reported.
+        topk: Number of most probable next tokens; 0: none.
+        cache: True if the target's KV cache of committed rows is reported.
+        queries: Number of last kept nodes whose queries are reported for every layer; such a pass has no fixed shape.
+        prompt_queries: The same, for prompt chunks only.
     """
 
     layers: tuple[int, ...] = ()
@@ -36,14 +37,14 @@ class Wants:
     prompt_queries: int = 0
 
     def __or__(self, other: Wants) -> Wants:
-        """What both need, in one pass."""
+        """Returns what both need, in one pass."""
         return Wants(tuple(sorted({*self.layers, *other.layers})), self.final or other.final,
                      max(self.topk, other.topk), self.cache or other.cache, max(self.queries, other.queries),
                      max(self.prompt_queries, other.prompt_queries))
 
     @classmethod
     def union(cls, wants: Iterable[Wants]) -> Wants:
-        """What all of them need."""
+        """Returns what all of them need."""
         whole = cls()
         for one in wants:
             whole = whole | one
@@ -54,7 +55,8 @@ class Wants:
 class Walked:
     """A verified tree on the device, padded to n rows; valid until the next pass.
 
-    tree: its nodes; path: [n] int64, then -1; length: [1] int64 of the path; topk: [n, K] int32, as `Observation.topk`
+    tree: the padded tree; path: [n] int64, rows of the kept path, then -1; length: [1] int64, the path's length; topk:
+    [n, K] int32, as `Observation.topk`
     """
 
     tree: PaddedTree
@@ -65,19 +67,23 @@ class Walked:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """The target ran on a tree and kept one path of it.  A prompt chunk is a chain that is kept whole.
+    """Result of one target pass: the target model ran on a tree, and one path of it was kept.
 
-    path:       [a] int64 node indices from the root to the last kept node
-    next_token: the token after the path: the next root (or the next chunk's first token)
-    topk:       [n, K] int32, the target's most probable next tokens per node, best first; None unless wanted
-    hidden:     wanted layer -> [a, H], its input at the kept nodes
-    final:      [a, H] after the final norm at the kept nodes; None unless wanted
-    prompt:     whether this is a prompt chunk
-    seconds:    of the pass, draw and walk included
-    walked:     the same on the device, if the pass had a fixed shape
-    ranked:     [r] int64, the nodes that topk has rows of, [r, K] then; None: all
-    cache:      the target's committed rows, the kept ones included, readable until the next pass; None unless wanted
-    queries:    layer -> [Hq, w, D], after rotary embedding, of the last w kept nodes; w: at most the wanted number
+    A prompt chunk is a chain that is kept whole.
+
+    Attributes:
+        tree: The tree that the target read.
+        path: [a] int64 node indices from the root to the last kept node.
+        next_token: The token after the path: the next root (or the next chunk's first token).
+        topk: [n, K] int32, the target's most probable next tokens per node, best first; None unless wanted.
+        hidden: Wanted layer -> [a, H], its input at the kept nodes.
+        final: [a, H] after the final norm at the kept nodes; None unless wanted.
+        prompt: True for a prompt chunk.
+        seconds: Duration of the pass, including draw and walk.
+        walked: The verified tree on the device, if the pass had a fixed shape.
+        ranked: [r] int64, the nodes that have rows in topk, which is [r, K] then; None: all nodes.
+        cache: The target's committed rows, including the kept ones, readable until the next pass; None unless wanted.
+        queries: Layer -> [Hq, w, D], after rotary embedding, of the last w kept nodes; w is at most the wanted number.
     """
 
     tree: ProposalTree
@@ -95,7 +101,7 @@ class Observation:
 
     @property
     def kept(self) -> Tensor:
-        """[a] int64 tokens that are committed now."""
+        """[a] int64: the tokens that this pass commits."""
         return self.tree.tokens if len(self.path) == len(self.tree) else self.tree.tokens[self.path]
 
     @property
@@ -104,5 +110,5 @@ class Observation:
         return torch.cat([self.kept[1:], torch.tensor([self.next_token])])
 
     def features(self, layers: Sequence[int]) -> Tensor:
-        """[a, F]: these layers' inputs at the kept nodes, side by side."""
+        """Returns [a, F]: these layers' inputs at the kept nodes, concatenated."""
         return torch.cat([self.hidden[layer] for layer in layers], dim=-1)

@@ -1,7 +1,7 @@
-"""Proposers: they turn memories into draft trees.  Knows trees and observations; knows no model and no method.
+"""The proposer protocol: proposers turn memories into draft trees.
 
-A method is a `Proposer` over `Memory`s: memories observe all that the target reads, proposers turn what memories hold
-into a tree.  Nothing else changes while decoding.
+A method is a `Proposer` over `Memory`s: memories observe all that the target reads, and proposers turn what memories
+hold into a tree.  Nothing else changes while decoding.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from longgraft.trees.padded import Tree
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What else is in a request's next passes, as far as can be foreseen.
+class BatchLoad:
+    """The other work in the passes that a request shares with other requests.
 
-    requests, rows: other requests, and the rows that they have in a pass; chunk: prompt tokens that the request may
-    read in one pass, so that the others need not wait for long; 0: it rests; None: no limit
+    Attributes:
+        requests: Number of other requests.
+        rows: Rows that the other requests have in a pass.
+        chunk: Prompt tokens that this request may prefill in one pass, so that other requests do not wait for long; 0:
+            the request rests; None: no limit.
     """
 
     requests: int = 0
@@ -32,19 +35,20 @@ class Beside:
     chunk: int | None = None
 
 
-ALONE = Beside()
+SINGLE_REQUEST = BatchLoad()
 
 
 @dataclass(frozen=True)
 class Ask:
     """A request for one proposal.
 
-    root:     the committed token that is not yet in the target's cache
-    budget:   nodes of the tree at most, root included
-    position: absolute position of the root
-    draws:    how a draft model draws its tokens, by their absolute positions
-    pruning:  the policy of an EAGLE-3 drafter for this proposal; None: its own
-    beside:   what else is in the pass that verifies it
+    Attributes:
+        root: The last committed token, which is not in the target's KV cache yet.
+        budget: Most nodes of the tree, root included.
+        position: Absolute position of the root.
+        draws: How a draft model draws its tokens, by their absolute positions.
+        pruning: The pruning policy of an EAGLE-3 drafter for this proposal; None: the drafter's own.
+        batch: The other work in the pass that verifies the tree.
     """
 
     root: int
@@ -52,10 +56,17 @@ class Ask:
     position: int
     draws: DrawThenWalk = field(default=Greedy(), compare=False)
     pruning: PruningPolicy | None = field(default=None, compare=False)
-    beside: Beside = ALONE
+    batch: BatchLoad = SINGLE_REQUEST
 
     def drawn(self, logits: Tensor, ahead: int) -> tuple[int, float]:
-        """(token drawn from logits [1, V] at `ahead` positions after the root, its log-probability): one device sync.
+        """Draws a drafted token, at the cost of one device sync.
+
+        Args:
+            logits: [1, V], the draft model's.
+            ahead: Distance of the token's position from the root's.
+
+        Returns:
+            (the token, its log-probability).
         """
         token = self.draws.draw(logits, torch.tensor([self.position + ahead], device=logits.device))
         gain = logits.float().log_softmax(-1).gather(1, token[:, None])
@@ -66,25 +77,28 @@ class Ask:
 
 @runtime_checkable
 class Proposer(Protocol):
-    """Proposes draft trees.  Deterministic given what its memories observed, hence exact under draw-then-walk."""
+    """Proposes draft trees.  Deterministic given what its memories observed, so that draw-then-walk is exact."""
 
     @property
     def memories(self) -> Sequence[Memory]:
-        """All that it reads from, each once."""
+        """All memories that the proposer reads, each once."""
 
     def propose(self, ask: Ask) -> Tree:
-        """A tree of at most `ask.budget` nodes, root included; on the device it is valid until the next proposal."""
+        """Returns a tree of at most `ask.budget` nodes, root included.
+
+        A tree on the device is valid until the next proposal.
+        """
 
 
 class Retriever(Proposer, Protocol):
-    """A proposer whose nodes cost nothing, so that it can offer more than there are slots."""
+    """A proposer whose nodes cost no forward, so that it can offer more nodes than there are free slots."""
 
     def candidates(self, root: int, slots: int) -> Tree:
-        """Nodes for `slots` free slots, best first, then nodes to replace duplicates."""
+        """Returns nodes for `slots` free slots, best first, followed by nodes to replace duplicates."""
 
 
 def memories_of(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:
-    """The memories of several proposers, each once, in order."""
+    """Returns the memories of several proposers, each once, in order."""
     return tuple({id(memory): memory for proposer in proposers for memory in proposer.memories}.values())
 
 

@@ -1,4 +1,4 @@
-"""When to stop drafting: what a pruning policy sees, and its verdict."""
+"""The protocol of pruning policies: they decide when to stop drafting."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Level:
-    """One drafted level.
+    """One level of a draft tree that is being drafted.
 
-    index:  expansion forwards done so far: 0 after the root's own draft step
-    scores: [c] float32 path log-probabilities of this level's candidates, on the device
-    last:   whether no further level is allowed
-    budget: nodes of the verified tree, root included
-    log_probs: [r, V] float32, of the draft vocabulary after each of the candidates' r parents, which have c / r
-            candidates each, on the device
+    Attributes:
+        index: Expansion forwards done so far: 0 after the root's own draft step.
+        scores: [c] float32, path log-probabilities of this level's candidates, on the device.
+        last: True if no further level is allowed.
+        budget: Nodes of the verified tree, root included.
+        log_probs: [r, V] float32 on the device, log-probabilities over the draft vocabulary after each of the
+            candidates' r parents, which have c / r candidates each.
     """
 
     index: int
@@ -29,7 +30,7 @@ class Level:
 
     @property
     def entropy(self) -> Tensor:
-        """[1] float32, in nats: of the distribution after the best candidate's parent; computed when it is read."""
+        """[1] float32 in nats: entropy of the distribution after the best candidate's parent; computed when read."""
         assert self.log_probs is not None, "this level's log-probabilities were not kept"
         best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.log_probs))
         return torch.special.entr(self.log_probs.index_select(0, best).exp()).sum(-1)
@@ -37,15 +38,19 @@ class Level:
 
 @dataclass(frozen=True)
 class Verdict:
-    """slots: drafted candidates that may take a slot, of all levels, best first (None: all that fit);
-    expand: whether another level is drafted."""
+    """A pruning policy's decision after one level.
+
+    Attributes:
+        slots: Number of drafted candidates that may take a slot, over all levels, best first; None: all that fit.
+        expand: True if another level is drafted.
+    """
 
     slots: int | None = None
     expand: bool = True
 
 
 class PruningPolicy(Protocol):
-    """When to stop drafting, and how many of the drafted candidates to keep.  Called once per level."""
+    """Decides when to stop drafting, and how many drafted candidates to keep.  Called once per level."""
 
     def __call__(self, level: Level) -> Verdict:
-        """Reading a value of the level on the host is a device sync: do it at few levels."""
+        """Decides after one level.  Reading a value of the level on the host is a device sync: do it at few levels."""

@@ -1,1 +1,1 @@
-"""Proposers that run no network: they look tokens up in earlier text."""
+"""Retrievers: proposers that run no network, but look tokens up in earlier text."""

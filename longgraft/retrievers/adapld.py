@@ -1,7 +1,4 @@
-"""AdaPLD (arXiv 2606.05742): one copied chain, and branches of the tokens that the target had found probable there.
-
-Knows tokens, hidden states, embeddings and logits; knows no model.
-"""
+"""AdaPLD (arXiv 2606.05742): a copied chain, and branches of tokens that the target found probable at its source."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from longgraft.trees.trie import Trie
 
 @dataclass(frozen=True)
 class Likeness:
-    """Which tokens may replace one that the text does not hold: embedding [V, H], and their least cosine with it."""
+    """Decides which tokens may replace a missing one: embedding: [V, H]; least: lowest cosine with the token's own."""
 
     embedding: Tensor
     least: float
@@ -32,10 +29,10 @@ class Likeness:
 class Branches:
     """The tokens that the target found most probable at an anchor.
 
-    count:      how many, without the copied one
+    count:      number of tokens, not counting the copied one
     final:      the final norm's output at every committed position
-    logits:     [H] -> [V]; computed for one anchor a step, so that nothing of the vocabulary's size is stored
-    successors: whether each is followed by one more token
+    logits:     [H] -> [V]; computed for one anchor per step, so that nothing of the vocabulary's size is stored
+    successors: True if each token is followed by one more
     """
 
     count: int
@@ -45,15 +42,18 @@ class Branches:
 
     @torch.inference_mode()
     def at(self, position: int, without: Sequence[int]) -> list[int]:
-        """The `count` most probable tokens after this position, except those of `without`."""
+        """Returns the `count` most probable tokens after this position, except those in `without`."""
         best = self.logits(self.final.rows[position]).topk(self.count + len(without)).indices.tolist()
         return [token for token in best if token not in without][:self.count]
 
 
 class AdaPld:
-    """length: tokens copied at most.  likeness: None: only the root's own token is an anchor; branches: None: a chain.
+    """Proposes a copied chain with branches.
 
-    Where slots are few the chain has half of them, and branches the rest.
+    length: most tokens that are copied; likeness: None: only the root's own token is an anchor; branches: None: a chain
+    without branches
+
+    If there are few slots, the chain gets half of them and the branches the rest.
     """
 
     def __init__(self, anchors: Anchors, length: int, likeness: Likeness | None, branches: Branches | None,
@@ -76,7 +76,7 @@ class AdaPld:
             tree.add(copied, match=match)
             return
         at, = self.anchors.closest([found], len(text) - 2)
-        # After a token that is only like the root nothing is copied.
+        # Nothing is copied after a token that is only similar to the root.
         main = copied or (text[at + 1:at + 1 + self.length].tolist() if same else [])
         branches = self._branches_at(text, at, main[:1]) if self.branches else []
         slots = tree.budget - 1
@@ -85,19 +85,19 @@ class AdaPld:
             tree.add(branch)
 
     def _branches_at(self, text: np.ndarray, at: int, copied: Sequence[int]) -> list[list[int]]:
-        """Branches, the most probable first, each with its successor where it has one."""
+        """Returns the branches, most probable first, each followed by its token's successor if there is one."""
         assert self.branches is not None
         tokens = self.branches.at(at, copied)
         if not self.branches.successors:
             return [[token] for token in tokens]
         found = {token: group for token, (group, _) in zip(tokens, self._anchors(text, tokens), strict=True)
                  if len(group)}
-        # A branch has no hidden state yet: its anchor's is compared instead.
+        # A branch has no hidden state yet, so its anchor's is compared.
         places = dict(zip(found, self.anchors.closest([*found.values()], at), strict=True)) if found else {}
         return [[token, int(text[places[token] + 1])] if token in places else [token] for token in tokens]
 
     def _anchors(self, text: np.ndarray, tokens: Sequence[int]) -> list[tuple[np.ndarray, bool]]:
-        """For each token (its anchors, whether they hold the token itself)."""
+        """Returns for each token (its anchors, True if they hold the token itself)."""
         found = {token: (self.anchors.of(text, token), True) for token in tokens}
         missing = [token for token, (group, _) in found.items() if not len(group)]
         missing = [token for token in missing if token not in self.anchors.never]

@@ -1,7 +1,4 @@
-"""LogitSpec (arXiv 2507.01449): guesses after the root are the top-k at the position that produced the root.
-
-Knows tokens and that top-k; knows no model.
-"""
+"""LogitSpec (arXiv 2507.01449): guesses after the root are the top-k at the position that produced the root."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
-WIDTH = 64                  # of the last top-k, and nodes of the tree, root included: the official capacity
-KEPT = ((8, 4), (32, 3))    # (highest rank, tokens of a guess with its continuation); above, the guess alone
+WIDTH = 64                  # size of the last top-k, and nodes of the tree, root included: the official capacity
+KEPT = ((8, 4), (32, 3))    # (highest rank, tokens of a guess with its continuation); above these ranks the guess alone
 
 
 class LastTopK(Memory):
-    """The top-k at the position that produced the root: observed before it is used, so that decoding stays exact."""
+    """The top-k at the position that produced the root; it is observed before it is used, so decoding stays exact."""
 
     name = "last top-k"
 
@@ -33,7 +30,7 @@ class LastTopK(Memory):
 
     @property
     def tokens(self) -> list[int]:
-        """[K], best first; none before the first observation."""
+        """[K] tokens, best first; none before the first observation."""
         return [] if self._topk is None else self._topk[:self.width].tolist()
 
     def reset(self, capacity: int) -> None:
@@ -45,7 +42,7 @@ class LastTopK(Memory):
         if seen.ranked is None:
             row = seen.topk[last]
         elif len(seen.ranked) and int(seen.ranked[-1]) == last:
-            row = seen.topk[-1]         # else the prompt goes on, and its next chunk repeats this token
+            row = seen.topk[-1]         # otherwise the prompt goes on, and its next chunk repeats this token
         self._topk = row
 
     def state(self) -> Tensor | None:
@@ -56,7 +53,8 @@ class LastTopK(Memory):
 
 
 class Rounds(Memory):
-    """The text's size after the prompt and after each verified tree: what the official pool held, and when."""
+    """The text's length after the prompt and after each verified tree; it tells what the official pool held, and
+    when."""
 
     name = "rounds"
 
@@ -77,13 +75,17 @@ class Rounds(Memory):
         self._sizes = state
 
     def pooled(self, ends: np.ndarray, ngram: int, length: int, before: int) -> np.ndarray:
-        """[k] int64: tokens that the official pool holds after n-grams of `ngram` tokens that end before `ends` [k].
+        """Returns [k] int64: the number of tokens that the official pool holds after each n-gram.
 
-        before: tokens of predictions, which stand before the prompt and are pooled with it
-
-        The pool is made of the prompt.  After each round `Pool.update_pool` visits the n-grams that begin in the last
-        2 * length tokens (generate_drafts_util.py:51 at 659bba9), so that a continuation stays short where long rounds
+        The pool is built from the prompt.  After each round `Pool.update_pool` visits the n-grams that begin in the
+        last 2 * length tokens (generate_drafts_util.py:51 at 659bba9), so a continuation stays short where long rounds
         pass over it.
+
+        Args:
+            ends: [k], the positions after the n-grams.
+            ngram: Tokens of an n-gram.
+            length: Most tokens of a continuation.
+            before: Tokens of predictions, which lie before the prompt and are pooled with it.
         """
         sizes = before + np.array(self._sizes, dtype=np.int64)
         last = np.searchsorted(sizes, ends - ngram + 2 * length, side="right") - 1
@@ -92,9 +94,9 @@ class Rounds(Memory):
 
 
 class LogitSpec:
-    """The continuation of the root's longest n-gram, then the last top-k's other tokens, each with its continuation.
+    """Proposes the continuation of the root's longest n-gram, then the last top-k's other tokens with continuations.
 
-    max_ngram, length: 3 and 20, the official settings.  The official tree holds a guess twice where the continuation
+    max_ngram, length: 3 and 20 are the official settings.  The official tree holds a guess twice if the continuation
     also begins with it; here both are one node, and the second slot stays empty, so that acceptance is the same.
     """
 
@@ -103,7 +105,7 @@ class LogitSpec:
         self._history, self._topk, self._rounds = history, topk, Rounds()
         self.memories = (history, topk, self._rounds)
         self.max_ngram, self.length, self.clock = max_ngram, length, clock or Clock()
-        # Of each guess its rank; -1 for all other tokens, and last for ids that are no token.
+        # A guess's rank, indexed by token; -1 for all other tokens.  The last entry takes ids that are not tokens.
         self._slot = np.full(vocab_size + 1, -1, dtype=np.int64)
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -123,7 +125,7 @@ class LogitSpec:
         return self._rounds.pooled(ends, ngram, self.length, len(self._history.before()))
 
     def _guesses(self, text: np.ndarray, root: int) -> Iterator[tuple[int, list[int], int]]:
-        """(a token of the last top-k, its continuation, tokens of that match), the most probable first."""
+        """Yields (a token of the last top-k, its continuation, tokens of the match), the most probable first."""
         guesses, most = self._topk.tokens, KEPT[-1][0] + 1       # lower ranks get no continuation
         known = self._after(text, guesses[:most])
         for rank, guess in enumerate(guesses):
@@ -133,16 +135,16 @@ class LogitSpec:
                 yield guess, unbroken(text[at:at + min(kept - 1, pooled)]).tolist(), match
 
     def _after(self, text: np.ndarray, guesses: Sequence[int]) -> list[tuple[int, int, int]]:
-        """For each guess: (index after the longest n-gram that ends with root and guess, pooled tokens from there, the
-        n-gram's tokens)."""
+        """Returns for each guess (index after the longest n-gram that ends with root and guess, pooled tokens from
+        there, tokens of the n-gram)."""
         size, m = len(text) - 1, len(guesses)
         found = np.zeros((m, 3), dtype=np.int64)
         self._slot[guesses] = np.arange(m)
         slots = self._slot[text[:size]]
         self._slot[guesses] = -1
-        guessed = np.flatnonzero(slots[:max(0, size - 1)] >= 0)     # occurrences of guesses that something follows
+        guessed = np.flatnonzero(slots[:max(0, size - 1)] >= 0)     # guesses that a token follows
         for n in range(1, self.max_ngram + 1):
-            if n > 1:       # of these, those before which the text's end occurs
+            if n > 1:       # keep only those that are preceded by the text's end
                 before = guessed - (n - 1)
                 guessed = guessed[(before >= 0) & (text[before] == text[size - (n - 2)]) & (text[before] >= 0)]
             pooled = self._pooled(guessed + 1, n)
@@ -154,8 +156,10 @@ class LogitSpec:
 
 def continuation(text: np.ndarray, max_ngram: int,
                  pooled: Callable[[np.ndarray, int], np.ndarray]) -> tuple[list[int], int]:
-    """text [t + 1], its last token the root, negative between texts -> (the pooled tokens that followed the longest
-    n-gram of its end, that n-gram's tokens); none and 0 where none was seen.  pooled: as `Rounds.pooled` of ends and n.
+    """Returns (the pooled tokens that followed the longest n-gram at the text's end, tokens of that n-gram).
+
+    The result is ([], 0) if no n-gram was seen before.  text: [t + 1], the root last, negative between texts; pooled:
+    `Rounds.pooled` as a function of ends and n
     """
     size = len(text) - 1
     ends = np.flatnonzero(text[:max(0, size - 1)] == text[size]) + 1
@@ -172,11 +176,11 @@ def continuation(text: np.ndarray, max_ngram: int,
 
 
 def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
-    """[count] int64: for each key the last index of its largest `pooled`; -1 for a key without any.
+    """Returns [count] int64: for each key the last index of its largest `pooled`; -1 for a key that does not occur.
 
-    keys, pooled: [k] int64.  The official pool's rule: a later continuation replaces one of the same length.
+    keys, pooled: [k] int64.  It is the official pool's rule: a later continuation replaces one of the same length.
     """
     found = np.full(count, -1, dtype=np.int64)
     order = np.argsort(pooled, kind="stable")
-    found[keys[order]] = order      # of repeated indices numpy keeps the last
+    found[keys[order]] = order      # for repeated indices numpy keeps the last
     return found

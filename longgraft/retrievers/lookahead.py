@@ -1,7 +1,7 @@
 """Lookahead decoding (arXiv 2402.02057): verifies n-grams, and grows new ones in the same pass.
 
-Its window is a tree: row r's column c stands below row r - 1's, the first row is a chain from the root, and n-grams are
-chains from the root.  Knows trajectories only.
+The window is a tree: column c of row r is a child of column c of row r - 1, and the first row is a chain from the root.
+The n-grams are chains from the root.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Row = tuple[int, ...]
 
 
 class Trajectories(Memory):
-    """ngram: tokens of an n-gram; width: columns of the full window, 0 for none; most: n-grams kept of each first
-    token; from_prompt: whether n-grams are also taken from the text
+    """The window and the pool of n-grams.
+
+    ngram: tokens of an n-gram; width: columns of the full window, 0 for no window; most: n-grams kept for each first
+    token; from_prompt: True if n-grams are also taken from the text
 
     The first row, whose column 0 is the root, begins as tokens of the prompt drawn with a fixed seed.  Each step adds a
     row, until there are `ngram` - 1; from then on each column gives an n-gram, the first row is dropped, and the window
@@ -43,7 +45,7 @@ class Trajectories(Memory):
         self._prompt = 0
         self._rows: tuple[Row, ...] | None = None
         self._pool: dict[int, tuple[Row, ...]] = {}
-        self._before: list[tuple[int, tuple[Row, ...]]] = []        # an n-gram's entry before a change, for `rewind`
+        self._before: list[tuple[int, tuple[Row, ...]]] = []        # pool entries before each change, for `rewind`
 
     def observe_prediction(self, tokens: Tensor) -> None:
         text = tokens.tolist()
@@ -52,13 +54,14 @@ class Trajectories(Memory):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The window below the root: the first row is one token shorter than others: its column 0 is the root."""
+        """The window below the root; the first row is one token shorter than the others, because its column 0 is the
+        root."""
         if self._rows is None:
             self._rows = (self._begin(),) if self.width else ()
         return self._rows
 
     def after(self, token: int) -> tuple[Row, ...]:
-        """What follows this token in n-grams, the newest last."""
+        """Returns the rests of the n-grams that begin with this token, the newest last."""
         return self._pool.get(token, ())
 
     def observe(self, seen: Observation) -> None:
@@ -75,19 +78,19 @@ class Trajectories(Memory):
                 self._learn(tuple(self._text[-self.ngram:]))
 
     def _begin(self) -> Row:
-        """One extra token per missing row: each step that adds a row drops a column."""
+        """Draws the first row, with one extra token per missing row: each step that adds a row drops a column."""
         places = torch.randint(max(1, self._prompt), (self.width + self.ngram - 3,),
                                generator=torch.Generator().manual_seed(0))
         return tuple(self._text[place] for place in places.tolist())
 
     def _advance(self, tree: ProposalTree, draws: list[int]) -> None:
-        """draws: the target's most probable token after each node.
+        """Moves the window on; draws: the target's most probable token after each node.
 
-        A cell that was not verified, for want of slots or of remaining tokens, keeps its token.
+        A cell that was not verified, because slots or remaining tokens did not suffice, keeps its token.
         """
         rows, root = self.rows, int(tree.tokens[0])
         nodes = cells(rows, tree.children)
-        # One row: the root's own draw is the next root, not a guess.
+        # If there is only one row, the root's own draw is the next root, not a guess.
         last = (root, *rows[0]) if len(rows) == 1 else rows[-1]
         drawn = tuple(token if node is None else draws[node] for token, node in zip(last, nodes, strict=True))
         if len(rows) < self.ngram - 1:
@@ -100,7 +103,7 @@ class Trajectories(Memory):
         self._rows = (below[0][1:], *below[1:])
 
     def _learn(self, gram: Row) -> None:
-        """Add the newest n-gram of its first token; drop the oldest of too many."""
+        """Adds an n-gram as the newest of its first token, and drops the oldest if there are too many."""
         first, rest = gram[0], gram[1:]
         had = self.after(first)
         self._before.append((first, had))
@@ -128,8 +131,10 @@ class Trajectories(Memory):
 
 
 def cells(rows: tuple[Row, ...], children: Mapping[tuple[int, int], int]) -> list[int | None]:
-    """For each column of the window's last row, the root's included: its node in a tree with these children, by the
-    path to it; None where the tree lacks it."""
+    """Returns, for each column of the window's last row (the root's included), its node in a tree with these children.
+
+    Nodes are found by the path to them; None if the tree lacks the node.
+    """
     nodes: list[int | None] = [0]
     for token in rows[0]:
         nodes.append(_child(children, nodes[-1], token))
@@ -143,9 +148,9 @@ def _child(children: Mapping[tuple[int, int], int], node: int | None, token: int
 
 
 class Lookahead:
-    """The window, then the n-grams that begin with the root, the newest first.
+    """Proposes the window, then the n-grams that begin with the root, the newest first.
 
-    Where slots are few n-grams are dropped first, down to one; then the window's far columns, all rows of each.
+    If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their rows.
     """
 
     def __init__(self, memory: Trajectories, clock: Clock | None = None) -> None:

@@ -1,7 +1,4 @@
-"""PLD+ (arXiv 2412.01447): of all occurrences of the root's token, copy after the one with the most similar context.
-
-Knows tokens and hidden states.
-"""
+"""PLD+ (arXiv 2412.01447): copies after the occurrence of the root's token whose context is most like the root's."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from longgraft.trees.trie import Trie
 
 
 class PldPlus:
-    """length: tokens copied at most; a smaller budget copies less."""
+    """length: most tokens that are copied; a smaller budget copies fewer."""
 
     def __init__(self, anchors: Anchors, length: int, clock: Clock | None = None) -> None:
         self.memories = (anchors.history, anchors.context)

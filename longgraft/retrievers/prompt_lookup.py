@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (Saxena, 2023): copy what followed the same n-gram before.  Knows tokens only."""
+"""Prompt lookup decoding (Saxena, 2023): copies what followed the same n-gram before."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from longgraft.trees.tree import RETRIEVED, ProposalTree
 
 
 class PromptLookup:
-    """The official rule: n-grams of 3, 2, 1 tokens, the earliest match whose `length` followers all exist.
+    """The official rule: n-grams of 3, 2, 1 tokens, and the earliest match that is followed by `length` tokens.
 
-    max_ngram, length: 3 and 10, the official settings; a smaller budget copies less.
+    max_ngram, length: 3 and 10 are the official settings; a smaller budget copies fewer tokens.
     latest: take the last match instead of the first
     """
 
@@ -32,7 +32,9 @@ class PromptLookup:
 
 
 def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = False) -> np.ndarray:
-    """history [t + 1] int64, its last token the root, negative between texts -> [length] tokens that followed, or none.
+    """Returns the [length] tokens that followed, or none.
+
+    history: [t + 1] int64, the root last, negative between texts
     """
     size, gaps = len(history), np.flatnonzero(history < 0)
     own = size - 1 - gaps[-1] if len(gaps) else size
@@ -44,7 +46,7 @@ def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = Fals
         same = np.ones(starts, dtype=bool)
         for offset in range(n):
             same &= history[offset:offset + starts] == history[size - n + offset]
-        for gap in gaps:        # copies never cross a text's end
+        for gap in gaps:        # copies never cross the end of a text
             same[max(0, gap - n - length + 1):gap + 1] = False
         found = starts - 1 - int(same[::-1].argmax()) if latest else int(same.argmax())
         if same[found]:

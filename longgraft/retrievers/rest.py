@@ -1,7 +1,5 @@
-"""REST (arXiv 2311.08252): the most frequent continuations of the text's end in a datastore or a prediction, as a tree.
-
-Knows datastore and history; knows no file.
-"""
+"""REST (arXiv 2311.08252): a tree of the most frequent continuations of the text's end in a datastore or a
+prediction."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
-ENDED = -1      # not a token: behind a text's end
+ENDED = -1      # not a token: it follows the end of a text
 
 
 @dataclass(frozen=True)
 class RestChoices:
-    """Choices of a lookup."""
+    """Settings of a datastore lookup."""
 
     longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
     shortest: int = option(2, "Tokens of a match at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
@@ -38,9 +36,9 @@ class RestChoices:
 
 
 class RestRetriever:
-    """The most frequent prefixes of what followed the longest match; scores are their shares of the occurrences.
+    """Proposes the most frequent prefixes of what followed the longest match; a score is its share of the occurrences.
 
-    A prediction is a datastore of its own; of equal matches the prediction's is used.
+    A prediction is searched as a datastore of its own; if matches are equally long, the prediction's is used.
     """
 
     def __init__(self, history: TokenHistory, store: Corpus, lookup: RestChoices | None = None,
@@ -68,7 +66,7 @@ class RestRetriever:
         return [self._predicted, self.store]
 
     def _continuations(self, store: Corpus, match: int, part: slice) -> np.ndarray:
-        """[h, length] int32 in the order of the datastore, ENDED behind a text's end."""
+        """Returns continuations [h, length] int32 in the order of the datastore, ENDED after the end of a text."""
         count = part.stop - part.start
         chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)
         at = store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)
@@ -77,15 +75,15 @@ class RestRetriever:
         return np.where(inside, tokens, ENDED)
 
     def _tree(self, ask: Ask, match: int, rows: np.ndarray) -> ProposalTree:
-        """rows are sorted, so that a prefix is a run of them."""
+        """Builds the tree; rows are sorted, so that a prefix is a run of them."""
         changes = np.ones(rows.shape, dtype=bool)
         changes[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
         depths, starts = np.nonzero(changes.T)
         ends = np.append(starts[1:], len(rows))
-        ends[ends == 0] = len(rows)         # where the next run is a deeper one's first
+        ends[ends == 0] = len(rows)         # the next run is the first one of a greater depth
         counts = np.where(rows[starts, depths] == ENDED, 0, ends - starts)
         tokens, parents, scores = [ask.root], [-1], [0.0]
-        nodes = np.zeros(len(rows), dtype=np.int64)     # each row's deepest node so far: depths ascend
+        nodes = np.zeros(len(rows), dtype=np.int64)     # the deepest node of each row so far, because depths ascend
         for n in _most_frequent(counts, ask.budget - 1).tolist():
             depth, start = int(depths[n]), int(starts[n])
             parents.append(int(nodes[start]))
@@ -97,8 +95,10 @@ class RestRetriever:
 
 
 def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
-    """Ascending indices of the `most` largest counts above 0; of ties the first, which keeps parents, since indices
-    ascend with depth."""
+    """Returns the indices of the `most` largest counts above 0, ascending.
+
+    Of ties the first are taken.  This keeps parents, because indices ascend with depth.
+    """
     if len(counts) > most:
         least = np.partition(counts, -most)[-most]
         above, level = np.flatnonzero(counts > least), np.flatnonzero(counts == least)

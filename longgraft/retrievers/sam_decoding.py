@@ -1,7 +1,4 @@
-"""SAM-Decoding (arXiv 2411.10666): what followed the first occurrence of the longest match, as a chain.
-
-Knows the automaton; knows no drafter.
-"""
+"""SAM-Decoding (arXiv 2411.10666): copies, as a chain, what followed the first occurrence of the longest match."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ProposalTree
 
-LINK = -1       # in the undo log, instead of a token: a suffix link was changed
+LINK = -1       # in the undo log in place of a token: a suffix link was changed
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """tokens, states, undone: how many of each there were; last: the state of the whole text."""
+class _TextMark:
+    """tokens, states, undone: the number of each at the mark; last: the state of the whole text."""
 
     tokens: int
     states: int
@@ -31,11 +28,11 @@ class _Mark:
 
 
 class SuffixAutomaton(Memory):
-    """The textbook's, online: a state stands for all strings that end at the same places of the text.
+    """The textbook's online suffix automaton: a state stands for all strings that end at the same places of the text.
 
-    A state has transitions, a suffix link, the length of its longest string, and where that first ended.  The whole
-    text's state links to the longest end of the text that occurred before, so that no match is stored.  From the first
-    mark on, changes of older states are logged for `rewind`.
+    A state has transitions, a suffix link, the length of its longest string, and the place where that first ended.  The
+    whole text's state links to the longest end of the text that occurred before, so no match has to be stored.  From
+    the first mark on, changes of older states are logged for `rewind`.
     """
 
     name = "automaton"
@@ -48,26 +45,30 @@ class SuffixAutomaton(Memory):
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._end = [-1], [0], [0]
         self._last = 0
-        self._undo: list[tuple[int, int, int]] | None = None      # (state, token or LINK, where it led: -1 nowhere)
+        self._undo: list[tuple[int, int, int]] | None = None      # (state, token or LINK, previous target; -1: none)
 
     def observe_prediction(self, tokens: Tensor) -> None:
         self.extend(tokens.tolist())
-        # A unique separator: no string with it occurs again.
+        # The separator is unique, so no string that contains it occurs again.
         self.extend([LINK - 1 - len(self.text)])
 
     def observe(self, seen: Observation) -> None:
         self.extend(seen.kept.tolist())
 
     def following(self, at: int, most: int) -> list[int]:
-        """Up to `most` tokens from there on, to the end of the prediction, or of the text."""
+        """Returns up to `most` tokens from `at` on, up to the end of the prediction or of the text."""
         found = self.text[at:at + max(0, most)]
         return found[:next((n for n, token in enumerate(found) if token < 0), len(found))]
 
     def after(self, root: int, least: int = 0) -> tuple[int, int]:
-        """(tokens of the longest earlier match of the end of text and `root`, index after its first occurrence);
-        (0, length of the text) without one.
+        """Finds the longest earlier match of the text's end followed by `root`.
 
-        least: where fewer tokens follow, the index is that of a shorter match, if there is one
+        Args:
+            root: The token after the text.
+            least: If fewer tokens follow, the index is that of a shorter match, if there is one.
+
+        Returns:
+            (tokens of the match, index after its first occurrence); (0, length of the text) without a match.
         """
         state = max(self._link[self._last], 0)
         while state and root not in self._next[state]:
@@ -80,7 +81,7 @@ class SuffixAutomaton(Memory):
         return match, self._end[found]
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Committed, in order."""
+        """Appends committed tokens, in order."""
         follow, link, length, undo = self._next, self._link, self._length, self._undo
         for token in tokens:
             self.text.append(token)
@@ -98,7 +99,7 @@ class SuffixAutomaton(Memory):
             self._last = whole
 
     def _split(self, known: int, state: int, token: int) -> int:
-        """Split off a state for those strings of `known` that also end here."""
+        """Splits off a state for those strings of `known` that also end here."""
         follow, link = self._next, self._link
         part = self._state(follow[known].copy(), self._length[state] + 1, self._end[known], link[known])
         undo = [] if self._undo is None else self._undo
@@ -117,12 +118,12 @@ class SuffixAutomaton(Memory):
         self._link.append(link)
         return len(self._next) - 1
 
-    def mark(self) -> _Mark:
+    def mark(self) -> _TextMark:
         if self._undo is None:
             self._undo = []
-        return _Mark(len(self.text), len(self._next), len(self._undo), self._last)
+        return _TextMark(len(self.text), len(self._next), len(self._undo), self._last)
 
-    def rewind(self, mark: _Mark) -> None:
+    def rewind(self, mark: _TextMark) -> None:
         assert self._undo is not None
         while len(self._undo) > mark.undone:
             state, token, before = self._undo.pop()
@@ -149,10 +150,11 @@ class SuffixAutomaton(Memory):
 
 
 class SamChain:
-    """length: nodes at most, root included.
+    """Proposes a chain; length: most nodes, root included.
 
-    growth: drafted tokens per token of the match (the authors' retrieval alone: 4); None: always `length`, of a shorter
-    match where too little follows the longest (theirs beside a drafter).  `match` is the longest's in both cases.
+    growth: drafted tokens per token of the match (4 for the authors' retrieval alone); None: always `length` tokens,
+    from a shorter match if too few follow the longest (the authors' choice beside a drafter).  `match` is the length of
+    the longest match in both cases.
     """
 
     def __init__(self, automaton: SuffixAutomaton, length: int = 60, growth: float | None = 4.0,

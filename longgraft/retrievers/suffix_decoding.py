@@ -1,11 +1,10 @@
-"""SuffixDecoding (arXiv 2411.04975): what most often followed the text's end, in this request and in earlier answers.
+"""SuffixDecoding (arXiv 2411.04975): the most frequent continuations of the text's end, in this request and in earlier
+answers.
 
 The authors' suffix trees with counts are computed from the text itself: a node is the set of places where a string
 occurs, and all nodes up to the longest match are found by one comparison with the text and ever smaller gathers.
 Counts, and so drafts, are those of the authors' trees, except that no draft ends at a depth limit, and that long
 matches are distinguished at the newest COMPARED places only.
-
-Knows texts as arrays; knows no model.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 AUTHORS = "ArcticInference's default"
-SIFTED = 4      # tokens of a match that are compared one at a time; the rest at once, at the few places left
-COMPARED = 512  # newest places at which longer matches are compared: a repetitive text has thousands
+SIFTED = 4      # tokens of a match that are compared one by one; the rest is compared at once, at the few places left
+COMPARED = 512  # newest places at which longer matches are compared; a repetitive text has thousands
 
 
 class Text(Protocol):
     """A memory that holds tokens in order."""
 
     def whole(self, root: int) -> np.ndarray:
-        """[t + 1] int64, the root last; negative where there is no token."""
+        """Returns [t + 1] int64, the root last; negative where there is no token."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How many tokens are drafted after a match."""
+    """Decides how many tokens are drafted after a match."""
 
     depth: int = option(64, "Tokens of a match at most", unit="tokens", low=1, high=4096, source=AUTHORS)
     factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
@@ -49,13 +48,14 @@ class Speculation:
         check(self)
 
     def tokens(self, match: int) -> int:
-        """Drafted after a match of so many tokens, at most."""
+        """Returns the most tokens that are drafted after a match of `match` tokens."""
         return max(0, int(self.factor * match + self.offset + 1e-6))
 
 
 @dataclass(frozen=True)
 class _Draft:
-    """match: tokens of the context's match; tokens, parents, probabilities: of the nodes below the root, index 0."""
+    """match: length of the context's match; tokens, parents, probabilities: those of the nodes below the root (index
+    0)."""
 
     match: int
     tokens: list[int]
@@ -64,7 +64,7 @@ class _Draft:
 
     @property
     def score(self) -> float:
-        """Expected accepted tokens, if counts are probabilities."""
+        """Expected accepted tokens, if counts are taken as probabilities."""
         return sum(self.probabilities)
 
 
@@ -72,7 +72,7 @@ NOTHING = _Draft(0, [], [], [])
 
 
 class SuffixDecoding:
-    """The best of several texts' drafts by expected tokens, the first of ties; scores are log shares of counts."""
+    """Proposes the text's draft with the most expected tokens, the first of ties; scores are log shares of counts."""
 
     def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None, clock: Clock | None = None) -> None:
         self.memories: tuple[Memory, ...] = texts       # type: ignore[assignment]
@@ -92,11 +92,13 @@ class SuffixDecoding:
 
 
 def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int) -> _Draft:
-    """The draft of at most `most` tokens with the highest score, over all matches of the context's end in the text; of
-    ties that of the longest match."""
+    """Returns the draft with the highest score over all matches of the context's end in the text.
+
+    It has at most `most` tokens; of ties the longest match wins.
+    """
     places, matches = occurrences(text, context)
     best = NOTHING
-    # Lengths between these have the same places as the next longer one, which may draft more.
+    # Match lengths in between have the same places as the next longer one, which may draft more.
     for match in np.unique(matches)[::-1].tolist():
         tokens = min(most, rule.tokens(match))
         if best.score >= tokens:        # no shorter match can score more
@@ -106,8 +108,10 @@ def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int)
 
 
 def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(indices in the text that follow a match of the context's end, ascending; tokens of each match).  The text's own
-    end is included, as a node of a suffix tree counts it."""
+    """Returns (indices in the text after each match of the context's end, ascending; length of each match).
+
+    The text's own end is included, because a node of a suffix tree counts it.
+    """
     places = np.flatnonzero(text == context[-1]) + 1
     matches, alive = np.ones(len(places), dtype=np.int64), np.arange(len(places))
     for n in range(1, min(SIFTED, len(context))):
@@ -123,7 +127,7 @@ def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: float) -> _Draft:
-    """Best first: a path's probability is the product of the shares of its tokens."""
+    """Drafts the best paths first; a path's probability is the product of the shares of its tokens."""
     draft, entered = _Draft(match, [], [], []), 0
     heap: list[tuple[float, int, int, int, np.ndarray]] = []       # -probability, order, parent, token, places after it
     node, probability = 0, 1.0
@@ -142,13 +146,15 @@ def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: f
 
 
 def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[int, float, np.ndarray]]:
-    """(token, its share of the places, where it ends) of tokens with at least this share, the most frequent first, and
-    of those that tie the newest."""
+    """Returns (token, its share of the places, the places after it) for tokens with at least the share `least`.
+
+    The most frequent token comes first, and the newest of ties.
+    """
     inside = places[places < len(text)]
     following = text[inside]
     if not len(inside):
         return []
-    if (following == following[0]).all():       # most are, and the shortcut is a tenth of the time
+    if (following == following[0]).all():       # the usual case; the shortcut takes a tenth of the time
         shares = [(int(following[0]), len(inside) / len(places), inside + 1)]
     else:
         tokens, newest, counts = np.unique(following[::-1], return_index=True, return_counts=True)

@@ -1,6 +1,6 @@
 """Retrieval from the adjacency matrix: a static tree of ranks, filled with the rows' tokens.
 
-Knows rows and templates; knows no drafter.  Graft (arXiv 2605.20104, Eq. 10), Token Recycling (2408.08696).
+Sources: Graft (arXiv 2605.20104, Eq. 10), Token Recycling (2408.08696).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 
 class MatrixRetriever:
-    """shape: free slots -> the template of nodes to look up, best first.
+    """shape: maps the number of free slots to the template of nodes to look up, best first.
 
-    Where the memory's regions are fixed, trees of up to 64 nodes stay on the device.
+    If the memory's regions are fixed, trees of up to 64 nodes stay on the device.
     """
 
     def __init__(self, rows: AdjacencyMemory, shape: Callable[[int], Template] = envelope,
@@ -49,7 +49,7 @@ class MatrixRetriever:
 
     @torch.inference_mode()
     def candidates(self, root: int, slots: int) -> Tree:
-        """The nodes of `shape(slots)`, without those of unseen rows and their descendants."""
+        """Returns the nodes of `shape(slots)`, without those of unseen rows and their descendants."""
         if slots < 1:
             return ProposalTree.root_only(root)
         with self.clock.part("retrieve"):
@@ -68,7 +68,7 @@ def _pattern(template: Template, device: torch.device) -> Pattern:
 
 
 def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:
-    """Seen nodes with distinct siblings (rows of zeros repeat a token; the first of them is kept)."""
+    """Returns the seen nodes with distinct siblings; rows of zeros repeat a token, and the first of them is kept."""
     place, known = {0: 0}, {}
     kept, parents = [tokens[0]], [-1]
     for node in range(1, len(tokens)):

@@ -1,1 +1,1 @@
-"""Clock, devices, memory, the key-value cache and CUDA graphs."""
+"""Clock, devices, memory use, the KV cache and CUDA graphs."""

@@ -1,7 +1,4 @@
-"""One layer of the target's key-value cache, as transformers' models (5.17 to 5.23) call it.
-
-Knows rows; lengths are the owner's.
-"""
+"""One layer of the target's KV cache, with the interface that transformers' models (5.17 to 5.23) call."""
 
 from __future__ import annotations
 
@@ -19,14 +16,16 @@ Write = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def index_copy(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """`Write` by torch's own operation."""
+    """`Write` with torch's own operation."""
     keys.index_copy_(2, rows, k)
     values.index_copy_(2, rows, v)
 
 
 class CacheLayer(CacheLayerMixin):
-    """One layer's views of the owner's blocks.  keys, values: [1, Hkv, capacity, D]; rows from `owner.length` on are
-    scratch."""
+    """One layer's views of the blocks of its `KVCache`.
+
+    keys, values: [1, Hkv, capacity, D]; rows from `owner.length` on are scratch rows.
+    """
 
     is_sliding = False
     is_croppable = True
@@ -42,9 +41,9 @@ class CacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write [1, Hkv, n, D] after the committed rows and return the whole buffers; attention slices them.
+        """Writes [1, Hkv, n, D] after the committed rows and returns the whole buffers; attention slices them.
 
-        Where keys and values differ in size they are latents, which the model expands: then the written rows alone.
+        Keys and values of different sizes are latents, which the model expands; then it returns only the written rows.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -61,12 +60,12 @@ class CacheLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def drop(self) -> None:
-        """Free the buffers."""
+        """Frees the buffers."""
         self.keys = self.values = None
         self.is_initialized = False
 
     def room_for(self, n: int) -> None:
-        """ValueError unless n rows can be written after the committed ones."""
+        """Raises ValueError unless n rows can be written after the committed ones."""
         if (last := self.owner.length + n) > self.owner.capacity:
             raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {last:,} was written.\n"
                              "Reserve prompt + new tokens + tree before decoding.")

@@ -1,7 +1,6 @@
-"""Tensor functions of fixed shape, recorded once and replayed: launching kernels one by one can cost more than running
-them.
+"""CUDA graphs: tensor functions of fixed shape are recorded once and replayed.
 
-Knows functions and what they return; knows no model, no tree and no method.
+Launching kernels one by one can cost more than running them.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ T = TypeVar("T")
 
 Replay = Callable[[], object]
 Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
-"""A region -> (its replay, what it returned: the same tensors at each replay)."""
+"""Takes a region and returns (its replay, what the region returned: the same tensors at each replay)."""
 
 
-MOST = 256      # recordings per session: each has its own memory pool
+MOST = 256      # most recordings per session: each has its own memory pool
 WARM = 2        # warm-up runs before a recording
 
 
@@ -30,12 +29,12 @@ class NotRecorded(RuntimeError):
 
 
 class Regions:
-    """Runs regions: eagerly, or from a recording.
+    """Runs regions, either eagerly or from a recording.
 
     A region is a function without arguments.  It reads and writes tensors that outlive it, reads nothing on the host,
-    has the same effect when it runs again on the same values, and has shapes that depend on its key alone.
+    has the same effect when it runs again on the same values, and its shapes depend only on its key.
 
-    recorder: None: everything runs eagerly, in its own shapes
+    recorder: makes the recordings; None: everything runs eagerly, in its own shapes
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
@@ -46,7 +45,7 @@ class Regions:
 
     @property
     def fixed(self) -> bool:
-        """Whether callers must use fixed shapes and addresses, as a replay needs."""
+        """True if callers must use fixed shapes and addresses, because regions are replayed."""
         return self._recorder is not None
 
     @property
@@ -55,7 +54,7 @@ class Regions:
         return len(self._recorded)
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
-        """What the region returns; a recording returns the same tensors each time, with new values."""
+        """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
         if self._recorder is None or (key not in self._recorded and len(self._recorded) >= MOST):
             return region()
         if key not in self._recorded:
@@ -71,24 +70,24 @@ class Regions:
         return returned
 
     def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
-        """Run the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
+        """Runs the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
         if (before := self._latest.get(slot, kind)) != kind:
             self._recorded.pop((slot, before), None)
         self._latest[slot] = kind
         return self((slot, kind), region)
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returned at the first call with this key: tensors that regions share."""
+        """Returns what `make` returned at the first call with this key: tensors that regions share."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
 
     def anew(self) -> Regions:
-        """New `Regions` with the same recorder and nothing recorded."""
+        """Returns new `Regions` with the same recorder and no recordings."""
         return Regions(self._recorder)
 
     def forget(self) -> None:
-        """Drop the recordings and what was kept for them, because tensors that they read have moved."""
+        """Drops the recordings and the shared tensors, because tensors that they read have moved."""
         self._recorded.clear()
         self._kept.clear()
         self._latest.clear()
@@ -99,8 +98,8 @@ _ONE_AT_A_TIME = threading.Lock()       # a process captures one graph at a time
 
 
 def cuda_graphs(device: torch.device) -> Recorder:
-    """A CUDA graph per region."""
-    streams: list[torch.cuda.Stream] = []       # one for all recordings, created at the first
+    """Returns a recorder that makes one CUDA graph per region."""
+    streams: list[torch.cuda.Stream] = []       # one for all recordings, created at the first one
 
     def record(region: Callable[[], Any]) -> tuple[Replay, Any]:
         with _ONE_AT_A_TIME, torch.cuda.device(device):
@@ -108,7 +107,7 @@ def cuda_graphs(device: torch.device) -> Recorder:
                 streams.append(torch.cuda.Stream(device))
             here, side = torch.cuda.current_stream(device), streams[0]
             side.wait_stream(here)
-            # Entered here as well, because a failed capture does not leave its own stream.
+            # The side stream is entered here as well, because a failed capture does not leave its own stream.
             with torch.cuda.stream(side):
                 _warm(region)
                 # Each graph has its own memory pool: sharing one is safe only if graphs always replay in one order.
@@ -122,9 +121,10 @@ def cuda_graphs(device: torch.device) -> Recorder:
 
 
 def _warm(region: Callable[[], Any]) -> None:
-    """Run outside a graph first, so that kernels are compiled and loaded and libraries allocate their workspaces.
+    """Runs the region outside a graph first, so that kernels are compiled and libraries allocate their workspaces.
 
-    NotRecorded if the region syncs with the device: a sync would abort a capture, after which torch cleans up badly.
+    Raises NotRecorded if the region syncs with the device: a sync would abort the capture, after which torch cleans up
+    badly.
     """
     failures: tuple[type[Exception], ...] = (RuntimeError,)
     if importlib.util.find_spec("triton") is not None:

@@ -1,4 +1,4 @@
-"""Bytes of memory, free and at the peak.  Knows devices and the operating system's counters; knows no model."""
+"""Memory use in bytes: free, resident and at the peak."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ import torch
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated, on a GPU with what torch's allocator keeps for it."""
+    """Returns the bytes that can still be allocated; on a GPU this includes torch's cached blocks."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     try:
         return _counter("/proc/meminfo", "MemAvailable")
-    except (OSError, StopIteration):        # not Linux: all installed memory, used or not
+    except (OSError, StopIteration):        # not Linux: take all installed memory, used or not
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def out_of_memory(error: object) -> bool:
-    """torch.OutOfMemoryError is a RuntimeError, and the CPU allocator's error has no class of its own."""
+    """True for any out-of-memory error.
+
+    torch.OutOfMemoryError is a RuntimeError, and the CPU allocator's error has no class of its own.
+    """
     message = str(error).lower()
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in message or "can't allocate memory" in message))
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start a new peak for `peak_memory`.  Where the system cannot, the peak is that since the process started."""
+    """Starts a new peak for `peak_memory`.  If the system cannot, the peak counts from the start of the process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -38,7 +41,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak since the reset: of torch's allocator on a GPU; on a CPU of the whole process, code and weights included."""
+    """Returns the peak since the reset: torch's allocator on a GPU; on a CPU the whole process, weights included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -48,7 +51,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def resident() -> int:
-    """The process's resident set now; where the system does not report it, its peak since the process started."""
+    """Returns the process's resident set now; if the system does not report it, the peak since the process started."""
     try:
         return _counter("/proc/self/status", "VmRSS")
     except (OSError, StopIteration):
@@ -60,6 +63,6 @@ def _lifetime_peak() -> int:
 
 
 def _counter(file: str, name: str) -> int:
-    """Bytes of the entry `name` of a /proc file; OSError or StopIteration without the file or the entry."""
+    """Returns bytes of the entry `name` of a /proc file; OSError or StopIteration if file or entry is missing."""
     with open(file, encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))

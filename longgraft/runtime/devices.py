@@ -1,4 +1,4 @@
-"""Names of devices and number formats.  Knows torch; knows no model."""
+"""Devices and number formats by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def device_of(name: str | torch.device | None) -> torch.device:
-    """The device of this name; None: the GPU if there is one.  ValueError unless this machine and torch have it."""
+    """Returns the device of this name (None: the GPU if there is one).
+
+    Raises:
+        ValueError: this machine, or its torch, does not have the device.
+    """
     counts = _devices()
     if name is None:
         return torch.device("cuda" if "cuda" in counts else "cpu")
@@ -28,7 +32,7 @@ def device_of(name: str | torch.device | None) -> torch.device:
 
 
 def dtype_of(name: str | torch.dtype) -> torch.dtype:
-    """The torch dtype of this name; ValueError unless it is one of `DTYPES`."""
+    """Returns the torch dtype of this name; raises ValueError unless it is one of `DTYPES`."""
     found = DTYPES.get(name) if isinstance(name, str) else name if name in DTYPES.values() else None
     if found is None:
         raise ValueError(f"dtype {str(name)!r} is unknown. Known: {', '.join(DTYPES)}.")
@@ -36,14 +40,14 @@ def dtype_of(name: str | torch.dtype) -> torch.dtype:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device; the copy to a GPU is asynchronous."""
+    """Returns a host tensor on the device; the copy to a GPU is asynchronous."""
     if tensor.device.type != "cpu" or device.type != "cuda":
         return tensor.to(device)
-    # The pinned copy may be dropped at once: torch's pinned allocator does not reuse it before the stream has read it.
+    # The pinned copy may be dropped at once: torch's pinned allocator reuses it only after the stream has read it.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _devices() -> dict[str, int]:
-    """Number of devices per type."""
+    """Returns the number of devices of each type."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return {"cpu": 1} | ({accelerator.type: torch.accelerator.device_count()} if accelerator is not None else {})

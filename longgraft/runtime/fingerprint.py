@@ -7,10 +7,10 @@ from typing import Any
 
 
 def vocabulary(tokenizer: Any) -> str:
-    """Fingerprint of a tokenizer's vocabulary: token ids mean nothing under another one."""
+    """Returns the fingerprint of a tokenizer's vocabulary: token ids have no meaning under another vocabulary."""
     return digest("none" if tokenizer is None else sorted(tokenizer.get_vocab().items()))
 
 
 def digest(value: Any) -> str:
-    """Fingerprint of a value's repr: 16 hexadecimal digits of its SHA-256."""
+    """Returns the fingerprint of a value's repr: 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]

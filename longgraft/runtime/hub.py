@@ -1,4 +1,4 @@
-"""The hub of models and data sets: whether it answers, reading its client's cache alone, and resumable downloads."""
+"""The Hugging Face hub: a reachability check, reading only the client's cache, and resumable downloads."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 
 def hub_answers() -> bool:
-    """Ask the hub once. Its client would try for 40 seconds where it cannot be reached, and print each attempt."""
+    """Asks the hub once if it can be reached.  Its client would try for 40 seconds and print each attempt."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:       # the transport's classes, and the client's own where it is set to work offline
+    except Exception:       # errors of the transport, and the client's own error if it is set to work offline
         return False
     return True
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Let the hub's client read nothing but its cache."""
+    """Lets the hub's client read only its cache."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

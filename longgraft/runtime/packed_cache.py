@@ -1,4 +1,4 @@
-"""The caches of several sequences whose rows one pass holds, as one, behind transformers' interface."""
+"""Several sequences' KV caches in one pass, behind transformers' cache interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longgraft.runtime.kv_cache import KVCache
 
 
 class _PackedLayer(CacheLayerMixin):
-    """One layer of several caches, of which each is given its share of the rows."""
+    """One layer of several caches; each cache gets its share of the new rows."""
 
     is_sliding = False
 
@@ -23,10 +23,10 @@ class _PackedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Each layer has its own."""
+        """Does nothing: each cache's layer initializes itself."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Write [1, Hkv, sum of rows, D]; returns (the whole buffers of the keys, of the values), a tuple each.
+        """Writes [1, Hkv, sum of rows, D]; returns the whole buffers of the keys and of the values, a tuple each.
 
         Latents, which the model expands, are one tensor each: the written rows of one sequence after the other.
         """
@@ -50,15 +50,15 @@ class _PackedLayer(CacheLayerMixin):
 
 
 class PackedCache(Cache):
-    """The caches of several sequences whose rows one pass holds, one after another.
+    """The caches of several sequences whose rows are in one pass, one sequence after another.
 
-    parts: the caches; rows: None, as of a `KVCache` outside `at`
+    parts: the caches; rows: None, as for a `KVCache` outside `at`
     """
 
     rows = None
 
     def __init__(self, parts: Sequence[KVCache], rows: Sequence[int]) -> None:
-        """rows: of each cache in the pass."""
+        """rows: number of rows that each cache has in the pass."""
         self.parts = parts
         self.dtype = parts[0].dtype
         super().__init__(layers=[_PackedLayer(layers, rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.completion.prompt.layout import Layout
+from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.engine.session import Session
 from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ApiError
@@ -44,9 +44,9 @@ class State:
         return self.session.tokenizer
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> PromptLayout:
         """Of fill-in-the-middle prompts.  ValueError where the model has no tokenizer."""
-        return Layout(self.tokenizer, self.session.target.vocab_size)
+        return PromptLayout(self.tokenizer, self.session.target.vocab_size)
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -93,7 +93,7 @@ class Worker:
             if self._died is not None:
                 raise self._died
             running = len(self.jobs)
-            places = 0 if self._held and running else self._sessions.most - running
+            places = 0 if self._held and running else self._sessions.max_running - running
             if self.waiting >= self.limit + places:
                 self.refused += 1
                 raise Busy(self.waiting, self._retry_after())
@@ -208,7 +208,7 @@ class Worker:
             if running.cancelled:
                 request.cancel()
         began = time.monotonic()
-        steps = advance(list(requests.values()), self._sessions.lone)
+        steps = advance(list(requests.values()), self._sessions.cap_single)
         seconds = time.monotonic() - began
         for (running, request), step in zip(requests.items(), steps, strict=True):
             try:

@@ -1,1 +1,1 @@
-"""An unmodified transformers model as a target."""
+"""The target model: an unmodified transformers model that verifies drafts."""

@@ -1,7 +1,7 @@
 """Our attention and masks behind transformers' interfaces.
 
-A model's mask is reduced to one number, its window, which the layers receive as their mask.  So the windows are the
-model's own, also where its layers do not pass them to their attention.
+A model's mask is reduced to one number, its window, which the layers receive as their mask.  So each layer has the
+model's own window, even if it does not pass the window to its attention.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from longgraft.attention.backends import Backend, dense, split, triton
 from longgraft.attention.layout import DeviceLayout, Layout
 
 NAME = "longgraft"
-IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep"}   # arguments without effect here
+IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep"}   # arguments without effect
 HOST = torch.device("cpu")
-ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]], device=HOST)   # rows that masks are probed at
-BACK = torch.tensor([0, *(1 << k for k in range(40))], device=HOST)             # distances to columns probed first
+ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]], device=HOST)   # rows at which masks are probed
+BACK = torch.tensor([0, *(1 << k for k in range(40))], device=HOST)     # distances to the columns that are probed first
 OWN_RULE = "The model masks by more than a window, which a tree would break. This model cannot be used."
 
 
 @dataclass
-class Run:
-    """What attention needs to know of the running forward.
+class PassContext:
+    """The state of the running forward pass that attention reads.
 
-    layouts: of the sequences whose rows it has, one after another; last: how many of the last rows' queries are
-    recorded; calls: layers so far; queries: layer -> [Hq, last, D], after rotary embedding
+    layouts: those of the sequences whose rows the pass has, one after another
+    backend: computes attention
+    last:    number of last rows whose queries are recorded
+    calls:   number of layers that have run
+    queries: layer -> [Hq, last, D], after rotary embedding
     """
 
     layouts: Sequence[Layout | DeviceLayout]
@@ -45,17 +48,18 @@ class Run:
 
 _GUARD = RLock()
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-RUNNING: ContextVar[Run | None] = ContextVar("longgraft_run", default=None)
+RUNNING: ContextVar[PassContext | None] = ContextVar("longgraft_run", default=None)
 
 
 def lock_of(model: nn.Module) -> Any:
-    """The lock that gives one pass the model to itself: attention and hooks belong to the model, not to a thread."""
+    """Returns the lock that gives one pass the model to itself: attention and hooks belong to the model, not a
+    thread."""
     with _GUARD:
         return _LOCKS.setdefault(model, RLock())
 
 
-def running() -> Run:
-    """The running forward of this thread."""
+def running() -> PassContext:
+    """Returns the running forward of this thread; raises RuntimeError if there is none."""
     if (run := RUNNING.get()) is None:
         raise RuntimeError("The model was called while longgraft decodes with it in another thread. "
                            "Wait for it, or load a second model.")
@@ -63,16 +67,17 @@ def running() -> Run:
 
 
 def mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Tensor:
-    """transformers' mask signature -> the mask's window, int64 [1, 1, 1, 1] on the host; 0 without a window."""
+    """Takes the place of transformers' mask function; returns the mask's window, int64 [1, 1, 1, 1], 0 for no
+    window."""
     running()
     return torch.tensor(window_of(mask_function), device=HOST).view(1, 1, 1, 1)
 
 
-@lru_cache(maxsize=8)     # caches masks that are not closures: the plain causal mask
+@lru_cache(maxsize=8)     # hits only for masks that are not closures, such as the plain causal mask
 def window_of(mask_function: Callable[..., Tensor]) -> int:
-    """How many columns each row sees, itself included; 0 if it sees all before it.
+    """Returns how many columns each row sees, including its own; 0 if it sees all before it.
 
-    mask_function: (batch, head, row, column) -> bool, as in transformers' masking_utils.
+    mask_function: (batch, head, row, column) -> bool, as in transformers' masking_utils
     """
     seen = _seen(mask_function, BACK)
     if seen.all():
@@ -82,13 +87,16 @@ def window_of(mask_function: Callable[..., Tensor]) -> int:
 
 
 def _seen(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
-    """back [m] -> [m] bool: whether a row sees the column that far back.  ValueError unless all rows see the same
-    contiguous range."""
+    """Returns [m] bool: True if a row sees the column that is `back` [m] columns before it.
+
+    Raises:
+        ValueError: the rows do not all see the same contiguous range.
+    """
     try:
         seen = torch.as_tensor(mask_function(0, 0, ROWS, ROWS - back)).expand(len(ROWS), len(back))
         ahead = torch.as_tensor(mask_function(0, 0, ROWS, ROWS + 1))
     except IndexError as error:
-        raise ValueError(OWN_RULE) from error       # it looks up tokens: blocks for images or packed texts
+        raise ValueError(OWN_RULE) from error       # the mask looks up tokens: blocks for images or packed texts
     if ahead.any() or not (seen == seen[0]).all() or not bool(seen[0, 0]) or (seen[0, 1:] > seen[0, :-1]).any():
         raise ValueError(OWN_RULE)
     return seen[0]
@@ -97,14 +105,17 @@ def _seen(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
 def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None,
                scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
                s_aux: Tensor | None = None, sinks: Tensor | None = None, **more: Any) -> tuple[Tensor, None]:
-    """transformers' attention signature; key and value are the cache's whole buffers [1, Hkv, capacity, D], of several
-    sequences a tuple of them; of latents, which the model expands, the written rows of all sequences in one tensor.
+    """Has transformers' attention signature.
 
-    ValueError for any argument that the kernels would ignore.
+    key and value are the cache's whole buffers [1, Hkv, capacity, D], or for several sequences a tuple of them.  For
+    latents, which the model expands, they are the written rows of all sequences in one tensor.
+
+    Raises:
+        ValueError: an argument is set that the kernels would ignore, or the model's mask is not a plain window.
     """
     run = running()
     if run.last:
-        run.queries[run.calls] = query[0, :, -run.last:].contiguous()       # a view would keep those of the whole chunk
+        run.queries[run.calls] = query[0, :, -run.last:].contiguous()       # a view would keep the whole chunk
     run.calls += 1
     if ignored := sorted(name for name in more.keys() - IDLE if more[name] is not None and more[name] is not False):
         raise ValueError(f"{type(module).__name__} passes {', '.join(ignored)} to its attention, which longgraft does "
@@ -116,12 +127,12 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     if sliding_window and sliding_window != window:
         raise ValueError(f"{type(module).__name__} masks by a window of {window} and passes {sliding_window} to its "
                          "attention, so its outputs depend on the kernel. This model cannot be used.")
-    sinks = s_aux if sinks is None else sinks       # gpt-oss and MiMo pass the former
+    sinks = s_aux if sinks is None else sinks       # gpt-oss and MiMo pass s_aux
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
 
     def attended(q: Tensor, k: Tensor, v: Tensor, layout: Any) -> Tensor:
         size, most = v.shape[3], max(k.shape[3], v.shape[3])
-        if k.shape[3] != size:      # kernels want one size; zeros change no score and no value
+        if k.shape[3] != size:      # kernels need one head size; padding with zeros changes no score and no value
             q, k, v = (nn.functional.pad(one, (0, most - one.shape[3])) for one in (q, k, v))
         if sinks is not None and run.backend is not triton:
             return split(q, k, v, layout, scale, window, sinks=sinks)
@@ -134,10 +145,10 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     if len(run.layouts) == 1:
         out = attended(query, key, value, run.layouts[0])
     else:
-        layouts: Any = run.layouts      # none of a fixed shape
+        layouts: Any = run.layouts      # no layout has a fixed shape here
         if isinstance(key, Tensor):     # expanded latents
             key, value = (of.split([layout.end for layout in layouts], dim=2) for of in (key, value))
         rows = query.split([layout.rows for layout in layouts], dim=2)
         out = torch.cat(list(map(attended, rows, key, value, layouts)), dim=2)
-    # Contiguous as in transformers: some models view it, and all others would copy it next.
+    # Contiguous as in transformers: some models view the result, and all others would copy it next.
     return out.transpose(1, 2).contiguous(), None

@@ -1,8 +1,8 @@
-"""An unmodified model's linear modules, norms and whole decoder layers, computed by a CPU's compiled kernels in a pass.
+"""A CPU's compiled kernels for an unmodified model's linear modules, norms and whole decoder layers, during a pass.
 
-A decoder layer of the common form is one call.  It is recognised by its parts, and its output for fixed random rows at
-near and far positions must equal its own code's before it is used.  Other layers keep their own code, and so does a
-layer whose parts have changed.
+A decoder layer of the common form is one call.  It is recognised by its parts.  Before it is used, its output for fixed
+random rows at near and far positions must equal the output of the layer's own code.  Other layers keep their own code,
+and so does a layer whose parts have changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
-from longgraft.target_model.attention_interface import IDLE, RUNNING, Run, running
+from longgraft.target_model.attention_interface import IDLE, RUNNING, PassContext, running
 from longgraft.target_model.module_forms import gate_of, norm_of, numbers
 
 SANDWICH = {"before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
@@ -30,20 +30,21 @@ PLAIN = {"before_attention": "input_layernorm", "before_gate": "post_attention_l
 ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 OF_HEADS = {"of_q": "q_norm", "of_k": "k_norm"}
-# Attributes that do not change what a layer computes, or are heeded: windows come with the mask.
+# Attributes that do not change what a layer computes, or that are taken into account: windows come with the mask.
 KNOWN = {"training", "config", "layer_idx", "hidden_size", "intermediate_size", "head_dim", "num_key_value_groups",
          "scaling", "attention_dropout", "is_causal", "is_sliding", "sliding_window", "layer_type", "attention_type",
          "num_heads", "num_key_value_heads", "max_position_embeddings", "in_features", "out_features"}
-PROBED, APART = 24, 9973        # rows of the trial, and how far their positions are from one another
-TOLERANCE = 1e-3        # of what a layer adds to a row
-HALF_TOLERANCE = 3e-2   # in bfloat16, or with blocks, where a rounding may fall on the other side
+PROBED, APART = 24, 9973        # rows of the trial, and the distance between their positions
+TOLERANCE = 1e-3        # allowed error of a row, as a share of what the layer adds to it
+HALF_TOLERANCE = 3e-2   # the same in bfloat16 or with integer blocks, where values may round differently
 
 
 @dataclass(frozen=True)
 class CommonForm:
     """The parts of a decoder layer of the common form.
 
-    linear, norms: by the names that the kernels give them, norms with form and epsilon; index: of the layer, in a cache
+    linear: modules by the names that the kernels give them; norms: likewise (module, form, epsilon); activation: of the
+    gate; size: head size; scale: of the scores; index: the layer's number in a cache
     """
 
     linear: dict[str, nn.Linear]
@@ -55,17 +56,17 @@ class CommonForm:
 
     @property
     def blocks(self) -> bool:
-        """Whether a linear module's weight is in blocks of integers."""
+        """True if a linear module's weight is in blocks of integers."""
         return any(isinstance(one.weight, PackedWeight) for one in self.linear.values())
 
     def tensors(self) -> list[Tensor]:
-        """Weights in floats, biases and norms, as they are now."""
+        """Returns the present float weights, biases and norms."""
         linear = [t for one in self.linear.values() for t in (one.weight, one.bias) if isinstance(t, Tensor)]
         norms: list[Any] = [norm.weight for norm, _, _ in self.norms.values()]
         return linear + norms
 
     def fits(self, dtype: torch.dtype) -> bool:
-        """Whether the tensors have the shapes that belong together, and this dtype, which the kernels know."""
+        """True if the tensors' shapes belong together, and they have this dtype, which the kernels support."""
         shapes = {name: tuple(one.weight.shape) for name, one in self.linear.items()}
         hidden, wide, narrow, inner = shapes["q"][1], shapes["q"][0], shapes["k"][0], shapes["gate"][0]
         wanted = {"q": (wide, hidden), "k": (narrow, hidden), "v": (narrow, hidden), "o": (hidden, wide),
@@ -78,7 +79,7 @@ class CommonForm:
 
 
 def common_form(layer: nn.Module) -> CommonForm | None:
-    """What a decoder layer looks like by its parts; None where a part is missing, more, altered or unknown."""
+    """Returns a decoder layer's parts; None if a part is missing, additional, altered or unknown."""
     parts: dict[str, Any] = layer._modules
     attention, gated = parts.get("self_attn"), parts.get("mlp")
     named = next((named for named in (PLAIN, SANDWICH) if parts.keys() == {"self_attn", "mlp", *named.values()}), None)
@@ -101,7 +102,7 @@ def common_form(layer: nn.Module) -> CommonForm | None:
 
 
 def _unaltered(module: nn.Module) -> bool:
-    """Whether a module has no hooks, no tensors of its own besides weight and bias, and no unknown settings."""
+    """True if a module has no hooks, no tensors of its own besides weight and bias, and no unknown settings."""
     settings = {name: value for name, value in module.__dict__.items() if not name.startswith("_")}
     return not (_hooked(module) or "forward" in settings or module._buffers
                 or module._parameters.keys() - {"weight", "bias"}
@@ -114,9 +115,9 @@ def _hooked(module: nn.Module) -> bool:
 
 
 class CompiledModules:
-    """Active inside a `with` block of this object, and only there.
+    """Replaces a model's modules inside a `with` block of this object, and only there.
 
-    Only plain modules: those that other libraries quantized or wrapped keep their own forwards.
+    Only plain modules are replaced: those that other libraries quantized or wrapped keep their own forwards.
     """
 
     def __init__(self, model: nn.Module, kernels: CpuKernels) -> None:
@@ -125,7 +126,7 @@ class CompiledModules:
         self._override = ModuleOverride(model, self._replacement)
 
     def _replacement(self, module: nn.Module) -> Callable[..., Any] | None:
-        """A replacement for the module's forward, which reads its parameters at each call; None: no replacement."""
+        """Returns a replacement for the module's forward, which reads its parameters at each call, or None."""
         own: Any = module._parameters
         ordinary = type(module).forward
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
@@ -135,7 +136,8 @@ class CompiledModules:
             return self._layers[-1].forward
         if (found := norm_of(module)) is not None:
             kind, epsilon = found
-            # Called with more, such as a gate (Mamba 2, gated delta nets), it is not the norm that was recognised.
+            # A call with more arguments, such as a gate (Mamba 2, gated delta nets), is not the norm that was
+            # recognised.
             return lambda x, *more, **named: (
                 self.kernels.norm(rows, own["weight"], epsilon, kind)
                 if not (more or named) and x.dtype in DTYPES
@@ -144,19 +146,19 @@ class CompiledModules:
         return None
 
     def forget_changed(self) -> None:
-        """Before an answer: see `CpuKernels.forget_changed`."""
+        """Called before an answer: see `CpuKernels.forget_changed`."""
         for parameter in self._model.parameters():
             self.kernels.forget_changed(parameter)
         for layer in self._layers:
             layer.forget()
 
     def __call__(self) -> AbstractContextManager[None]:
-        """Active until the block ends, in this thread only; one block at a time."""
+        """Replaces the modules until the block ends, in this thread only; one block at a time."""
         return self._override()
 
 
 class _Layer:
-    """One decoder layer's forward: the compiled one, where it gives what the layer's own code gives."""
+    """One decoder layer's forward: the compiled one, if it gives the same as the layer's own code."""
 
     def __init__(self, module: nn.Module, form: CommonForm, kernels: CpuKernels) -> None:
         self.module, self.form, self.kernels = module, form, kernels
@@ -165,16 +167,16 @@ class _Layer:
         self._parts = [(parent._modules, name, part) for parent in module.modules()
                        for name, part in parent._modules.items() if part is not None]
         self._described: DescribedLayer | None = None
-        self._state: list[tuple[int, int]] = []     # of the tensors, when they were described
-        self._same: bool | None = None      # as the layer's own code; None: not tried yet
+        self._state: list[tuple[int, int]] = []     # state of the tensors when they were described
+        self._same: bool | None = None      # True if the compiled code equals the layer's own; None: not tried yet
 
     def forget(self) -> None:
-        """Weights may be others from now on."""
+        """Drops the description, because the weights may change."""
         self._described = None
 
     def forward(self, hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None,
                 past_key_values: Any = None, position_embeddings: Any = None, **named: Any) -> Any:
-        """The signature of transformers' decoder layers."""
+        """Has the signature of transformers' decoder layers."""
         run = running()
         usual = (self._same is not False and not args and run.backend == self.kernels.attention
                  and isinstance(run.layouts[0], Layout)
@@ -190,7 +192,7 @@ class _Layer:
         return self._compiled(hidden_states, position_embeddings, past_key_values, attention_mask)
 
     def _is_described(self) -> bool:
-        """Describe the layer anew where its tensors are others than they were; False where they no longer fit."""
+        """Describes the layer again if its tensors have changed; returns False if they no longer fit."""
         state = _state(self.form.tensors())
         if self._described is None or self._state != state:
             self._described, self._state = (self._describe() if self.form.fits(self._dtype) else None), state
@@ -225,8 +227,10 @@ class _Layer:
                 and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size))
 
     def _tried(self, mask: Any, cache_dtype: torch.dtype | None, named: dict[str, Any]) -> bool:
-        """Whether compiled and own code give the same for random rows at positions from 0 to 229,379: some families
-        scale queries beyond a length."""
+        """Compares compiled and own code for random rows at positions from 0 to 229,379.
+
+        The positions reach far because some families scale queries beyond a length.
+        """
         hidden, positions = self.form.linear["q"].in_features, torch.arange(PROBED)[None] * APART
         x = numbers(1, PROBED, hidden, dtype=self._dtype, seed=0)
         angles = positions[..., None] * torch.logspace(0, -4, self.form.size // 2)
@@ -236,10 +240,10 @@ class _Layer:
         for forward in (lambda cache: self._compiled(x, tables, cache, mask),       # type: ignore[arg-type]
                         lambda cache: self._ordinary(self.module, x, attention_mask=mask, past_key_values=cache,
                                                      position_embeddings=tables, **given)):
-            # A kind of its own for each layer: buffers are made for this one alone.
+            # Each layer gets its own kind, so that buffers are made for this layer only.
             index = self.form.index
             cache = KVCache(index + 1, PROBED, [str(kind) for kind in range(index + 1)], cache_dtype)
-            token = RUNNING.set(Run([Layout(0, torch.arange(PROBED), None, x.device)], self.kernels.attention))
+            token = RUNNING.set(PassContext([Layout(0, torch.arange(PROBED), None, x.device)], self.kernels.attention))
             try:
                 found.append(forward(cache))
             finally:
@@ -257,5 +261,5 @@ class _Layer:
 
 
 def _state(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Addresses and versions."""
+    """Returns the tensors' addresses and versions."""
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]

@@ -1,7 +1,7 @@
-"""Norms, gated products and rotary embeddings of an unmodified transformers model, one launch each during a pass.
+"""Norms, gated products and rotary embeddings of an unmodified transformers model, in one launch each during a pass.
 
-Knows modules and their forms; knows no kernel.  Modules of other forms, and inputs that do not fit, are computed by the
-model's own code.  Nothing stays on the model after a pass, and the library is never patched.
+Modules of other forms, and inputs that do not fit, are computed by the model's own code.  Nothing stays on the model
+after a pass, and the library is never patched.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from longgraft.target_model.module_forms import (
     turned,
 )
 
-ROTARY = "apply_rotary_pos_emb"     # its name in each modelling file
+ROTARY = "apply_rotary_pos_emb"     # the function's name in each modelling file
 
 
 class Kernels(Protocol):
-    """The functions of `longgraft.kernels.fused_triton`, which documents them."""
+    """The interface of `longgraft.kernels.fused_triton`, where the functions are documented."""
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor: ...
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor: ...
@@ -44,9 +44,9 @@ class Kernels(Protocol):
 
 
 class FusedModules:
-    """A model's norms, gated products and rotary embeddings, computed by `kernels` in a `with` block of this object.
+    """Replaces a model's norms, gated products and rotary embeddings by `kernels` in a `with` block of this object.
 
-    counts: number of replaced modules of each kind.
+    counts: number of replaced modules of each kind
     """
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
@@ -56,11 +56,11 @@ class FusedModules:
         self._override = ModuleOverride(model, self._replacement)
 
     def __call__(self) -> AbstractContextManager[None]:
-        """Active until the block ends, in this thread only; one block at a time."""
+        """Replaces the modules until the block ends, in this thread only; one block at a time."""
         return self._override()
 
     def _replacement(self, module: nn.Module) -> Forward | None:
-        """A replacement for the module's forward, which reads its parameters at each call; None: no replacement."""
+        """Returns a replacement for the module's forward, which reads its parameters at each call, or None."""
         for kind, find in (("norms", self._norm), ("gated", self._gated), ("rotations", self._rotation)):
             if (forward := find(module)) is not None:
                 self.counts[kind] += 1
@@ -74,7 +74,7 @@ class FusedModules:
 
         def forward(x: Tensor) -> Tensor:
             weight: Any = own["weight"]
-            # Gemma 3 norms transposed heads: each row is still contiguous.
+            # Gemma 3 norms transposed heads, whose rows are still contiguous.
             dense = x.is_contiguous() or (x.ndim == 4 and x.transpose(1, 2).is_contiguous())
             if not (dense and self._fits(x, weight) and x.dtype == weight.dtype):
                 return ordinary(module, x)
@@ -97,7 +97,7 @@ class FusedModules:
         return forward
 
     def _rotation(self, module: nn.Module) -> Forward | None:
-        """A copy of the module's forward that calls our rotation; the library's own function is unchanged."""
+        """Returns a copy of the module's forward that calls our rotation; the library's own function is unchanged."""
         ordinary = type(module).forward
         if ordinary not in self._rotations:
             self._rotations[ordinary] = self._with_our_rotation(ordinary, dtype_of(module))
@@ -130,14 +130,14 @@ class FusedModules:
 
 
 def _one_argument(forward: Callable[[Tensor], Tensor], module: nn.Module) -> Forward:
-    """`forward` for calls with one argument, as it was probed; the module's own for all others."""
+    """Uses `forward` for calls with one argument, as it was probed, and the module's own forward for all others."""
     ordinary = type(module).forward
     return lambda *args, **named: (forward(*args) if len(args) == 1 and not named else ordinary(module, *args, **named))
 
 
 @cache
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
-    """The Triton kernels, compiled and compared with torch once per device and dtype, or why there are none."""
+    """Returns the Triton kernels, compiled and compared with torch once per device and dtype, or why there are none."""
     if device.type != "cuda":
         return NotBuilt(f"they are for CUDA, and the model is on {device.type}")
     try:
@@ -156,7 +156,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
 
 @torch.no_grad()
 def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """The names of the kernels whose results differ from torch's on this device by more than rounding."""
+    """Returns the names of the kernels whose results differ from torch's on this device by more than rounding."""
     x, gate, up = numbers(3, 3, 2100, dtype=dtype, seed=0).to(device)
     weight, (cos, sin) = 1 + up[0], numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)
     q, k = numbers(1, 3, 6, 24, dtype=dtype, seed=2).to(device).transpose(1, 2).split([4, 2], dim=1)
@@ -176,7 +176,7 @@ def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> li
 
 
 def fused(model: nn.Module) -> FusedModules | NotBuilt:
-    """The fused modules of this model on its device, or why there are none."""
+    """Returns the fused modules of this model on its device, or why there are none."""
     parameter = next(model.parameters())
     kernels = kernels_for(parameter.device, parameter.dtype)
     return kernels if isinstance(kernels, NotBuilt) else FusedModules(model, kernels)

@@ -1,7 +1,4 @@
-"""What a model's modules take and give, taken by hooks that are removed when a block ends.
-
-Knows PyTorch's hooks; knows no pass.
-"""
+"""Records inputs and outputs of a model's modules, by hooks that are removed when a block ends."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def inputs_of(layers: nn.ModuleList, indices: tuple[int, ...], name: str) -> Iterator[dict[int, Tensor]]:
-    """The inputs [B, n, H] of some of the layers of model `name`; ValueError where they have another shape."""
+    """Yields the inputs [B, n, H] of some layers of model `name`; raises ValueError if they have another shape."""
     taken: dict[int, Tensor] = {}
     handles = []
 
@@ -38,7 +35,7 @@ def inputs_of(layers: nn.ModuleList, indices: tuple[int, ...], name: str) -> Ite
 
 @contextmanager
 def decoder_output(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
-    """{"hidden": the decoder's output [n, H], after its final norm}."""
+    """Yields {"hidden": the decoder's output [n, H], after its final norm}."""
     taken: dict[str, Tensor] = {}
     handle = model.get_decoder().register_forward_hook(
         lambda _, __, out: taken.__setitem__("hidden", out[0][0]))

@@ -1,6 +1,6 @@
-"""An unmodified transformers causal LM, run on a tree or a prompt chunk, and what it reports.
+"""The target: an unmodified transformers causal LM that runs on trees and prompt chunks and reports what was wanted.
 
-Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also by an
+Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also after an
 exception.
 """
 
@@ -30,18 +30,18 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
-from longgraft.target_model.attention_interface import NAME, RUNNING, Run, attention, lock_of, mask
+from longgraft.target_model.attention_interface import NAME, RUNNING, PassContext, attention, lock_of, mask
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.hooks import decoder_output, inputs_of
 from longgraft.target_model.passes import SHARED, Report, Segment
-from longgraft.target_model.stateful_modules import Share, StatefulModules
+from longgraft.target_model.stateful_modules import SegmentStates, StatefulModules
 from longgraft.target_model.supported import WITHOUT_ATTENTION, refuse
 from longgraft.target_model.weights import sample
 
-UNBOUNDED = 1 << 30     # positions of a model that counts none
-TOPK_ROWS = 256     # rows of a prompt's logits that exist at once
-# Fields of a configuration that no cache row depends on: paths, provenance, how the model is run, meanings of ids.
+UNBOUNDED = 1 << 30     # positions of a model whose configuration states no limit
+TOPK_ROWS = 256     # rows of a prompt's logits that exist at the same time
+# Fields of a configuration on which no cache row depends: paths, provenance, how the model is run, meanings of ids.
 UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
                     r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
 
@@ -52,15 +52,15 @@ class Target:
 
     Args:
         model: PreTrainedModel in eval mode.
-        name: for people and identities.
-        attention: "auto" or a backend's name, resolved on construction.
-        kernels: compiled, for a CPU.
-        fused: modules that passes of fixed shape compute in one launch each.
-        cache_dtype: of keys and values; None for the model's.
-        packs: whether several sequences may share a pass, until one fails that way.
+        name: Name for people and for identities.
+        attention: "auto" or a backend's name; resolved on construction.
+        kernels: A CPU's compiled kernels; None: torch.
+        fused: Modules that passes of fixed shape compute in one launch each.
+        cache_dtype: Dtype of keys and values; None: the model's.
+        packs: True if several sequences may share a pass; set to False when such a pass fails.
 
     Raises:
-        ValueError: the model cannot be decoded, trains, has no weights, or is spread over devices.
+        ValueError: the model cannot be decoded, is in training mode, has no weights, or is spread over devices.
     """
 
     model: Any
@@ -105,12 +105,12 @@ class Target:
 
     @property
     def fused_kernels(self) -> Kernels | None:
-        """The fused kernels of passes of fixed shape, also of a drafter's; None: the modules' own code."""
+        """The fused kernels for passes of fixed shape, also of a drafter; None: the modules' own code is used."""
         return None if self.fused is None else self.fused.kernels
 
     @property
     def head(self) -> nn.Linear:
-        """The output embedding; weight [V, H]."""
+        """The output embedding, with weight [V, H]."""
         return self.model.get_output_embeddings()
 
     @property
@@ -128,14 +128,16 @@ class Target:
 
     @cached_property
     def attention_layers(self) -> int:
-        """Number of the layers that attend."""
+        """Number of layers that attend."""
         kinds = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
         return sum(kind not in WITHOUT_ATTENTION for kind in kinds)
 
     @cached_property
     def costly_context(self) -> float:
-        """Tokens over which one attends at the cost of its linear layers, by multiplications; windows and experts that
-        rest are not counted."""
+        """Context length in tokens at which attention costs as many multiplications as the linear layers.
+
+        Windows and inactive experts are not taken into account.
+        """
         if not self.attention_layers:
             return math.inf
         shapes = [p.shape for p in self.layers.parameters()] + [of.shape for _, of in block_weights(self.layers)]
@@ -152,12 +154,12 @@ class Target:
 
     @property
     def weights(self) -> str:
-        """What the linear layers multiply with: float, or the kind of the blocks (gguf, int8)."""
+        """Format of the linear layers' weights: float, or the kind of integer blocks (gguf, int8)."""
         return next((of.kind for _, of in block_weights(self.model) if isinstance(of, PackedWeight)), "float")
 
     @property
     def identity(self) -> dict[str, str]:
-        """What the rows of its cache depend on besides the tokens."""
+        """All that the rows of its cache depend on besides the tokens, by name."""
         config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
         of = {} if self.weights == "float" else {"linear weights": self.weights}
         if self.cache_dtype is not None:
@@ -168,7 +170,7 @@ class Target:
                 "weights": digest(sample(self.model))}
 
     def cache(self, capacity: int) -> KVCache:
-        """An empty cache for this model's layers."""
+        """Returns an empty cache for this model's layers."""
         c = self.config
         shared = getattr(c, "num_kv_shared_layers", None) or 0      # Gemma 3n: the last layers write no rows
         kinds = list(getattr(c, "layer_types", None) or [""] * c.num_hidden_layers)
@@ -178,7 +180,7 @@ class Target:
         return cache
 
     def cache_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
+        """Returns the bytes of one token's keys and values in all layers."""
         c = self.config
         if not self.attention_layers:
             return 1
@@ -186,17 +188,22 @@ class Target:
         return 2 * self.attention_layers * heads * self._head_size * (self.cache_dtype or self.dtype).itemsize
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
-        """One report per segment, of one forward; inside `together`, of one for all that wait for this target."""
+        """Returns one report per segment.
+
+        It is one forward; inside `together`, one forward for all requests that wait for this target.
+        """
         shared = SHARED.get()
         return self.forward(segments, wants) if shared is None else shared(self, segments, wants)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
-        """`run` by this caller alone.  Rows see only their own cache, so what a segment gets does not depend on the
-        others: where whole layers are compiled bit for bit, else up to rounding.
+        """Does `run` for this caller alone.
 
-        Where not all logits are returned, top-k is taken block by block, so that [n, V] never exists.  It is the top-k
-        of the output embedding's product, in the same order as the logits': soft-caps and scales are monotone.
+        Rows see only their own cache, so a segment's result does not depend on the others: bit for bit if whole layers
+        are compiled, otherwise up to rounding.
+
+        If not all logits are returned, top-k is computed block by block, so that [n, V] never exists.  It is the top-k
+        of the output embedding's product, whose order is the same as the logits': soft-caps and scales are monotone.
         """
         layouts = [segment.layout(self.device) for segment in segments]
         rows = [layout.rows for layout in layouts]
@@ -204,9 +211,10 @@ class Target:
         # The compiled kernels fall back to split; any other backend was requested by name.
         backend = self.kernels.attention if self.kernels and self.attention == "split" else self._backend
         all_logits = all(segment.logits == "all" for segment in segments)
-        run = Run(layouts, backend, sum(rows) if wants.queries and (all_logits or len(rows) > 1) else wants.queries)
+        every = wants.queries and (all_logits or len(rows) > 1)
+        run = PassContext(layouts, backend, sum(rows) if every else wants.queries)
         record = sent(torch.cat([segment.record for segment in segments], dim=1), self.device)
-        # For transformers 0 means all.  Indices on the device: given a number, some models omit rows (Gemma 4).
+        # In transformers 0 means all rows.  Indices are on the device: given a number, some models omit rows (Gemma 4).
         kept = [torch.arange(n)[segment.with_logits] for segment, n in zip(segments, rows, strict=True)]
         asked = 0 if all_logits else sent(torch.cat([of + start for of, start in zip(kept, starts, strict=True)]),
                                           self.device)
@@ -225,7 +233,7 @@ class Target:
             last = stack.enter_context(decoder_output(self.model)) if needs_final else {}
             out = self.model(
                 input_ids=record[:1], position_ids=record[1:],
-                attention_mask=None,        # the model's own, by `interface.mask`: its windows
+                attention_mask=None,        # the model's own mask, with its windows, through `interface.mask`
                 use_cache=True, logits_to_keep=asked,
                 **{self._cache_name: caches[0] if len(caches) == 1 else PackedCache(caches, rows)})
             self.check(run)
@@ -244,27 +252,29 @@ class Target:
         return reports
 
     @torch.inference_mode()
-    def _keep_states(self, states: Share, path: Tensor) -> None:
-        """Commit a segment's states after a path, by the code that its pass ran."""
+    def _keep_states(self, states: SegmentStates, path: Tensor) -> None:
+        """Commits a segment's states after a path, with the code that its pass ran."""
         with lock_of(self.model), self._compiled() if self._compiled else nullcontext():
             states.keep(path, self.stateful.run)
 
     def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, k: int) -> Tensor:
-        """Of the segment's ranked nodes: from its logits, or from its final states [n, H] where it returns fewer."""
+        """Returns the ranked nodes' top-k, from the logits, or from the final states [n, H] if fewer logits exist."""
         if segment.logits == "all":
             return best(logits if segment.ranked is None else logits[sent(segment.ranked, self.device)], k)
         assert final is not None
         return self._topk(final if segment.ranked is None else final[sent(segment.ranked, self.device)], k)
 
-    def check(self, run: Run) -> None:
-        """ValueError if a layer did not use our attention."""
+    def check(self, run: PassContext) -> None:
+        """Raises ValueError if a layer did not use our attention."""
         if run.calls != self.attention_layers:
             raise ValueError(f"{self.name}: {run.calls} of {self.attention_layers} layers used the "
                              "attention interface, so its tree mask would be ignored. This model cannot be used.")
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Final hidden states [.., H] -> the model's logits [.., V], soft-capped or scaled as in its family; [.., n] of
-        the `ids` [n] alone."""
+        """Computes the model's logits [.., V] of final hidden states [.., H], soft-capped or scaled as in its family.
+
+        ids: [n]; None: all; else only the logits [.., n] of these ids
+        """
         c, head = self.config, self.head
         logits = head(hidden) if ids is None else nn.functional.linear(
             hidden, head.weight[ids], None if head.bias is None else head.bias[ids])
@@ -273,12 +283,12 @@ class Target:
         return logits * getattr(c, "logit_scale", 1.0) / getattr(c, "logits_scaling", 1.0)     # Cohere, Granite
 
     def _topk(self, hidden: Tensor, k: int) -> Tensor:
-        """hidden [n, H] -> [n, K] int32."""
+        """Returns the top-k [n, K] int32 of hidden states [n, H]."""
         return torch.cat([best(self.head(block), k) for block in hidden.split(TOPK_ROWS)])
 
     @contextmanager
-    def engaged(self, run: Run) -> Iterator[None]:
-        """Our attention replaces the model's until the block ends; one pass at a time per model."""
+    def engaged(self, run: PassContext) -> Iterator[None]:
+        """Replaces the model's attention by ours until the block ends; one pass at a time per model."""
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, mask)
         with lock_of(self.model):
@@ -294,10 +304,10 @@ class Target:
                     config._attn_implementation_internal = name
 
     def inputs_of(self, indices: tuple[int, ...]) -> AbstractContextManager[dict[int, Tensor]]:
-        """The inputs [B, n, H] of these layers: transformers' hidden_states[index]."""
+        """Yields the inputs [B, n, H] of these layers: transformers' hidden_states[index]."""
         return inputs_of(self.layers if indices else nn.ModuleList(), indices, self.name)
 
 
 def best(logits: Tensor, k: int) -> Tensor:
-    """[n, V] -> [n, K] int32, best first."""
+    """Returns the K best ids of logits [n, V], [n, K] int32, best first."""
     return logits.topk(min(k, logits.shape[-1]), dim=-1).indices.int()

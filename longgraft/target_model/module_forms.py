@@ -1,6 +1,6 @@
 """Recognises the forms of norms, gated products and rotary embeddings by their outputs for random inputs.
 
-Knows arithmetic and where it rounds; knows no family by name.  Probing changes neither the module nor torch's state.
+Probing changes neither the module nor torch's state.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def normed(x: Tensor, epsilon: float) -> Tensor:
-    """x [.., size] over its root mean square, in float32."""
+    """Returns x [.., size] divided by its root mean square, in float32."""
     wide = x.float()
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [1, H, n, D] by halves with cos, sin [1, n, D], in the wider of their dtypes -> x's shape and dtype."""
+    """Rotates x [1, H, n, D] by halves with cos, sin [1, n, D] in the wider of their dtypes; x's shape and dtype
+    stay."""
     first, second = x.chunk(2, dim=-1)
     return (x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]).to(x.dtype)
 
@@ -39,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "tanh": pa
 
 @torch.no_grad()
 def norm_of(module: nn.Module) -> tuple[str, float] | None:
-    """Form and epsilon of a root-mean-square norm, found with random weights; None: the module is something else."""
+    """Returns form and epsilon of a root-mean-square norm, found with random weights; None for any other module."""
     epsilon = module.__dict__.get("variance_epsilon", module.__dict__.get("eps"))
     weight = module._parameters.get("weight")
     if not isinstance(epsilon, float) or type(weight) is not nn.Parameter or weight.dtype not in DTYPES or (
@@ -54,10 +55,10 @@ def norm_of(module: nn.Module) -> tuple[str, float] | None:
 
 @torch.no_grad()
 def gate_of(module: nn.Module) -> str | None:
-    """The activation of a module that computes down(activation(gate) * up), found with small random projections; None:
-    the module is something else.
+    """Returns the activation of a module that computes down(activation(gate) * up); None for any other module.
 
-    Its projections are named gate_proj, up_proj and down_proj, or gate_up_proj and down_proj, as in most families.
+    It is found with small random projections.  They must be named gate_proj, up_proj and down_proj, or gate_up_proj and
+    down_proj, as in most families.
     """
     sizes = {"gate_up_proj": (8, 32), "gate_proj": (8, 16), "up_proj": (8, 16), "down_proj": (16, 8)}
     parts = {name: part for name, part in module._modules.items() if name in sizes}
@@ -66,7 +67,7 @@ def gate_of(module: nn.Module) -> str | None:
             None in parts.values() or module._parameters or module._buffers
             or any(part.state_dict() for part in others)):
         return None
-    if (dtype := dtype_of(module)) not in DTYPES:       # packed integers of a quantised layer
+    if (dtype := dtype_of(module)) not in DTYPES:       # packed integers of a quantized layer
         return None
     probes: Any = {name: nn.Linear(*sizes[name], bias=False, device="meta") for name in parts}
     for seed, (name, linear) in enumerate(probes.items()):
@@ -80,7 +81,7 @@ def gate_of(module: nn.Module) -> str | None:
 
 @torch.no_grad()
 def tables_of(library: Any, dtype: torch.dtype) -> set[torch.dtype]:
-    """The dtypes of cos and sin for which a modelling file's rotation of q and k in `dtype` equals `turned`."""
+    """Returns the dtypes of cos and sin for which a modelling file's rotation of q and k in `dtype` equals `turned`."""
     q, k = numbers(1, 3, 5, 8, dtype=dtype, seed=0), numbers(1, 2, 5, 8, dtype=dtype, seed=1)
     found = set()
     for table in {dtype, torch.float32} & set(DTYPES):
@@ -93,7 +94,7 @@ def tables_of(library: Any, dtype: torch.dtype) -> set[torch.dtype]:
 
 
 def _output_with(module: nn.Module, entries: dict[str, Any], x: Tensor) -> Any:
-    """The output for x of a copy of the module with these attributes; None if it fails."""
+    """Returns the output for x of a copy of the module with these attributes; None if it fails."""
     stand_in = copy.copy(module)
     stand_in.__dict__.update(entries)
     return _result_or_none(type(module).forward, stand_in, x)
@@ -102,7 +103,7 @@ def _output_with(module: nn.Module, entries: dict[str, Any], x: Tensor) -> Any:
 def _result_or_none(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
-    except Exception:       # a function that fails with these arguments, in any way, is of another form
+    except Exception:       # a function that fails in any way with these arguments has another form
         return None
 
 
@@ -111,11 +112,11 @@ def _same(found: Any, expected: Tensor) -> bool:
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """The dtype of the module's first parameter; float32 without parameters."""
+    """Returns the dtype of the module's first parameter; float32 without parameters."""
     return next((p.dtype for p in module.parameters()), torch.float32)
 
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Normally distributed random numbers on the host, fixed by the seed."""
+    """Returns normally distributed random numbers on the host, fixed by the seed."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randn(shape, generator=generator, device="cpu").to(dtype)

@@ -1,7 +1,4 @@
-"""What a pass of a target is given and what it reports: segments, each a tree or a prompt chunk of one sequence.
-
-Knows trees, caches and layouts; knows no model.
-"""
+"""Inputs and outputs of a target pass: segments, each a tree or a prompt chunk of one sequence, and reports."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ if TYPE_CHECKING:
 class Segment:
     """A tree or a prompt chunk to run on; its rows are written after the committed rows of its cache.
 
-    logits: return those of "all" nodes, of the "last" one or of "none".
-    ranked: [r] int64 on the host, the nodes whose top-k is reported if wanted; None: all.
+    logits: return the logits of "all" nodes, of the "last" one or of "none"
+    ranked: [r] int64 on the host, the nodes whose top-k is reported if wanted; None: all
     """
 
     tree: ProposalTree
@@ -37,7 +34,7 @@ class Segment:
 
     @property
     def depths(self) -> Tensor:
-        """[n] int64 of its nodes, on the host."""
+        """[n] int64 on the host: the depths of its nodes."""
         return torch.arange(len(self.tree)) if self.tree.is_chain else self.tree.depths
 
     @property
@@ -51,21 +48,22 @@ class Segment:
         return {"all": slice(None), "last": slice(-1, None), "none": slice(0)}[self.logits]
 
     def layout(self, device: torch.device) -> Layout:
-        """What its rows see."""
+        """Returns the layout of what its rows see."""
         return Layout(self.cache.length, self.depths, None if self.tree.is_chain else self.tree.mask, device)
 
 
 Shared = Callable[["Target", Sequence[Segment], Wants], "list[Report]"]
 SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", default=None)
-"""Runs the passes of callers who wait for one another."""
+"""Runs a pass together with those of other callers that wait; None: each caller runs its own passes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
     """Outputs for one segment of n nodes, made in inference mode: copy them before writing.
 
-    logits: [m, V], m = n, 1 or 0.  If wanted: topk [r, K] int32 of the r ranked nodes; hidden, layer -> [n, H]; final
-    [n, H]; queries, layer -> [Hq, w, D], of all nodes, or of the last ones where not all logits are returned.
+    logits: [m, V], m = n, 1 or 0
+    topk: [r, K] int32 of the r ranked nodes; hidden: layer -> [n, H]; final: [n, H]; queries: layer -> [Hq, w, D] of
+    all nodes, or of the last ones if not all logits are returned.  These are None or empty unless wanted.
     """
 
     logits: Tensor

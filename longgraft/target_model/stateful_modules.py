@@ -1,7 +1,8 @@
-"""A target's modules that carry a state from token to token, run over a tree: short convolutions, gated delta nets,
-Mamba 2, and whatever else keeps its state in transformers' cache.
+"""Runs a target's modules that carry a state from token to token over a tree.
 
-Each runs its own code on a batch: the paths from the root to the leaves, which all begin with the committed state.
+Such modules are short convolutions, gated delta nets, Mamba 2, and whatever else keeps its state in transformers'
+cache.  Each runs its own code on a batch of the paths from the root to the leaves, all of which begin with the
+committed state.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from longgraft.trees.tree import ProposalTree
 if TYPE_CHECKING:
     from longgraft.target_model.passes import Segment
 
-INTERFACE = {"update_conv_state", "update_recurrent_state"}     # of a cache, by which a module keeps its state
-UNLIMITED = (0.0, float("inf"))     # time steps of a Mamba 2 module without limits
-TRIED = 8       # tokens before and after the state in the trial of a kind of modules
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # of the outputs' spread
-HALF_TOLERANCE = 3e-2       # in 16 bits
+INTERFACE = {"update_conv_state", "update_recurrent_state"}     # methods of a cache that keep a module's state
+UNLIMITED = (0.0, float("inf"))     # limits of the time step of a Mamba 2 module that has none
+TRIED = 8       # tokens before, and after, the state in the trial of a kind of modules
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # allowed difference, as a share of the outputs' deviation
+HALF_TOLERANCE = 3e-2       # the same in 16 bits
 
 
 def keeps_state(cls: type) -> bool:
-    """Whether modules of this class keep a state in transformers' cache."""
+    """True if modules of this class keep a state in transformers' cache."""
     own = (inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member))
     return any(INTERFACE & set(function.__code__.co_names) for function in own)
 
 
 @dataclass
-class State:
-    """What one module keeps of B sequences; to the module it is a cache of transformers (5.17 to 5.23).
+class ModuleState:
+    """The state of one module for B sequences; the module sees it as a cache of transformers (5.17 to 5.23).
 
-    conv: index -> [B, C, K], the last inputs of a convolution; recurrent: index -> [B, ..]
-    seen: index -> [B, C, K + n], what came before the last n inputs and those
+    conv: index -> [B, C, K], the last inputs of a convolution; recurrent: index -> [B, ..], a recurrent state
+    seen: index -> [B, C, K + n], the last n inputs and the K inputs before them
     """
 
     conv: dict[int, Tensor] = field(default_factory=dict)
@@ -62,8 +63,8 @@ class State:
         return self.recurrent
 
     @property
-    def layers(self) -> _Each:
-        return _Each(self)
+    def layers(self) -> _SameForEveryLayer:
+        return _SameForEveryLayer(self)
 
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
         return bool(self.conv or self.recurrent)
@@ -79,7 +80,7 @@ class State:
 
     def update_conv_state(self, inputs: Tensor, layer_idx: int, state_idx: int = 0,
                           conv_kernel_size: int | None = None, **_: Any) -> Tensor:
-        """inputs [B, C, n] -> [B, C, K + n], those before them first."""
+        """Appends inputs [B, C, n]; returns [B, C, K + n], which begins with the inputs before them."""
         size = conv_kernel_size or inputs.shape[-1]
         before = self.conv.get(state_idx)
         seen = torch.cat([inputs.new_zeros(*inputs.shape[:-1], size) if before is None else before, inputs], dim=-1)
@@ -93,40 +94,44 @@ class State:
     def tensors(self) -> list[Tensor]:
         return [*self.conv.values(), *self.recurrent.values()]
 
-    def of_sequences(self, count: int) -> State:
-        """Copies for sequences that begin alike: some modules write into what they are given."""
+    def of_sequences(self, count: int) -> ModuleState:
+        """Returns copies for `count` sequences that begin alike; copies, because some modules write into their
+        state."""
         conv, recurrent = tree_map(lambda one: one.expand(count, *one.shape[1:]).clone(), (self.conv, self.recurrent))
-        return State(conv, recurrent)
+        return ModuleState(conv, recurrent)
 
-    def after(self, path: int, tokens: int) -> State:
-        """Of one path, after its first tokens; where there is no recurrent state, all that counts was seen."""
-        return State({index: seen[path:path + 1, :, tokens:tokens + self.conv[index].shape[-1]].clone()
+    def after(self, path: int, tokens: int) -> ModuleState:
+        """Returns the state of path `path` after its first `tokens` tokens; for convolution states only."""
+        return ModuleState({index: seen[path:path + 1, :, tokens:tokens + self.conv[index].shape[-1]].clone()
                       for index, seen in self.seen.items()})
 
 
-class _Each:
-    """A list of layers, all of which are this one."""
+class _SameForEveryLayer:
+    """A list of layers that returns the same state for every index."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ModuleState) -> None:
         self._state = state
 
-    def __getitem__(self, index: int) -> State:
+    def __getitem__(self, index: int) -> ModuleState:
         return self._state
 
 
 @dataclass
 class _Call:
-    """A module's call in a pass.  given: its arguments; rows: of the pass."""
+    """A module's call in a pass.  given: its arguments; rows: number of rows of the pass."""
 
     module: nn.Module
     given: tuple
     rows: int
 
-    def __call__(self, nodes: Tensor, state: State, singly: bool = False) -> Any:
-        """On rows [B, L] int64 of the pass, after a state, which moves on; singly: token after token."""
+    def __call__(self, nodes: Tensor, state: ModuleState, singly: bool = False) -> Any:
+        """Runs the module on rows [B, L] int64 of the pass, after a state, which is updated.
+
+        singly: one token after the other
+        """
         if singly:
             found = _joined([self(one, state) for one in nodes.split(1, dim=1)])
-            state.seen.clear()      # of the last token alone
+            state.seen.clear()      # it covers only the last token
             return found
 
         def of_nodes(value: Any) -> Any:
@@ -143,15 +148,15 @@ class _Call:
 
 @contextmanager
 def _limited(module: Any) -> Iterator[None]:
-    """Keep a Mamba 2 module's time step, softplus(dt + dt_bias), within its limits.
+    """Keeps a Mamba 2 module's time step, softplus(dt + dt_bias), within its limits.
 
-    transformers does so in its code for several tokens, but not in that for one.
+    transformers applies the limits in its code for several tokens, but not in its code for one token.
     """
     limits = tuple(getattr(module, "time_step_limit", UNLIMITED))
     if limits == UNLIMITED:
         yield
         return
-    low, high = torch.tensor(limits, dtype=torch.float64).expm1().log().tolist()    # before the softplus
+    low, high = torch.tensor(limits, dtype=torch.float64).expm1().log().tolist()    # limits before the softplus
 
     def clamp(_: nn.Module, __: tuple, projected: Tensor) -> Tensor:
         rest, dt = projected.tensor_split([-len(module.dt_bias)], dim=-1)
@@ -165,18 +170,23 @@ def _limited(module: Any) -> Iterator[None]:
 
 
 @dataclass
-class Share:
-    """One segment of a pass.  paths [P, L] int64: rows of the pass; first: node -> where it stands first; found: number
-    of a module -> (its call, None where all rows will be kept; the state after it)."""
+class SegmentStates:
+    """The states of one segment of a pass.
+
+    start: the segment's first row in the pass
+    paths: [P, L] int64, rows of the pass, one path per leaf
+    first: node -> (path, index) of its first occurrence in the paths
+    found: number of a module -> (its call, or None if all rows will be kept; the state after it)
+    """
 
     segment: Segment
     start: int
     paths: Tensor
     first: Sequence[tuple[int, int]]
-    found: dict[int, tuple[_Call | None, State]] = field(default_factory=dict)
+    found: dict[int, tuple[_Call | None, ModuleState]] = field(default_factory=dict)
 
-    def keep(self, path: Tensor, run: Callable[[_Call, Tensor, State], Any]) -> None:
-        """Commit the states after a path [a] of nodes.  run: as `StatefulModules.run`."""
+    def keep(self, path: Tensor, run: Callable[[_Call, Tensor, ModuleState], Any]) -> None:
+        """Commits the states after a path [a] of nodes; run: `StatefulModules.run`."""
         states = self.segment.cache.states
         row, place = self.first[int(path[-1])]
         for number, (call, state) in self.found.items():
@@ -186,14 +196,18 @@ class Share:
                 state = state.after(row, place + 1)
             else:
                 held = states.get(number)
-                state = State() if held is None else held.of_sequences(1)
+                state = ModuleState() if held is None else held.of_sequences(1)
                 assert call is not None, "of a prompt's chunk all rows are kept"
                 run(call, sent(path, self.paths.device)[None] + self.start, state)
             states[number] = state
 
 
 def paths_of(tree: ProposalTree) -> tuple[Tensor, list[tuple[int, int]]]:
-    """([P, L] int64, the nodes from the root to each leaf, filled with the leaf; node -> where it stands first)."""
+    """Returns the paths [P, L] int64 from the root to each leaf, padded with the leaf, and each node's first
+    occurrence.
+
+    An occurrence is (path, index in the path).
+    """
     if tree.is_chain:
         return torch.arange(len(tree))[None], [(0, place) for place in range(len(tree))]
     parents = tree.parents.tolist()
@@ -213,55 +227,55 @@ def paths_of(tree: ProposalTree) -> tuple[Tensor, list[tuple[int, int]]]:
 
 
 class StatefulModules:
-    """Active inside a `with` block of a pass's segments, and only there; false where the model has none.
+    """Runs a model's stateful modules over the segments of a pass, inside a `with` block of this object.
 
-    Modules of a kind that cannot go on from a state with several tokens (Jamba's) read one token at a time there. A
-    trial with fixed inputs before the first such pass finds these kinds.
+    It is false if the model has no such modules.  Kinds of modules that cannot go on from a state with several tokens
+    (Jamba's) read one token at a time there.  A trial with fixed inputs before the first such pass finds these kinds.
     """
 
     def __init__(self, model: nn.Module) -> None:
         found = [module for module in model.modules() if keeps_state(type(module))]
         self._numbers = {module: number for number, module in enumerate(found)}
         self._override = ModuleOverride(model, self._replacement)
-        self._shares: list[Share] = []
+        self._segments: list[SegmentStates] = []
         self._singly: dict[type, bool] = {}
 
     def __bool__(self) -> bool:
         return bool(self._numbers)
 
     @contextmanager
-    def __call__(self, segments: Sequence[Segment], device: torch.device) -> Iterator[list[Share]]:
-        """Yields each segment's share, which commits the states."""
-        self._shares, start = [], 0
+    def __call__(self, segments: Sequence[Segment], device: torch.device) -> Iterator[list[SegmentStates]]:
+        """Yields the states of each segment, which can commit them."""
+        self._segments, start = [], 0
         for segment in segments:
             paths, first = paths_of(segment.tree)
-            self._shares.append(Share(segment, start, sent(paths + start, device), first))
+            self._segments.append(SegmentStates(segment, start, sent(paths + start, device), first))
             start += len(first)
         try:
             with self._override():
-                yield self._shares
+                yield self._segments
         finally:
-            self._shares = []
+            self._segments = []
 
     def _replacement(self, module: nn.Module) -> Forward | None:
         return partial(self._forward, module) if module in self._numbers else None
 
     def _forward(self, module: nn.Module, *args: Any, **named: Any) -> Any:
-        """The module's outputs [1, n, ..] of all rows, each after its ancestors."""
-        call = _Call(module, (args, named), sum(len(share.first) for share in self._shares))
-        return _joined([self._outputs(call, share) for share in self._shares])
+        """Returns the module's outputs [1, n, ..] of all rows, each computed after its ancestors."""
+        call = _Call(module, (args, named), sum(len(own.first) for own in self._segments))
+        return _joined([self._outputs(call, own) for own in self._segments])
 
-    def _outputs(self, call: _Call, share: Share) -> Any:
+    def _outputs(self, call: _Call, own: SegmentStates) -> Any:
         number = self._numbers[call.module]
-        held = share.segment.cache.states.get(number)
-        state = State() if held is None else held.of_sequences(len(share.paths))
-        found = self.run(call, share.paths, state)
-        share.found[number] = None if share.segment.logits != "all" else call, state
-        rows, places = torch.tensor(share.first).unbind(1)
+        held = own.segment.cache.states.get(number)
+        state = ModuleState() if held is None else held.of_sequences(len(own.paths))
+        found = self.run(call, own.paths, state)
+        own.found[number] = None if own.segment.logits != "all" else call, state
+        rows, places = torch.tensor(own.first).unbind(1)
         return tree_map(lambda one: one[rows, places][None], found)
 
-    def run(self, call: _Call, nodes: Tensor, state: State) -> Any:
-        """Outputs [B, L, ..] of rows [B, L] of the pass, after a state, which moves on."""
+    def run(self, call: _Call, nodes: Tensor, state: ModuleState) -> Any:
+        """Returns outputs [B, L, ..] of rows [B, L] of the pass, after a state, which is updated."""
         if nodes.shape[1] == 1 or not state.has_previous_state():
             return call(nodes, state)
         kind = type(call.module)
@@ -271,7 +285,7 @@ class StatefulModules:
 
 
 def _continues(call: _Call) -> bool:
-    """Whether the call's module goes on from a state with several tokens as it reads all of them at once.
+    """Tells if the module gives the same outputs from a state with several tokens as for all tokens at once.
 
     It reads fixed random numbers, so that no request's tokens decide.
     """
@@ -282,9 +296,9 @@ def _continues(call: _Call) -> bool:
             return numbers(1, 2 * TRIED, *value.shape[2:], dtype=value.dtype, seed=0).to(value.device)
         return value[:, nodes[0] % call.rows]
 
-    nodes, state = torch.arange(2 * TRIED)[None], State()
+    nodes, state = torch.arange(2 * TRIED)[None], ModuleState()
     tried = _Call(call.module, tree_map(fixed, call.given), 2 * TRIED)
-    whole, parts = tried(nodes, State()), [tried(part, state) for part in nodes.split(TRIED, dim=1)]
+    whole, parts = tried(nodes, ModuleState()), [tried(part, state) for part in nodes.split(TRIED, dim=1)]
     return all(map(_alike, tree_leaves(_joined(parts)), tree_leaves(whole)))
 
 
@@ -294,5 +308,5 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Outputs [B, n, ..] one after another; of each the same tuple of tensors, or one tensor."""
+    """Concatenates outputs [B, n, ..] along n; each part is a tuple of tensors of the same structure, or one tensor."""
     return parts[0] if len(parts) == 1 else tree_map(lambda *some: torch.cat(some, dim=1), *parts)

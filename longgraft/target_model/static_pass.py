@@ -1,7 +1,6 @@
-"""The target's pass over a fixed number of rows, with all inputs on the device: the launches are the same for every
-prefix and every tree, so that they are recorded once and replayed.
+"""The target's pass over a fixed number of rows, with all inputs on the device.
 
-Knows target, cache, padded trees and what a draw is; knows no rule by name and no method.
+The launches are the same for every prefix and every tree, so they are recorded once and replayed.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from longgraft.protocol.observation import Walked, Wants
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache, index_copy
-from longgraft.target_model.attention_interface import Run
+from longgraft.target_model.attention_interface import PassContext
 from longgraft.target_model.hooks import decoder_output
 from longgraft.target_model.model import Target, best
 from longgraft.target_model.passes import Report
 from longgraft.trees.padded import FIELDS, PaddedTree, Tree
 from longgraft.trees.tree import ProposalTree
 
-NUMBERS = 2     # after the tree's record: prefix rows and the root's position
+NUMBERS = 2     # numbers after the tree's record: prefix rows and the root's position
 
 
 def why_not_fixed(attention: str) -> str:
-    """Why passes with this attention cannot have a fixed shape; "" if they can."""
+    """Returns why passes with this attention cannot have a fixed shape; "" if they can."""
     if attention not in ("auto", "triton"):
         return f"attention {attention} reads the length on the host"
     return available()["triton"]
 
 
 class StaticPass:
-    """A pass of `rows` rows on one cache: `load` a tree, `forward`, `settle`.
+    """A pass of `rows` rows on one cache: `load` a tree, then `forward`, then `settle`.
 
-    Logits and top-k are of all rows; dead rows see the prefix and themselves, and are never accepted.
+    Logits and top-k cover all rows; dead rows see the prefix and themselves, and are never accepted.
     """
 
     def __init__(self, target: Target, cache: KVCache, rows: int, wants: Wants, regions: Regions) -> None:
@@ -49,7 +48,8 @@ class StaticPass:
         self.index = torch.arange(rows, device=device)
 
     def load(self, tree: Tree) -> None:
-        """Copy the pass's inputs to the device at once; a tree that is there already only needs the two `NUMBERS`."""
+        """Copies the pass's inputs to the device at once; for a tree on the device only the two `NUMBERS` are
+        copied."""
         numbers = torch.tensor([self.cache.length, self.cache.position])
         if isinstance(tree, ProposalTree):
             record = torch.cat([PaddedTree.pack(tree, self.rows).flatten(), numbers])
@@ -59,14 +59,14 @@ class StaticPass:
             self.inputs[-NUMBERS:] = sent(numbers, self.inputs.device)
 
     def forward(self) -> tuple[Report, Tensor]:
-        """(report of all rows, absolute position [n] int64 of the token after each row)."""
+        """Returns (report of all rows, absolute position [n] int64 of the token after each row)."""
         return self.regions((self, "forward"), self._forward)
 
     def _forward(self) -> tuple[Report, Tensor]:
         target, tree = self.target, self._tree()
         length, position = self.inputs[-NUMBERS:].split(1)
         layout = DeviceLayout.of(length, tree.depths, tree.depths, tree.ancestors)
-        run = Run([layout], target.fixed_backend)
+        run = PassContext([layout], target.fixed_backend)
         positions = position + tree.depths
         with ExitStack() as stack:
             stack.enter_context(target.engaged(run))
@@ -85,7 +85,8 @@ class StaticPass:
         return Report(logits, topk, hidden, last.get("hidden")), positions + 1
 
     def settle(self, report: Report, positions: Tensor, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
-        """Draw one token per node, walk, and move the path's rows in the cache; the caller raises the cache's length.
+        """Draws one token per node, walks, and moves the path's rows in the cache; the caller raises the cache's
+        length.
 
         Returns (the walk, the report with hidden and final rows in path order, [m] int64 for `unpack`: the tree's
         record, the path, its length and the next token).
@@ -108,8 +109,10 @@ class StaticPass:
         return Walked(tree, path, length, report.topk), kept, record, moved
 
     def unpack(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
-        """On the host, by the step's one device sync: (the loaded tree, the rows of its nodes, its path, the next
-        token)."""
+        """Brings the results to the host, by the step's one device sync.
+
+        Returns (the loaded tree, the rows of its nodes, its path, the next token).
+        """
         fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
         fields, path = fields.view(FIELDS, self.rows), path[:int(length)]
         live = PaddedTree.unpack(fields).live

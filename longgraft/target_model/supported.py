@@ -1,7 +1,6 @@
-"""Which models cannot be decoded, and why, from their configurations alone: no weight is read.
+"""Decides from a configuration alone if a model can be decoded, and gives the reason if not; no weight is read.
 
-Knows transformers' configurations; knows no tensor.  tests/test_families.py shows for every causal family that it is
-refused here or exact.
+tests/test_families.py shows for every causal family that it is refused here or exact.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FOLLOWS = "its attention is not causal: it sees what follows"
 _DRAFTS = "it drafts for another model and needs that model's hidden states"
 
 _STATEFUL = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-WITHOUT_ATTENTION = {"linear_attention", "conv", "mlp", "moe"}      # kinds of layers
+WITHOUT_ATTENTION = {"linear_attention", "conv", "mlp", "moe"}      # kinds of layers that do not attend
 _LAYERS = dict.fromkeys(("full_attention", "sliding_attention"), "") | dict.fromkeys(
     _STATEFUL | WITHOUT_ATTENTION, "") | dict.fromkeys(
     ("indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"),
@@ -43,15 +42,15 @@ _FAMILIES = {
 
 
 def why_not(config: PretrainedConfig, cls: type | None = None) -> str:
-    """Why models of this configuration cannot be decoded; "" if they can.
+    """Returns why models of this configuration cannot be decoded; "" if they can.
 
-    cls: the model's class; None: transformers' causal LM for this configuration.
+    cls: the model's class; None: transformers' causal LM for this configuration
     """
     if config.is_encoder_decoder:
         return "it is an encoder-decoder, and only decoder-only models are supported"
     if reason := _FAMILIES.get(config.model_type, ""):
         return reason
-    # is_decoder is False for some causal models, too (GPT-NeoX).
+    # is_decoder is False also for some causal models (GPT-NeoX).
     if config.model_type == "bert-generation" and not config.is_decoder:
         return _FOLLOWS
     return _why_not_layers(config.get_text_config(decoder=True)) or _why_not_class(config, cls)
@@ -87,8 +86,8 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
     if (getattr(cls, "_is_stateful", False) or kinds & _STATEFUL) and not any(
             keeps_state(one) for one in vars(code).values() if isinstance(one, type) and issubclass(one, nn.Module)):
         return _STATE
-    # Some classes use the interface without declaring it (StableLM), some declare it and leave its use to others
-    # (Gemma 3).
+    # Some classes use the interface without declaring it (StableLM), and some declare it and leave its use to other
+    # classes (Gemma 3).
     if not ((kinds and kinds <= WITHOUT_ATTENTION)
             or getattr(cls, "_supports_attention_backend", False)
             or "ALL_ATTENTION_FUNCTIONS" in vars(code)):
@@ -97,7 +96,7 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
 
 
 def refuse(config: PretrainedConfig, name: str, cls: type | None = None) -> None:
-    """ValueError with the reason if models of this configuration cannot be decoded."""
+    """Raises ValueError with the reason if models of this configuration cannot be decoded."""
     if reason := why_not(config, cls):
         raise ValueError(f"{name} ({config.model_type}) cannot be used: {reason}.\n"
                          "Use a decoder-only attention model, e.g. Llama, Qwen2/3, Mistral or Gemma.")

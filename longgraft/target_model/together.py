@@ -1,6 +1,6 @@
-"""Work of several requests, side by side: where each waits for a pass of a target, one pass runs for all.
+"""Runs the work of several requests side by side and merges their target passes.
 
-Knows targets and greenlets; knows no request.  All of it is in the caller's thread: one runs until it needs a pass.
+Each action runs in the caller's thread until it needs a pass of a target; then one pass runs for all that wait.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ Asked = tuple[Target, Sequence[Segment], Wants]
 
 
 def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
-    """What each of them returns or raises, in order.  An error of one is none of the others'.
+    """Runs several actions side by side; passes of one target that want the same reports become one pass.
 
-    Passes of one target that want the same reports are one.  Where an action has switched gradients or inference mode,
-    its passes are its own: a switch in the middle of the block would change the mode of whoever runs next.  So a draft
-    model's passes, which run without gradients, are not shared.
+    If an action has switched gradients or inference mode, its passes are its own: a switch in the middle of the block
+    would change the mode of the action that runs next.  So a draft model's passes, which run without gradients, are not
+    shared.
+
+    Returns:
+        What each action returns or raises, in order.  An exception in one action does not affect the others.
     """
     here, mode = getcurrent(), _mode()
 
@@ -42,7 +45,7 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
             return error
 
     lanes = [greenlet(begin, here) for _ in actions]
-    said: list[Any] = []        # of each lane: what it asks or, once it has ended, its result
+    said: list[Any] = []        # for each lane the pass it asks for or, once it has ended, its result
     try:
         said += map(greenlet.switch, lanes, actions)
         while waiting := [index for index, lane in enumerate(lanes) if not lane.dead]:
@@ -52,7 +55,7 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
                 resume = lanes[index].throw if isinstance(reports, Exception) else lanes[index].switch
                 said[index] = resume(reports)
     finally:
-        for lane in lanes:      # after an interrupt: each leaves its blocks
+        for lane in lanes:      # after an interrupt each lane leaves its blocks
             if not lane.dead:
                 lane.throw()
     return said
@@ -63,7 +66,8 @@ def _mode() -> tuple[bool, bool]:
 
 
 def _passed(target: Target, asked: Sequence[Sequence[Segment]], wants: Wants) -> list[list[Report] | Exception]:
-    """Of each caller the reports, or why there are none: where the common pass fails, each has one of its own."""
+    """Returns for each caller its reports or the reason why there are none; if a shared pass fails, each gets its
+    own."""
     if len(asked) == 1:
         try:
             return [target.forward(asked[0], wants)]
@@ -75,7 +79,7 @@ def _passed(target: Target, asked: Sequence[Sequence[Segment]], wants: Wants) ->
             reports = iter(target.forward([segment for segments in asked for segment in segments], wants))
             return [[next(reports) for _ in segments] for segments in asked]
         except Exception as error:
-            failure = error.with_traceback(None)        # which would hold the pass's activations
+            failure = error.with_traceback(None)        # the traceback would keep the pass's activations alive
     found = [result for one in asked for result in _passed(target, [one], wants)]
     if failure is not None and not out_of_memory(failure) and not any(isinstance(one, Exception) for one in found):
         LOG.warning("%s cannot have several requests in one pass, so each has its own: %r", target.name, failure)

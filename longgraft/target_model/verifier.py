@@ -1,7 +1,4 @@
-"""One target pass over a prompt chunk or a proposal: draw, walk, keep the path, report.
-
-Knows target, cache and acceptance; knows no method.
-"""
+"""The verifier: runs one target pass over a prompt chunk or a proposal, draws, walks, keeps the path and reports."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 class Verifier:
     """Owns the target's cache for one request.
 
-    regions: if `fixed`, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are wanted
+    regions: if they are fixed, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are wanted
     """
 
     target: Target
@@ -40,9 +37,10 @@ class Verifier:
 
     def read(self, chunk: Tensor, wants: Wants, following: int | None = None,
              ranked: Tensor | None = None) -> Observation:
-        """Read a prompt chunk [n] int64 and commit all of it.
+        """Reads a prompt chunk [n] int64 and commits all of it.
 
-        following: the prompt's next token; None: the prompt ends, and the rule draws it.  ranked: as in `Segment`.
+        following: the prompt's next token; None: the prompt ends here, and the rule draws the token.  ranked: as in
+        `Segment`
         """
         tree, path = ProposalTree.chain(chunk, origin=ROOT), torch.arange(len(chunk))
         wants = replace(wants, queries=max(wants.queries, wants.prompt_queries))
@@ -58,7 +56,7 @@ class Verifier:
                            ranked=ranked, cache=self.cache if wants.cache else None, queries=report.queries)
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
-        """Verify a tree, commit its accepted path and return the target's observation."""
+        """Verifies a tree, commits its accepted path and returns the target's observation."""
         since = self.clock.now(wait=False)
         drawn = isinstance(tree, ProposalTree) and tree.law is not None
         fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn and not self.target.stateful
@@ -66,11 +64,11 @@ class Verifier:
             seen = self._fixed(tree, wants, self.rule)
         else:
             seen = self._eager(on_host(tree), wants)
-        # The walk has synced with the device: all work launched before is done.
+        # The walk has synced with the device, so all work launched before it is done.
         return replace(seen, seconds=self.clock.now(wait=False) - since)
 
     def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
-        """Drafts sampled independently of the target need rejection sampling."""
+        """Returns the rule for a tree: drafts sampled independently of the target need rejection sampling."""
         return Rejection(self.rule) if tree.law is not None and isinstance(self.rule, Sampled) else self.rule
 
     def _eager(self, tree: ProposalTree, wants: Wants) -> Observation:
@@ -102,7 +100,7 @@ class Verifier:
             host, nodes, path, next_token = fixed.unpack(record, tree)
             a = len(path)
             self.cache.length += a
-        # Copies, since the next pass overwrites these tensors.
+        # Copied, because the next pass overwrites these tensors.
         return Observation(host, path, next_token, None if report.topk is None else _taken(report.topk, nodes),
                            {layer: rows[:a].clone() for layer, rows in kept.hidden.items()},
                            None if kept.final is None else kept.final[:a].clone(), walked=walked,
@@ -110,5 +108,6 @@ class Verifier:
 
 
 def _taken(rows: Tensor, nodes: Tensor) -> Tensor:
-    """A copy of the rows `nodes`, ascending and on the host; usually they are the first ones, and a slice suffices."""
+    """Returns a copy of the rows `nodes`, ascending and on the host; usually they are the first rows: a slice
+    suffices."""
     return rows[:len(nodes)].clone() if nodes[-1] == len(nodes) - 1 else rows[sent(nodes, rows.device)]

@@ -1,6 +1,7 @@
-"""A target's configuration, tokenizer and weights from a folder or a hub id: complete and finite, or a ValueError.
+"""Reads a target's configuration, tokenizer and weights from a folder or a hub id.
 
-transformers only warns about some errors, such as missing tensors; here they are errors.
+The result is complete and finite, or a ValueError is raised.  transformers only warns about some errors, such as
+missing tensors; here they are errors.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from longgraft.kernels.block_weight import block_weights
 from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.supported import refuse
 
-BLOCK = 1 << 24     # elements summed at once: half formats are widened to float32 for it
+BLOCK = 1 << 24     # elements summed at once: numbers of 16 bits are widened to float32 for it
 SAMPLED = 64        # values per tensor in `sample`
-NAMED = 3           # tensors that a message names
+NAMED = 3           # tensors that an error message names
 _PLACE = ("Give a name of `longgraft models`, a folder with config.json and safetensors, a GGUF file, or a hub id that "
           "this machine can reach.")
 
 
 def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
-    """The configuration of a model; ValueError with the reason if the model cannot be decoded.
+    """Returns the configuration of a model; raises ValueError with the reason if the model cannot be decoded.
 
-    gguf: a GGUF file of the folder, which takes the place of the others
+    gguf: a GGUF file in the folder, which takes the place of the other files
     """
     with _reading(f"Model {name!r}", _PLACE):
         declared, _ = PretrainedConfig.get_config_dict(path, **_of(gguf))
@@ -51,7 +52,8 @@ def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
 
 
 def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
-    """The model's tokenizer; ValueError for one without words, as transformers makes up where the files are missing."""
+    """Returns the model's tokenizer; raises ValueError for one without words, which transformers makes up if files are
+    missing."""
     with _reading(f"The tokenizer of {name!r}", "Give a folder or hub id that holds the tokenizer's files too, or "
                                                  "(model, None) to decode token ids."):
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **_of(gguf))
@@ -61,7 +63,11 @@ def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
 
 
 def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype, gguf: str = "") -> PreTrainedModel:
-    """The model on the CPU, in eval mode; ValueError names tensors that are missing, misshapen or not finite."""
+    """Returns the model on the CPU, in eval mode.
+
+    Raises:
+        ValueError: tensors are missing, misshapen or not finite; the message names them.
+    """
     with _quiet(), _reading(f"Model {name!r}", "Give whole weights of this model, as safetensors."):
         # Shapes are compared in `_check_names`, which can name the tensors.
         read: Any = AutoModelForCausalLM.from_pretrained(
@@ -78,10 +84,11 @@ def _of(gguf: str) -> dict[str, str]:
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
-    """ValueError names the tensors that hold NaN or infinity."""
+    """Raises ValueError with the names of the tensors that hold NaN or infinity."""
     floats = {key: t for whole, quantised in model.state_dict().items() for key, t in parts(quantised, whole)
               if t.is_floating_point() and t.itemsize > 1}
-    # One read and one sync: a tensor with a finite sum is finite.  Other sums may have overflowed: those are checked.
+    # One read and one sync: a tensor with a finite sum is finite.  Other sums may have overflowed, so those are
+    # checked.
     sums = torch.stack([torch.stack([block.sum(dtype=torch.float32) for block in t.flatten().split(BLOCK)]).sum()
                         for t in floats.values()])
     suspects = [key for key, finite in zip(floats, sums.isfinite().tolist(), strict=True) if not finite]
@@ -93,8 +100,10 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def sample(module: nn.Module) -> list[Any]:
-    """All shapes and a few values of every tensor, which tell apart modules that were trained separately; a change to
-    few rows of one tensor may be missed."""
+    """Returns all shapes and a few values of every tensor.
+
+    They tell apart modules that were trained separately; a change to few rows of one tensor may be missed.
+    """
     blocks = [weight for _, weight in block_weights(module)]
     shapes = [tuple(t.shape) for t in module.parameters()] + [tuple(weight.shape) for weight in blocks]
     tensors = [t.detach() for whole in module.parameters() for _, t in parts(whole)]
@@ -104,7 +113,7 @@ def sample(module: nn.Module) -> list[Any]:
 
 
 def parts(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of what a tensor is made of: of torchao's quantised ones integers and scales, else itself."""
+    """Yields (name, tensor) for the parts of a tensor: integers and scales of torchao's quantized ones, else itself."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield name, tensor
         return
@@ -113,14 +122,16 @@ def parts(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.Ten
 
 
 def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
-    """What a drafter's rows depend on besides the tokens and the target.  window: of its attention; None: none."""
+    """Returns all that a drafter's rows depend on besides tokens and target; window: of its attention; None: none."""
     config = network.config
     return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
 
 
 def _check_names(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:
-    """ValueError names tensors that transformers filled with random numbers or dropped; its lists leave out tied
-    weights and known leftovers."""
+    """Raises ValueError with the names of tensors that transformers filled with random numbers or dropped.
+
+    transformers' lists leave out tied weights and known leftovers.
+    """
     advice = "config.json and the weights do not belong together, or a file is missing; fetch both again."
     if shapes := {key: (saved, made) for key, saved, made in found["mismatched_keys"]}:
         first = min(shapes)
@@ -135,7 +146,8 @@ def _check_names(model: PreTrainedModel, found: dict[str, Any], name: str) -> No
 
 
 def _stem(key: str) -> str:
-    """The name before the layer number; unexpected tensors outside layers, such as a score head, are harmless."""
+    """Returns the name before the layer number; unexpected tensors outside layers, such as a score head, are
+    harmless."""
     numbered = re.match(r"(.*?)\.\d+\.", key)
     return numbered[1] if numbered else ""
 
@@ -151,7 +163,7 @@ def _reading(what: str, advice: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise       # names the package that is missing
+        raise       # its message names the missing package
     # Broken files raise SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: they share no base class.
     except Exception as error:
         raise ValueError(f"{what} could not be loaded: {reason(error)}.\n{advice}") from error
@@ -159,7 +171,7 @@ def _reading(what: str, advice: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences transformers' loading bar and its table of random weights, errors here; download bars stay."""
+    """Silences transformers' loading bar and its table of random weights, which are errors here; download bars stay."""
     bars, downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     verbosity = logging.get_verbosity()
     logging.disable_progress_bar()

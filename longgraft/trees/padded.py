@@ -1,7 +1,6 @@
 """A proposal tree in a fixed number of rows: `ProposalTree`'s operations with fixed tensor shapes, on any device.
 
-Only `of`, `host` and `on_host` copy between the host and the device, so that CUDA graphs can record the rest.  Knows
-tokens and parents; knows no model, no cache and no method.
+Only `of`, `host` and `on_host` copy between the host and the device, so that CUDA graphs can record the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from torch.nn.functional import pad
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-SIZES = (1, 8, 16, 32, 64)      # rows that a verified tree may have; CUDA graphs are recorded for each size
+SIZES = (1, 8, 16, 32, 64)      # allowed row counts of a verified tree; one CUDA graph is recorded per size
 FIELDS = 6                      # int64 rows of a record: tokens, parents, depths, bits of the scores, origin, live
 
 
 def size_of(nodes: int) -> int:
-    """The smallest of `SIZES` that holds this many nodes; ValueError beyond the largest."""
+    """Returns the smallest of `SIZES` that holds this many nodes; raises ValueError beyond the largest."""
     for size in SIZES:
         if nodes <= size:
             return size
@@ -31,19 +30,19 @@ def size_of(nodes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PaddedTree:
-    """n rows, of which the live ones are nodes: parents before children, the root in row 0.
+    """A draft tree stored in n rows; the rows marked live are its nodes, parents before children, the root in row 0.
 
-    tokens:  [n] int64; 0 where dead
-    parents: [n] int64, rows; -1 at the root, 0 where dead
-    depths:  [n] int64; 0 where dead
-    scores:  [n] float32, log-probabilities as in `ProposalTree`; undefined where dead
-    origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED; 0 where dead
-    live:    [n] bool; a tree is compact where the live rows come first
-    deepest: upper bound of the depths, known on the host; its logarithm is how many pointer doublings `ancestors` needs
+    tokens:  [n] int64; 0 in dead rows
+    parents: [n] int64, row numbers; -1 at the root, 0 in dead rows
+    depths:  [n] int64; 0 in dead rows
+    scores:  [n] float32, log-probabilities as in `ProposalTree`; undefined in dead rows
+    origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED; 0 in dead rows
+    live:    [n] bool; a tree is called compact if its live rows come first
+    deepest: upper bound of the depths, known on the host; `ancestors` needs about log2(deepest) pointer doublings
     most:    upper bound of the number of live rows, known on the host
     stage:   as in `ProposalTree`
 
-    The tree caches nothing that is computed: a recorded region would keep the values of its first run.
+    Properties are not cached: a recorded CUDA graph would keep the values of its first run.
     """
 
     tokens: Tensor
@@ -58,13 +57,13 @@ class PaddedTree:
 
     @classmethod
     def of(cls, tree: ProposalTree, rows: int, device: torch.device) -> PaddedTree:
-        """A host tree, compact, on `device`: one asynchronous copy."""
+        """Copies a host tree to `device` as a compact tree, in one asynchronous copy."""
         padded = cls.unpack(sent(cls.pack(tree, rows), device), int(tree.depths.max()), tree.stage)
         return replace(padded, most=len(tree))
 
     @staticmethod
     def pack(tree: ProposalTree, rows: int) -> Tensor:
-        """The record [FIELDS, rows] int64 of a tree, on the host: all fields but the stage."""
+        """Returns the record [FIELDS, rows] int64 of a tree, on the host: all fields but the stage."""
         n = len(tree)
         assert n <= rows, f"{n} nodes in {rows} rows"
         record = torch.zeros(FIELDS, rows, dtype=torch.int64)
@@ -76,7 +75,10 @@ class PaddedTree:
 
     @classmethod
     def unpack(cls, record: Tensor, deepest: int | None = None, stage: int | None = None) -> PaddedTree:
-        """The tree of a record, on the record's device.  deepest: None where no bound below n - 1 is known."""
+        """Returns the tree of a record, on the record's device.
+
+        deepest: upper bound of the depths; None if no bound below n - 1 is known.
+        """
         tokens, parents, depths, bits, origin, live = record.unbind()
         deepest = record.shape[1] - 1 if deepest is None else deepest
         return cls(tokens, parents, depths, bits.int().view(torch.float32), origin.to(torch.int8), live.bool(),
@@ -84,7 +86,7 @@ class PaddedTree:
 
     @classmethod
     def drafted(cls, root: Tensor, nodes: Sequence[Tensor], rows: int, stage: int | None, deepest: int) -> PaddedTree:
-        """A root [1] int64 with drafted nodes below it: (tokens, parents, depths [s] int64, scores [s] float32)."""
+        """Builds a tree of a root [1] int64 and its nodes: (tokens, parents, depths, scores), each [s]."""
         tokens, parents, depths, scores = nodes
         n, device = 1 + len(tokens), tokens.device
         tokens, parents, depths = pad(torch.stack([
@@ -95,13 +97,13 @@ class PaddedTree:
         return cls(tokens, parents, depths, pad(scores, (1, rows - n)), origin, live, deepest, n, stage)
 
     def record(self) -> Tensor:
-        """[FIELDS, n] int64 on the tree's device, so that one copy brings the tree to the host."""
+        """Returns the tree as one tensor [FIELDS, n] int64, so that one copy brings it to the host."""
         return torch.stack([self.tokens, self.parents, self.depths, self.scores.view(torch.int32).long(),
                             self.origin.long(), self.live.long()])
 
     @staticmethod
     def host(record: Tensor, stage: int | None = None) -> ProposalTree:
-        """The tree of the live nodes, in order, of a record on the host."""
+        """Returns the host tree of the live nodes of a record that lies on the host."""
         tree = PaddedTree.unpack(record, stage=stage)
         nodes = tree.live.nonzero().flatten().tolist()
         return ProposalTree(tree.tokens, tree.parents, tree.scores, tree.origin, stage).select(nodes)
@@ -121,7 +123,7 @@ class PaddedTree:
 
     @property
     def above(self) -> Tensor:
-        """[n] int64: each node's parent; the root and dead rows are their own parents."""
+        """[n] int64: each node's parent; the root and dead rows point to themselves."""
         return torch.where(self.live, self.parents, self.index).clamp(min=0)
 
     @property
@@ -134,7 +136,7 @@ class PaddedTree:
         return seen
 
     def top(self, budget: int) -> PaddedTree:
-        """The best `budget` nodes by the order of `ProposalTree.top`; the others become dead."""
+        """Keeps the best `budget` nodes by the order of `ProposalTree.top`; the others become dead."""
         if self.rows <= budget:
             return self
         # Stable sorts, the last key first; nan scores sort last, by row.  The root's score is the maximum.
@@ -147,7 +149,7 @@ class PaddedTree:
         return self._only(best | (self.live & (self.live.sum() <= budget)), min(self.deepest, budget - 1))
 
     def shallower(self, depth: int | Tensor) -> PaddedTree:
-        """Nodes deeper than `depth`, a number or [1] int64, become dead."""
+        """Nodes deeper than `depth` (a number, or a tensor [1] int64) become dead."""
         if isinstance(depth, int) and depth >= self.deepest:
             return self
         return self._only(self.live & (self.depths <= depth), depth if isinstance(depth, int) else self.deepest)
@@ -157,7 +159,7 @@ class PaddedTree:
                        origin=self.origin * live, live=live, deepest=deepest)
 
     def first(self, budget: int, rows: int) -> PaddedTree:
-        """The first `budget` live nodes at most, in order, as a compact tree of `rows` rows."""
+        """Returns at most the first `budget` live nodes, in order, as a compact tree of `rows` rows."""
         assert budget <= rows, f"{budget} nodes in {rows} rows"
         place = self.live.cumsum(0) - 1
         kept = self.live & (place < budget)
@@ -171,9 +173,10 @@ class PaddedTree:
                           min(self.most, budget), self.stage)
 
     def merge(self, other: PaddedTree, at: int | Tensor, budget: int) -> PaddedTree:
-        """`ProposalTree.merge` into a compact tree, which keeps its number of rows; at: a row, a number or [1] int64.
+        """Does what `ProposalTree.merge` does, into a compact tree, which keeps its number of rows.
 
-        Two nodes are the same if the tokens on the paths to them, from `at` and from other's root, are equal.
+        at: the row under which `other` is merged, a number or [1] int64.  Two nodes are the same if the tokens on the
+        paths to them, from `at` and from other's root, are equal.
         """
         assert budget <= self.rows, f"{budget} nodes in {self.rows} rows"
         index, below = self.index, other.above
@@ -201,10 +204,16 @@ class PaddedTree:
         return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget), self.stage)
 
     def walk(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """draws [n] int64, the target's token after each node -> (path [n] int64: rows from the root to the last
-        accepted node, then -1; its length [1]; the token after it [1]).
+        """Follows the target's draws down the tree.
 
         A node is accepted if it and each of its ancestors equal the token drawn at their parents.
+
+        Args:
+            draws: [n] int64, the target's token after each node.
+
+        Returns:
+            (path [n] int64: rows from the root to the last accepted node, then -1; its length [1]; the token after it
+            [1]).
         """
         index = self.index
         drawn = (self.tokens == draws[self.above]) | (index == 0)
@@ -216,8 +225,11 @@ class PaddedTree:
         return path, length, draws[path[length - 1]]
 
     def update_order(self, path: Tensor) -> Tensor:
-        """path as `walk` returns it -> [n] int64, all rows: rejected ones without a score, last row first; rejected
-        ones by rising score; then the path.  Dead rows may stand anywhere before the path."""
+        """Returns the order [n] int64 in which all rows update memories; path: as `walk` returns it.
+
+        Rejected rows come first: those without a score, last row first, then the others by rising score.  The accepted
+        path comes last.  Dead rows may stand anywhere before the path.
+        """
         # Scores are at most 0, so the path, ranked by depth + 1, comes last.
         kept = (path[:, None] == self.index).any(0)
         rank = torch.where(kept, self.depths + 1.0, self.scores.nan_to_num(nan=float("-inf"), neginf=float("-inf")))
@@ -228,12 +240,12 @@ Tree = ProposalTree | PaddedTree
 
 
 def on_host(tree: Tree) -> ProposalTree:
-    """The tree on the host: of a padded tree its live nodes, for one device sync."""
+    """Returns the tree on the host; a padded tree loses its dead rows and costs one device sync."""
     return tree if isinstance(tree, ProposalTree) else PaddedTree.host(tree.record().cpu(), tree.stage)
 
 
 def jumps_of(above: Tensor, deepest: int) -> list[Tensor]:
-    """The ancestors 1, 2, 4, .. steps up, until every ancestor is reached; above: indices into itself, flattened."""
+    """Returns the ancestors 1, 2, 4, .. steps up, as far as `deepest` needs; above: indices into itself, flattened."""
     jumps = [above] if deepest else []
     while 1 << len(jumps) <= deepest:
         jumps.append(jumps[-1].take(jumps[-1]))
@@ -241,7 +253,7 @@ def jumps_of(above: Tensor, deepest: int) -> list[Tensor]:
 
 
 def all_above(flags: Tensor, jumps: Sequence[Tensor]) -> Tensor:
-    """Whether a node's flag and the flags of all its ancestors are set, by pointer doubling."""
+    """Tells for each node, by pointer doubling, if its flag and the flags of all its ancestors are set."""
     for jump in jumps:
         flags = flags & flags.take(jump)
     return flags

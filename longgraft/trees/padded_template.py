@@ -1,4 +1,4 @@
-"""Templates on the device: padded trees of a template's shape, from the tokens that fill its nodes."""
+"""Retrieval templates on the device: padded trees of a fixed topology, built from the tokens that fill their nodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """The topology of a template of n nodes, on a device; made once, outside recorded regions.
+    """The topology of a template of n nodes on a device; built once, outside recorded CUDA graphs.
 
     bare:  the template's tree, all nodes live, all tokens 0
     above: [n] int64: each node's parent; the root is its own parent
-    level: [n, n] bool: which pairs of nodes have the same depth
+    level: [n, n] bool: True for pairs of nodes of the same depth
     jumps: [n, n] int64 each: the pair of ancestors 1, 2, 4, .. steps above each pair of nodes
     """
 
@@ -29,7 +29,7 @@ class Pattern:
 
     @classmethod
     def of(cls, parents: Sequence[int], device: torch.device) -> Pattern:
-        """parents [n]: the root first with -1, parents before children."""
+        """Builds the pattern from parents [n]: the root first with -1, parents before children."""
         n = len(parents)
         tree = ProposalTree.build([0] * n, list(parents), [0.0] + [float("nan")] * (n - 1),
                                   [ROOT] + [RETRIEVED] * (n - 1))
@@ -40,10 +40,10 @@ class Pattern:
 
 
 def filled(tokens: Tensor, pattern: Pattern) -> PaddedTree:
-    """tokens [n] of a template's nodes, negative where there is none -> the tree of the nodes that have one.
+    """Returns the tree of the template nodes that have a token; tokens: [n], negative for nodes without one.
 
-    Descendants of a node without a token are dead.  Siblings with the same token become one node, the first, which gets
-    the children of all; the same then holds for these.
+    Descendants of a node without a token are dead.  Siblings with the same token become one node, the first, which
+    takes over the children of all; the same rule then applies to these children.
     """
     # Nodes of one depth are the same if the paths to them have the same tokens; the first of them is their row.
     alike = (tokens[:, None] == tokens) & (tokens >= 0) & pattern.level

@@ -1,7 +1,7 @@
-"""Static topologies of retrieved trees: the path `r1 r2 ..` is the root's r1-th successor, then that one's r2-th, ...
+"""Static topologies of retrieved trees.
 
-Knows ranks; knows no token and no matrix.  Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree
-published with Token Recycling (arXiv 2408.08696).
+A node is named by its path: `r1 r2 ..` is the root's r1-th successor, then that token's r2-th successor, and so on.
+Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree published with Token Recycling (2408.08696).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 Path = tuple[int, ...]
-WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # of a node by its rank: docs/choices.md, templates
-WIDEST, DEEPEST = len(WEIGHTS), 9
-STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}
-SMALL: dict[int, tuple[Path, ...]] = {      # serving trees: docs/choices.md, templates
+WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # a node's weight by rank: docs/choices.md, templates
+WIDEST, DEEPEST = len(WEIGHTS), 9       # most children of a node, and the number of layers in Graft's Table 7
+STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}     # retrieved nodes by pruning stage: Graft, Table 7
+SMALL: dict[int, tuple[Path, ...]] = {      # hand-made trees for small budgets: docs/choices.md, templates
     3: ((0,), (1,), (0, 0)), 5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
     6: ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))}
 # Number of children per path in the authors' tree (2408.08696); paths that are not listed have none.
@@ -33,7 +33,7 @@ RECYCLING = {
 
 @dataclass(frozen=True)
 class Template:
-    """paths: the nodes below the root, best first, parents before children."""
+    """A fixed tree; `paths` lists the nodes below the root, best first, parents before children."""
 
     paths: tuple[Path, ...]
 
@@ -42,13 +42,13 @@ class Template:
 
     @cached_property
     def parents(self) -> list[int]:
-        """[N + 1] each node's parent as a tree index, the root first with -1."""
+        """[N + 1] each node's parent as a tree index; the root comes first with -1."""
         place = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
         return [-1] + [place[path[:-1]] for path in self.paths]
 
     @cached_property
     def ranks(self) -> list[int]:
-        """[N + 1] each node's rank among its parent's successors, the root first with -1."""
+        """[N + 1] each node's rank among its parent's successors; the root comes first with -1."""
         return [-1] + [path[-1] for path in self.paths]
 
     @property
@@ -57,7 +57,7 @@ class Template:
         return [sum(len(path) == depth for path in self.paths) for depth in range(1, max(map(len, self.paths)) + 1)]
 
     def levels(self, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Per depth: (nodes, their parents, their ranks), index tensors on `device`."""
+        """Returns (nodes, their parents, their ranks) for each depth, as index tensors on `device`."""
         return _levels(self, device)
 
 
@@ -74,7 +74,7 @@ def _levels(template: Template, device: torch.device) -> list[tuple[Tensor, Tens
 
 @cache
 def graft_templates() -> dict[str, Template]:
-    """The templates full, d0, d1 and d5: docs/choices.md, templates."""
+    """The templates full, d0, d1 and d5 (docs/choices.md, templates)."""
     text = importlib.resources.files("longgraft.trees").joinpath("graft_templates.json").read_text("utf-8")
     return {name: Template(tuple(tuple(path) for path in json.loads(text)[name])) for name in STAGES}
 
@@ -94,7 +94,7 @@ def chain(length: int) -> Template:
 
 @cache
 def for_slots(n: int) -> Template:
-    """The template of exactly n nodes: that of a stage, a small serving tree, or the nearest stage's, scaled."""
+    """Returns a template of exactly n nodes: a pruning stage's, a small one, or the nearest stage's scaled to n."""
     for name, size in STAGES.items():
         if n == size:
             return graft_templates()[name]
@@ -105,15 +105,17 @@ def for_slots(n: int) -> Template:
 
 @cache
 def envelope(slots: int) -> Template:
-    """`for_slots(slots)`, then the other nodes of the full template, which take slots that duplicates leave free
-    (docs/choices.md, duplicates)."""
+    """Returns `for_slots(slots)` followed by the other nodes of the full template, which take the slots that duplicates
+    leave free (docs/choices.md, duplicates)."""
     return _followed(for_slots(slots), graft_templates()["full"])
 
 
 @cache
 def bounded(slots: int, depth: int, width: int) -> Template:
-    """`envelope` of at most `depth` layers and `width` successors per node, with as many nodes as these bounds allow
-    (Figure 6).  Beyond the nine layers of Table 7, the last is repeated."""
+    """Returns an `envelope` of at most `depth` layers and `width` successors per node (Graft, Figure 6).
+
+    It has as many nodes as these bounds allow.  Beyond the nine layers of Table 7 the last layer's count is repeated.
+    """
     if (depth, width) == (DEEPEST, WIDEST):
         return envelope(slots)
     return _followed(*(_fill(_scaled(n, depth, width), width) for n in (slots, STAGES["full"])))
@@ -125,9 +127,10 @@ def _followed(first: Template, more: Template) -> Template:
 
 
 def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int]:
-    """Nodes per depth, n in all: the nearest stage's counts times n / size, rounded by largest remainder.
+    """Returns the number of nodes per depth, n in all: the nearest stage's counts times n / size.
 
-    deepest, width: bounds of depth (None: none) and of children per node; where they leave no room, the sum is below n.
+    Counts are rounded by largest remainder.  deepest, width: bounds of the depth (None: no bound) and of the children
+    per node; if they leave no room, the sum is below n.
     """
     name = min(STAGES, key=lambda stage: abs(STAGES[stage] - n))
     counts = graft_templates()[name].counts
@@ -149,7 +152,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
             scaled.append(over)
         else:
             rest += over
-    if 0 in scaled:     # an empty layer ends the tree: the nodes behind it widen the layers before it
+    if 0 in scaled:     # An empty layer ends the tree, so nodes below it widen the layers above.
         end = scaled.index(0)
         scaled, rest = scaled[:end], rest + sum(scaled[end:])
     for depth in range(len(scaled)):
@@ -160,7 +163,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
 
 
 def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:
-    """Layer by layer, the children of largest path weight; the ranks of siblings are contiguous."""
+    """Fills layer by layer with the children of largest path weight; the ranks of siblings are contiguous."""
     layer: list[tuple[float, Path]] = [(1.0, ())]
     paths: list[Path] = []
     for count in counts:

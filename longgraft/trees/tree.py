@@ -1,4 +1,4 @@
-"""The proposal tree, an immutable value.  Knows tokens and parents; knows no model, no cache and no method."""
+"""The draft tree that the target verifies, an immutable value."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Bits of ProposalTree.origin; a node that several found has several.  FORCED: a constraint allows nothing else.
+# Bits of ProposalTree.origin; a node that several sources found has several.  FORCED: a constraint allows nothing else.
 ROOT, DRAFT, RETRIEVED, FORCED = 1, 2, 4, 8
-UNPRUNED = -1       # ProposalTree.stage of a drafted tree that no policy pruned
+UNPRUNED = -1       # value of ProposalTree.stage for a drafted tree that no policy pruned
 
 
 @dataclass(frozen=True, eq=False)
 class ProposalTree:
-    """Tokens to verify in one target pass, parents before children.  Lives on the host.
+    """The tokens to verify in one target pass, parents before children.  The tensors live on the host.
 
-    tokens:  [n] int64; tokens[0] is the root: the last committed token, not yet in the target's cache
-    parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens
-    scores:  [n] float32, the proposer's estimate of the path's log-probability; nan without an estimate, 0 at the root
-    origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED | FORCED
-    stage:   expansions after which a policy stopped drafting or gave slots to retrieval; UNPRUNED: it did neither;
-             None: nothing was drafted level by level
-    match:   [n] int64, length in tokens of the context match that retrieved a node, 0 without one; None: no retriever
-             matched contexts
-    law:     [n, V] float32 on the target's device, the probabilities that each token of a chain was sampled from,
-             independently of the target; None: the tokens are a function of the past
+    Attributes:
+        tokens: [n] int64; tokens[0] is the root: the last committed token, which is not in the target's KV cache yet.
+        parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens.
+        scores: [n] float32, the proposer's estimate of the path's log-probability; 0 at the root, nan without an
+            estimate.
+        origin: [n] int8, bits ROOT | DRAFT | RETRIEVED | FORCED.
+        stage: number of draft layers after which a policy stopped drafting or gave slots to retrieval; UNPRUNED if it
+            did neither; None if nothing was drafted layer by layer.
+        match: [n] int64, length in tokens of the context match that retrieved a node, 0 for other nodes; None if no
+            retriever matched contexts.
+        law: [n, V] float32 on the target's device, the probabilities that each token of a chain was sampled from,
+            independently of the target; None if the tokens are a function of the past.
     """
 
     tokens: Tensor
@@ -41,13 +43,13 @@ class ProposalTree:
     @classmethod
     def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
               stage: int | None = None, match: list[int] | None = None) -> ProposalTree:
-        """A tree from plain lists, root first."""
+        """Builds a tree from plain lists, root first."""
         return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
                    torch.tensor(origin, dtype=torch.int8), stage, None if match is None else torch.tensor(match))
 
     @classmethod
     def chain(cls, tokens: Tensor, origin: int = DRAFT) -> ProposalTree:
-        """A chain of tokens [n]; the first is the root."""
+        """Builds a chain of tokens [n]; the first is the root."""
         n = len(tokens)
         origins = torch.full((n,), origin, dtype=torch.int8)
         origins[:1] = ROOT
@@ -57,7 +59,7 @@ class ProposalTree:
 
     @classmethod
     def root_only(cls, root: int) -> ProposalTree:
-        """The tree of plain decoding: nothing is proposed."""
+        """Builds the tree of plain decoding, which proposes nothing."""
         return cls.chain(torch.tensor([root]))
 
     def __len__(self) -> int:
@@ -73,7 +75,7 @@ class ProposalTree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether each node's parent is the node before it: then every row sees all rows up to its own."""
+        """True if each node's parent is the node before it; then every row sees all rows up to its own."""
         return torch.equal(self.parents, torch.arange(-1, len(self) - 1))
 
     @cached_property
@@ -92,7 +94,7 @@ class ProposalTree:
         return {pair: node for node, pair in enumerate(pairs) if node}
 
     def select(self, nodes: list[int]) -> ProposalTree:
-        """The sub-tree of these nodes: ascending, the root first, the parent of each among them."""
+        """Returns the sub-tree of these nodes: ascending, with the root first and the parent of each among them."""
         place = {node: i for i, node in enumerate(nodes)}
         index = torch.tensor(nodes)
         parents = torch.tensor([-1] + [place[p] for p in self.parents[index].tolist()[1:]])

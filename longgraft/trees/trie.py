@@ -1,4 +1,4 @@
-"""A tree of chains that share their common prefixes.  Knows tokens only."""
+"""A trie: a draft tree of chains that share their common prefixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 
 class Trie:
-    """A root and retrieved nodes below it, at most `budget` nodes with the root."""
+    """Collects retrieved chains below a root, up to `budget` nodes including the root."""
 
     def __init__(self, root: int, budget: int) -> None:
         self.budget = budget
@@ -21,9 +21,9 @@ class Trie:
         return len(self._tokens)
 
     def add(self, chain: Iterable[int], at: int = 0, match: int = 0) -> int:
-        """Add a chain below node `at`, as far as the budget allows; returns the node of its last token that is there.
+        """Adds a chain below node `at`, as far as the budget allows, and returns the last node of the chain that fits.
 
-        A node that exists already takes no slot.  match: that of the new nodes, as in `ProposalTree`.
+        A node that exists already takes no slot.  match: the value of `ProposalTree.match` for new nodes.
         """
         for token in chain:
             node = self._children.get((at, token))
@@ -38,7 +38,7 @@ class Trie:
         return at
 
     def tree(self) -> ProposalTree:
-        """The tree of all nodes, in the order in which they were added."""
+        """Returns the tree of all nodes, in the order in which they were added."""
         n = len(self) - 1
         scores = torch.full((n + 1,), float("nan"))
         scores[0] = 0.0

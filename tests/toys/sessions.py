@@ -21,7 +21,7 @@ from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import METHODS, build, find, verifies
 from longgraft.methods.needs import HEAD, MEDUSA
 from longgraft.methods.needs import SMALL as SMALL_MODEL
-from longgraft.methods.parts import Parts, Shape
+from longgraft.methods.parts import DraftShape, Parts
 from longgraft.methods.registry import RENAMED
 from longgraft.methods.registry.blocks import DFLASH
 from longgraft.methods.registry.long_context import LONGSPEC
@@ -60,10 +60,10 @@ def toys(family: str, seed: int) -> dict[str, object]:
 def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None = None, **more) -> Parts:
     """more: fields of `Parts`, of its shape, and of its calibration."""
     shape, calibration = ({name: more.pop(name) for name in kind.__dataclass_fields__ if name in more}
-                          for kind in (Shape, Calibration))
+                          for kind in (DraftShape, Calibration))
     more.setdefault("costs", LiveCosts(TOY_COSTS, frozen=True))
-    return Parts(toy_target(family, kernels=kernels), toys(family, seed), Shape(**shape), Calibration(**calibration),
-                 **more)
+    return Parts(toy_target(family, kernels=kernels), toys(family, seed), DraftShape(**shape),
+                 Calibration(**calibration), **more)
 
 
 @cache

@@ -1,7 +1,6 @@
 """Samples a model's own continuations of many prompts at once, for training data.
 
-Knows transformers' models and tensors; knows no text and no file.  Not exact decoding: rows of a batch are padded, and
-run in the dtype of the weights.
+Not exact decoding: rows of a batch are padded, and run in the dtype of the weights.
 """
 
 from __future__ import annotations
@@ -20,17 +19,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "longgraft_batched"
-ROOM = 1.25         # growth of a full cache
-AT_ONCE = 32768     # prompt tokens that are read together, padding included
-AHEAD = 4           # batches of turns that are sorted by length together
+GROWTH = 1.25               # factor by which a full cache grows
+PROMPT_TOKENS = 32768       # prompt tokens that are read together, padding included
+SORTED_BATCHES = 4          # batches of turns that are sorted by length together, so that rows need little padding
 
 AnyTurn = TypeVar("AnyTurn", bound="Turn")
 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """What is to be continued.  seed: of this turn's own random numbers; temperature: 0 takes the most probable token;
-    most: tokens."""
+    """A prompt to continue.
+
+    seed: seed of this turn's own random numbers; temperature: 0 takes the most probable token; most: maximum number of
+    tokens
+    """
 
     prompt: Sequence[int]
     seed: Sequence[int]
@@ -39,15 +41,16 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A continuation.  ended: by an end token, which `tokens` does not hold; else by the limit."""
+class SampledTurn:
+    """A sampled continuation.  ended: True after an end token, which `tokens` does not hold; False at the token
+    limit."""
 
     tokens: list[int]
     ended: bool
 
 
 class _GrowingLayer(DynamicLayer):
-    """Keys and values with room ahead, where transformers' own layer copies all of them at each token.
+    """Keys and values with spare room; transformers' own layer copies all of them at each token.
 
     Keys lie transposed, [B, Hkv, D, room]: few queries multiply them three times as fast on a CPU.
     """
@@ -68,20 +71,20 @@ class _GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def keep(self, rows: list[int], first: int) -> None:
-        """Of the batch these rows alone, from token `first` on."""
+        """Keeps only these rows of the batch, from token `first` on."""
         self._store(self.keys[rows, :, first:], self.values[rows, :, first:])
 
     def join(self, other: _GrowingLayer) -> None:
-        """The rows of another batch too; of both the last tokens stand in the same place."""
+        """Adds the rows of another batch, aligned so that the last tokens of both are in the same column."""
         width = max(self.held, other.held)
         keys, values = (torch.cat([F.pad(block, (0, 0, width - block.shape[-2], 0)) for block in pair])
                         for pair in ((self.keys, other.keys), (self.values, other.values)))
         self._store(keys, values)
 
     def _store(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
-        """Copy keys and values [B, Hkv, n, D] to new places with room for `length` tokens and more."""
+        """Copies keys and values [B, Hkv, n, D] to new memory with room for more than `length` tokens."""
         batch, heads, held, size = keys.shape
-        room = int(max(held, length) * ROOM) + 16
+        room = int(max(held, length) * GROWTH) + 16
         self.stored = keys.new_empty(batch, heads, size, room).mT, values.new_empty(batch, heads, room, size)
         for block, old in zip(self.stored, (keys, values), strict=True):
             block[:, :, :held] = old
@@ -94,7 +97,7 @@ class _GrowingLayer(DynamicLayer):
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                scaling: float | None = None, **more: Any) -> tuple[Tensor, None]:
-    """One query per row in grouped products, without a copy of the keys for each query head; else torch's attention."""
+    """Attention of one query per row by grouped products, which copy no keys per query head; else torch's attention."""
     batch, heads, rows, size = query.shape
     if rows > 1 or more.get("softcap"):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
@@ -125,11 +128,14 @@ class _Row(Generic[AnyTurn]):
 
 @dataclass
 class _Batch(Generic[AnyTurn]):
-    """Rows that are continued together.  tokens, positions: of the last tokens, which are not in the cache yet, and
-    heat, all [B]; seen: [B, n] of the cache."""
+    """Rows that are continued together.
+
+    tokens, positions: [B], the last tokens, which are not in the cache yet; temperatures: [B]; seen: [B, n], 1 for the
+    cached tokens that are no padding
+    """
 
     rows: list[_Row[AnyTurn]]
-    heat: Tensor
+    temperatures: Tensor
     tokens: Tensor
     positions: Tensor
     seen: Tensor
@@ -143,42 +149,43 @@ class _Batch(Generic[AnyTurn]):
         width = max(self.seen.shape[1], other.seen.shape[1])
         self.seen = torch.cat([F.pad(part.seen, (width - part.seen.shape[1], 0)) for part in (self, other)])
         self.rows = self.rows + other.rows
-        for name in ("heat", "tokens", "positions"):
+        for name in ("temperatures", "tokens", "positions"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         for ours, theirs in zip(self.layers, other.layers, strict=True):
             ours.join(theirs)
 
     def keep(self, places: list[int]) -> None:
-        """These rows alone, without the columns that none of them sees."""
+        """Keeps only these rows, without the columns that none of them sees."""
         first = int(self.seen[places].any(0).int().argmax())
         self.rows = [self.rows[place] for place in places]
-        self.heat, self.tokens, self.positions = (t[places] for t in (self.heat, self.tokens, self.positions))
+        for name in ("temperatures", "tokens", "positions"):
+            setattr(self, name, getattr(self, name)[places])
         self.seen = self.seen[places][:, first:]
         for layer in self.layers:
             layer.keep(places, first)
 
 
 class _Sampler(Generic[AnyTurn]):
-    """Batches of one model."""
+    """Begins and continues batches of one model."""
 
     def __init__(self, model: Any, ends: Sequence[int]) -> None:
         self.model, self.ends, self.device = model, set(ends), next(model.parameters()).device
         model.set_attn_implementation(ATTENTION)
 
     def begin(self, turns: Sequence[AnyTurn]) -> _Batch[AnyTurn]:
-        """Read these prompts and draw their first tokens."""
+        """Reads these prompts and draws their first tokens."""
         longest = max(len(turn.prompt) for turn in turns)
         ids, seen = (torch.tensor([[0] * (longest - len(turn.prompt)) + made(turn.prompt) for turn in turns],
                                   device=self.device) for made in (list, lambda prompt: [1] * len(prompt)))
         positions = (seen.cumsum(-1) - 1).clamp(min=0)
-        heat = torch.tensor([turn.temperature for turn in turns], device=self.device, dtype=torch.float32)
-        batch = _Batch([_Row(turn, np.random.default_rng(list(turn.seed))) for turn in turns], heat, ids,
+        temperatures = torch.tensor([turn.temperature for turn in turns], device=self.device, dtype=torch.float32)
+        batch = _Batch([_Row(turn, np.random.default_rng(list(turn.seed))) for turn in turns], temperatures, ids,
                        positions[:, -1], seen, Cache(layer_class_to_replicate=_GrowingLayer))
         self._run(batch, ids, positions)
         return batch
 
     def step(self, batch: _Batch[AnyTurn]) -> None:
-        """Draw the next token of each row."""
+        """Draws the next token of each row."""
         batch.positions = batch.positions + 1
         batch.seen = F.pad(batch.seen, (0, 1), value=1)
         self._run(batch, batch.tokens[:, None], batch.positions[:, None])
@@ -188,7 +195,7 @@ class _Sampler(Generic[AnyTurn]):
         logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, past_key_values=batch.cache,
                             use_cache=True, logits_to_keep=1).logits[:, -1].float()
         draws = torch.tensor([row.draws.random() for row in batch.rows], device=self.device)
-        batch.tokens = _drawn(logits, batch.heat, draws)
+        batch.tokens = _drawn(logits, batch.temperatures, draws)
         for row, token in zip(batch.rows, batch.tokens.tolist(), strict=True):
             if row.goes_on:
                 row.ended = token in self.ends
@@ -196,21 +203,26 @@ class _Sampler(Generic[AnyTurn]):
 
 
 def sample(model: Any, more: Callable[[int], Iterable[AnyTurn]], ends: Sequence[int], batch: int = 64
-           ) -> Iterator[tuple[AnyTurn, Sampled]]:
-    """Continuations as they end, `batch` at once: where some end, others begin.
+           ) -> Iterator[tuple[AnyTurn, SampledTurn]]:
+    """Yields (turn, continuation) as they end; `batch` rows run at once, and new ones begin when some end.
 
-    more: gives the next turns, about as many as asked; it is asked until it gives none while nothing is sampled;
-    ends: ids that end a row.  A row's draws do not depend on the other rows (the logits do, by rounding).
+    A row's random numbers do not depend on the other rows; its logits do, by rounding.
+
+    Args:
+        model: A transformers causal language model.
+        more: Returns about as many next turns as asked for; sampling ends when it returns none and no row is running.
+        ends: Token ids that end a row.
+        batch: Maximum number of rows at once.
     """
     sampler: _Sampler[AnyTurn] = _Sampler(model, ends)
     live: _Batch[AnyTurn] | None = None
     waiting: list[AnyTurn] = []
     while True:
-        # By length, so that rows of one time need little padding.
-        waiting = waiting or sorted(more(AHEAD * batch), key=lambda turn: len(turn.prompt))
+        # Sorted by length, so that rows of one batch need little padding.
+        waiting = waiting or sorted(more(SORTED_BATCHES * batch), key=lambda turn: len(turn.prompt))
         free = batch - (0 if live is None else len(live.rows))
         if waiting and free >= max(1, batch // 8):
-            count = max(1, min(free, AT_ONCE // len(waiting[-1].prompt)))
+            count = max(1, min(free, PROMPT_TOKENS // len(waiting[-1].prompt)))
             new, waiting = sampler.begin(waiting[-count:]), waiting[:-count]
             if live is None:
                 live = new
@@ -228,13 +240,14 @@ def sample(model: Any, more: Callable[[int], Iterable[AnyTurn]], ends: Sequence[
             live.keep(going)
         else:
             live = None
-        yield from ((row.turn, Sampled(row.tokens, row.ended)) for row in ended)
+        yield from ((row.turn, SampledTurn(row.tokens, row.ended)) for row in ended)
 
 
 def _drawn(logits: Tensor, temperature: Tensor, draw: Tensor) -> Tensor:
-    """[B] ids: logits [B, V], temperature [B], draw [B] in [0, 1), by the inverse of the distribution function."""
+    """Returns [B] ids drawn by the inverse distribution function.  logits: [B, V]; temperature: [B]; draw: [B] in [0,
+    1)."""
     greedy = logits.argmax(-1)
     summed = (logits / temperature.clamp(min=1e-3)[:, None]).softmax(-1).cumsum(-1)
-    # Scaled by the sum, which rounding keeps from 1.
+    # The draw is scaled by the sum, which is not exactly 1 because of rounding.
     found = torch.searchsorted(summed, (draw.float() * summed[:, -1])[:, None]).flatten()
     return torch.where(temperature > 0, found.clamp(max=logits.shape[-1] - 1), greedy)

@@ -1,7 +1,5 @@
 """The objective of block drafters: many blocks of a row in one forward, compared with the target's distributions.
 
-Knows the network and tensors; knows no corpus, no optimizer and no recipe.
-
 Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block, G query heads of a key head, d head size.
 """
 
@@ -15,12 +13,12 @@ from torch import Tensor
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.dflash import BlockNetwork
 
-AT_ONCE = 1024      # slots whose [slots, V] logits exist at once
+LOGIT_SLOTS = 1024      # slots whose [slots, V] logits exist at once
 
 
 def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positions: Tensor,
                  anchors: Tensor) -> Tensor:
-    """[B, M, K, H]: states of the block at each anchor, which sees only the features before the anchor and itself.
+    """Returns [B, M, K, H]: states of the block at each anchor, which sees the features before the anchor and itself.
 
     features: [B, S, A * H]; tokens: [B, S or more]; positions: [B, S]; anchors: [B, M] int64, indices into the row.
     """
@@ -58,9 +56,11 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tenso
 
 
 class _BlockFlash(torch.autograd.Function):
-    """`block_attention` on a CPU, without its weights in memory: flash attention over the tokens before the anchor,
-    merged with the block's own part by log-sum-exps.  Given the merged output and log-sum-exp, flash attention's
-    backward recomputes exactly the joint softmax's weights."""
+    """`block_attention` on a CPU, without its weights in memory.
+
+    Flash attention over the tokens before the anchor is merged with the block's own part by log-sum-exps.  Given the
+    merged output and log-sum-exp, flash attention's backward recomputes exactly the joint softmax's weights.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor,
@@ -97,23 +97,25 @@ class _BlockFlash(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, group: int, anchors: int) -> Tensor:
-    """[B, h, M * K, d] -> [B, h * G, M, K, d]."""
+    """Splits rows into blocks and repeats heads: [B, h, M * K, d] -> [B, h * G, M, K, d]."""
     return x.unflatten(2, (anchors, -1)).repeat_interleave(group, 1)
 
 
 def compared(states: Tensor, hidden: Tensor, network: BlockNetwork, target: Target) -> tuple[Tensor, Tensor]:
-    """(cross-entropies in nats against the target's distributions, whether the most probable tokens agree), both [...].
+    """Returns ([...] cross-entropies in nats against the target's distributions, [...] bool: the first choices agree).
 
-    states: [..., H], of the predictions; hidden: [..., H], the target's for the same tokens.
+    states: [..., H], the drafter's; hidden: [..., H], the target's for the same tokens.
     """
-    pairs = zip(*(x.flatten(0, -2).split(AT_ONCE) for x in (states, hidden)), strict=True)
-    nats, agreed = zip(*(_Compared.apply(*pair, network, target) for pair in pairs), strict=True)
+    pairs = zip(*(x.flatten(0, -2).split(LOGIT_SLOTS) for x in (states, hidden)), strict=True)
+    nats, agreed = zip(*(_Comparison.apply(*pair, network, target) for pair in pairs), strict=True)
     return torch.cat(nats).view(states.shape[:-1]), torch.cat(agreed).view(states.shape[:-1])
 
 
-class _Compared(torch.autograd.Function):
-    """`compared` of states and hidden [n, H].  The output layer is frozen, so that the forward computes the gradient as
-    well, and no [n, V] is kept for the backward pass.
+class _Comparison(torch.autograd.Function):
+    """`compared` for states and hidden [n, H].
+
+    The output layer is frozen, so the forward pass computes the gradient as well, and no [n, V] is kept for the
+    backward pass.
     """
 
     @staticmethod

@@ -1,6 +1,5 @@
-"""The trainer of block drafters: blocks of masks at random anchors of a text, all of a row in one forward.
+"""Trains block drafters on blocks of masks at random anchors of a text, with all blocks of a row in one forward.
 
-Knows targets, the loop and the network; decodes only to measure.
 Source: DFlash (arXiv 2602.06036): random anchors, larger weights of earlier slots, the target's embedding and output
 layer.
 
@@ -38,8 +37,10 @@ LOGGED = (1, 2, 3, 5, 8, 15)    # slots whose agreement is logged
 
 @dataclass(frozen=True)
 class BlockRecipe(DistilledRecipe):
-    """Every setting of a block drafter's training.  None: the target's own shape, DFlash's feature layers, the rarest
-    token of the corpus as mask."""
+    """Settings of a block drafter's training.
+
+    None stands for the target's own shape, DFlash's feature layers, and the rarest token of the corpus as mask.
+    """
 
     layers: Annotated[int, Option(low=1, high=1000)] = 5          # DFlash's; so is the block
     block: Annotated[int, Option(low=2, high=1024)] = BLOCK
@@ -61,7 +62,7 @@ class BlockRecipe(DistilledRecipe):
 
 
 class BlockTrainer(DistillingTrainer):
-    """Blocks at random anchors learn the frozen target's distributions."""
+    """Trains blocks at random anchors to predict the frozen target's distributions."""
 
     recipes, folder = BlockRecipe, "dflash"
     first_learnt = 2        # an anchor has a token before it
@@ -74,7 +75,7 @@ class BlockTrainer(DistillingTrainer):
 
     @staticmethod
     def fresh(recipe: BlockRecipe, target: Target, corpus: EncodedCorpus) -> BlockNetwork:
-        """A float32 drafter of the target's width whose last norm is the target's."""
+        """Returns a float32 drafter of the target's width whose last norm is the target's."""
         c, n = target.config, target.config.num_hidden_layers
         layers = feature_layers(recipe.feature_layers or usual_layers(n, recipe.layers), target)
         counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=target.vocab_size)
@@ -112,14 +113,14 @@ class BlockTrainer(DistillingTrainer):
         return self._loss(rows, positions, torch.from_numpy(np.sort(found)).to(rows.device))
 
     def figures_of(self, coded: np.ndarray) -> Figures:
-        """Of the block as a chain, at every anchor of the stride."""
+        """Returns the mean figures of blocks drafted as chains, at every anchor of the stride."""
         rows = torch.from_numpy(coded).to(self.device)
         positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
         anchors = torch.arange(1, 1 + rows.shape[1] - self.recipe.block, self.recipe.stride, device=self.device)
         return mean([self._loss(row[None], positions, anchors[None])[1] for row in rows])
 
     def _loss(self, rows: Tensor, positions: Tensor, anchors: Tensor) -> tuple[Tensor, Figures]:
-        """anchors: [B, M] int64, indices into the rows [B, S + 1]."""
+        """Returns loss and figures.  anchors: [B, M] int64, indices into the rows [B, S + 1]."""
         tokens, block = torch.where(rows < 0, ~rows, rows), self.recipe.block
         with self.recipe.autocast(self.device):
             features, hidden = observed(self.target, self.network.config.feature_layers, tokens[:, :-1], positions)

@@ -1,7 +1,7 @@
-"""Training text as tokens: training a tokenizer, encoded corpora.
+"""Trains tokenizers and encodes training text as tokens.
 
-Knows documents, bytes and token ids; knows no model, no optimizer and no learning rate.  A token that is context only
-(a chat's question) is stored as ~id, so that packing, shuffling and resuming need not know of it.
+A token that is only context (a chat's question) is stored as ~id, so packing, shuffling and resuming can ignore the
+difference.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PIECES = "|".join((
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer; its one special token, `<|endoftext|>` (id 0), ends and pads."""
+    """Trains a byte-level BPE tokenizer; its one special token, `<|endoftext|>` (id 0), ends and pads."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -56,7 +56,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedT
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """[V] int64: bytes of text per token; 0 for the special token."""
+    """Returns [V] int64, the bytes of text per token; 0 for the special token."""
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     # A byte-level vocabulary spells each byte as one character.
     return np.array([0 if name == END else len(name) for name in names], dtype=np.int64)
@@ -64,7 +64,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """tokens: [N] int32, the end token after each document, ~id where context only; starts: [documents + 1] int64."""
+    """Encoded documents.
+
+    tokens: [N] int32, the end token after each document, ~id for context only; starts: [documents + 1] int64
+    """
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -75,13 +78,13 @@ class EncodedCorpus:
         return np.diff(self.starts)
 
     def gather(self, documents: np.ndarray) -> np.ndarray:
-        """The concatenated tokens of these documents, [sum of lengths] int32."""
+        """Returns the concatenated tokens of these documents, [sum of lengths] int32."""
         return np.concatenate([self.tokens[self.starts[d]:self.starts[d + 1]] for d in documents])
 
 
 def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
                   cache: Path) -> EncodedCorpus:
-    """The files' documents as ids, read from `cache` (.npz) if files and tokenizer are the same."""
+    """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the same."""
     paths = [Path(path) for path in paths]
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
     digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
@@ -101,7 +104,7 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
 
 
 def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
-    """The corpus of the cache; None if it is of other files, damaged or missing, since it can always be rebuilt."""
+    """Returns the cached corpus; None if it belongs to other files, is damaged or missing, since it can be rebuilt."""
     try:
         with np.load(cache) as saved:
             if str(saved["digest"]) == digest:
@@ -113,12 +116,12 @@ def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
 
 
 def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
-    """The documents as ids; chats that cannot be encoded are left out and counted on stderr."""
+    """Returns the documents as ids; chats that cannot be encoded are left out and counted on stderr."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces, types, sources, dropped = [], [], [], 0
     documents = (document for document in documents if document.text or document.turns)
     while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
-        # With the special tokens that the tokenizer puts before a prompt.
+        # These ids include the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
             found = _chat_ids(document, tokenizer) if document.turns else [[*next(plain), *end]]
@@ -135,10 +138,11 @@ def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) ->
 
 
 def _chat_ids(chat: Document, tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """A chat in the tokenizer's template, ~id for all tokens outside the assistant's answers.
+    """Encodes a chat in the tokenizer's template, with ~id for all tokens outside the assistant's answers.
 
-    One document, or several if the template rewrites earlier turns (Qwen3 drops earlier thoughts): then each answer
-    follows the past as the template shows it at that turn.  [] without an answer or if the template refuses the turns.
+    Returns one document, or several if the template rewrites earlier turns (Qwen3 drops earlier thoughts): then each
+    answer follows the past as the template shows it at that turn.  Returns [] if there is no answer or the template
+    refuses the turns.
     """
     from jinja2 import TemplateError
 
@@ -175,5 +179,5 @@ def _chat_ids(chat: Document, tokenizer: PreTrainedTokenizerFast) -> list[list[i
 
 
 def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coded ids -> (ids, whether each is a target of learning)."""
+    """Splits coded ids into (ids, bool: True for tokens that are learnt)."""
     return np.where(rows < 0, ~rows, rows), rows >= 0

@@ -1,7 +1,4 @@
-"""The processes of a training run, their devices, and the lock on its folder.
-
-Knows torch.distributed and files; knows no recipe and no model.
-"""
+"""Processes of a training run, their devices, and the lock on its folder."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ from longgraft.runtime.devices import device_of
 
 CPU = torch.device("cpu")
 TIMEOUT = timedelta(hours=12)       # the other processes wait while the first encodes the corpus
-OURS = ("lock", "checkpoint.pt")    # either marks a run's folder
+RUN_FILES = ("lock", "checkpoint.pt")       # one of them marks the folder of a run
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that `torchrun` started; the only one without it."""
+    """This process among those that `torchrun` started; without `torchrun` it is the only one."""
 
     rank: int = 0
     size: int = 1
@@ -34,7 +31,8 @@ class World:
 
     @classmethod
     def join(cls, wanted: str | None = None) -> World:
-        """Join the other processes on the wanted kind of device, by default GPUs if there are any: nccl, else gloo."""
+        """Joins the other processes, over nccl on GPUs and gloo elsewhere.  wanted: device; None: GPUs if there are
+        any."""
         device = device_of(wanted)
         if device.type == "cuda":
             device = device_of(f"cuda:{os.environ.get('LOCAL_RANK', '0')}") if device.index is None else device
@@ -50,7 +48,7 @@ class World:
         return self.rank == 0
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Sum tensors in place over all processes."""
+        """Sums tensors in place over all processes."""
         if self.size > 1:
             flat = torch.cat([tensor.flatten() for tensor in tensors])
             dist.all_reduce(flat)
@@ -59,7 +57,7 @@ class World:
 
     @contextmanager
     def first_in_turn(self) -> Iterator[None]:
-        """The first process runs the block before the others, which then find its files."""
+        """Lets the first process run the block before the others, which then find its files."""
         if not self.first:
             dist.barrier()
         yield
@@ -67,14 +65,14 @@ class World:
             dist.barrier()
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 @contextmanager
-def sole_trainer(out: Path, world: World = ALONE) -> Iterator[None]:
-    """Create and lock the folder: two trainers in one would overwrite each other's checkpoints."""
-    if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in OURS):
-        raise ValueError(f"{out} holds files of something else than a training run, such as {min(out.iterdir()).name}. "
+def sole_trainer(out: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
+    """Creates and locks the folder, because two trainers in one would overwrite each other's checkpoints."""
+    if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in RUN_FILES):
+        raise ValueError(f"{out} holds files that are not of a training run, such as {min(out.iterdir()).name}. "
                          "Give --out a new folder.")
     try:
         out.mkdir(parents=True, exist_ok=True)

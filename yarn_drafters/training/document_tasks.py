@@ -1,7 +1,4 @@
-"""Requests over excerpts of documents: summarise, quote, rewrite, extract, explain and edit.
-
-Knows texts and sentences; knows no model and no token.
-"""
+"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain and edit."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ CODE_TASKS = (
 
 
 def document_request(documents: Sequence[Document], rng: np.random.Generator) -> str:
-    """A request over an excerpt of one of the documents, drawn by `rng`; excerpts begin and end at line ends."""
+    """Draws a request about an excerpt of one of the documents; excerpts begin and end at line ends."""
     document = documents[int(rng.integers(len(documents)))]
     length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST))))
     start = int(rng.integers(max(1, len(document.text) - length)))

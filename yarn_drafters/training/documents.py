@@ -1,7 +1,4 @@
-"""Reads training text from files: texts and chats, one document each.
-
-Knows files and rows; knows no token.
-"""
+"""Reads training text from files; each text or chat is one document."""
 
 from __future__ import annotations
 
@@ -21,8 +18,11 @@ PROSE = frozenset({"meeting", "book", "report"})
 
 @dataclass(frozen=True)
 class Document:
-    """One file, text or chat of the corpus.  source: its origin, for code `owner/name@commit:path`; turns: those of a
-    chat, {role, content} each; ended: whether its last answer is whole, so that an end token belongs behind it."""
+    """One file, text or chat of the corpus.
+
+    source: its origin, for code `owner/name@commit:path`; turns: the turns of a chat, {role, content} each; ended: True
+    if the last answer is whole, so that an end token follows it
+    """
 
     text: str
     type: str = "text"
@@ -32,16 +32,17 @@ class Document:
 
     @property
     def group(self) -> str:
-        """The repository or collection that the document belongs to."""
+        """Repository or collection that the document belongs to."""
         return self.source.split("@")[0].split(":")[0]
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """The documents of JSONL(.gz) files, JSON arrays, other text files (one document each), and folders of these.
+    """Yields the documents of JSONL(.gz) files, JSON arrays, other text files (one document each), and folders of
+    these.
 
     A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}), and optionally
-    `type`, `source` and `ended` (false: the last answer was cut off).  ValueError names the file and line of any
-    other row.
+    `type`, `source` and `ended` (false: the last answer was cut off).  Any other row raises ValueError with
+    its file and line.
     """
     for path in map(Path, paths):
         if path.is_dir():
@@ -102,7 +103,7 @@ def _document(row: Any, place: str) -> Document:
 
 
 def _string(value: Any, what: str) -> str:
-    """The value, if it is a string; else ValueError."""
+    """Returns the value if it is a string; else raises ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is {value!r}; a string is needed.")
     return value

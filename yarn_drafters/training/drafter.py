@@ -1,7 +1,4 @@
-"""The trainer of EAGLE-3 drafters: training-time test on a frozen target's features, computed during training.
-
-Knows targets, the loop and the objective; decodes only to measure.
-"""
+"""Trains EAGLE-3 heads by training-time test on a frozen target's features, which are computed during training."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ from longgraft.yarn_drafters.training.features import FeatureStore
 from longgraft.yarn_drafters.training.fresh import build_network
 from longgraft.yarn_drafters.training.frozen import DistillingTrainer, check_logits, observed
 from longgraft.yarn_drafters.training.loop import Figures
-from longgraft.yarn_drafters.training.objective import BLOCK, Seen, training_time_test
+from longgraft.yarn_drafters.training.objective import LOGIT_SLOTS, TargetOutputs, training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
 
 
 class DrafterTrainer(DistillingTrainer):
-    """A head learns the frozen target's distributions."""
+    """Trains a head to predict the frozen target's distributions."""
 
     recipes, folder = DrafterRecipe, "head"
     first_learnt = 2        # slot 0 is fed tokens 0 and 1
@@ -74,26 +71,28 @@ class DrafterTrainer(DistillingTrainer):
         return loss, {"losses": figures.losses, "agreements": figures.agreements}
 
     @torch.no_grad()
-    def _seen(self, tokens: Tensor, positions: Tensor) -> Seen:
-        """What the target gives for these rows: read from the store, or computed."""
+    def _seen(self, tokens: Tensor, positions: Tensor) -> TargetOutputs:
+        """Returns the target's outputs for these rows, read from the store or computed."""
         if self.store is None:
             return self._computed(tokens, positions)
         found = [self.store.get(*row) or self._computed(*(part[None] for part in row))
                  for row in zip(tokens, positions.expand_as(tokens), strict=True)]
         for row, seen in zip(zip(tokens, positions.expand_as(tokens), strict=True), found, strict=True):
             self.store.put(*row, seen)
-        return Seen(*(torch.cat([getattr(seen, f.name) for seen in found]).to(self.device) for f in fields(Seen)))
+        return TargetOutputs(*(torch.cat([getattr(seen, f.name) for seen in found]).to(self.device)
+                               for f in fields(TargetOutputs)))
 
-    def _computed(self, tokens: Tensor, positions: Tensor) -> Seen:
+    def _computed(self, tokens: Tensor, positions: Tensor) -> TargetOutputs:
         # A target in half precision needs no casts.
         with self.recipe.autocast(self.device) if self.target.dtype == torch.float32 else nullcontext():
             features, hidden = observed(self.target, self.network.config.feature_layers, tokens, positions)
-            choice = torch.cat([self.target.logits(block).argmax(-1) for block in hidden.flatten(0, 1).split(BLOCK)])
-        return Seen(features, hidden, choice.view_as(tokens))
+            choice = torch.cat([self.target.logits(block).argmax(-1)
+                                for block in hidden.flatten(0, 1).split(LOGIT_SLOTS)])
+        return TargetOutputs(features, hidden, choice.view_as(tokens))
 
 
 def resumed_head(folder: Path, target: Target, recipe: DrafterRecipe) -> Eagle3Network:
-    """A trained head in float32 under the recipe's rotary embedding and length."""
+    """Loads a trained head in float32, with the recipe's rotary embedding and length."""
     network = load_head(folder, TargetShape.of(target.model.config)).float().requires_grad_(True)
     if network.embed_tokens is not None:
         network.embed_tokens.requires_grad_(False)
@@ -103,10 +102,18 @@ def resumed_head(folder: Path, target: Target, recipe: DrafterRecipe) -> Eagle3N
 
 def extension_recipe(start: Path, target: TargetShape, to: int, original: int | None = None,
                      recipe: Path | None = None, longest: int | None = None, **changes: Any) -> DrafterRecipe:
-    """YaRN from the head's trained length to `to` positions, by SpecPV's recipe: 400 steps over long texts.
+    """Returns the recipe that extends a head by YaRN to `to` positions: SpecPV's, 400 steps over long texts.
 
-    original: the length that the head was trained at; None: as its config has it; recipe, changes: as in `Recipe.load`;
-    longest: positions of the target.
+    Args:
+        start: The head.
+        target: Shape of the target model.
+        to: Positions that the head shall reach.
+        original: Length that the head was trained at; None: as its config says.
+        recipe, changes: As in `Recipe.load`.
+        longest: Positions of the target; None: no limit.
+
+    Raises:
+        ValueError: the head already reaches `to`, has another kind of rotary embedding, or `to` exceeds the target.
     """
     head = load_head(start, target).config
     original = original or (head.rope.original if head.rope.kind == "yarn" else head.max_positions)

@@ -1,7 +1,4 @@
-"""A freshly initialised EAGLE-3 head: its sizes, draft vocabulary and weights.
-
-Knows targets, token counts of corpora and the network; knows no loop.
-"""
+"""Initialises an EAGLE-3 head: its sizes, draft vocabulary and weights."""
 
 from __future__ import annotations
 
@@ -19,7 +16,8 @@ from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
 
 
 def draft_vocabulary(corpus: EncodedCorpus, vocab: int, size: int, always: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(d2t [D] int64 offsets, t2d [V] bool) of the most frequent learnt tokens and `always`, by ascending id."""
+    """Returns (d2t [D] int64 offsets, t2d [V] bool) for the most frequent learnt tokens and `always`, by ascending
+    id."""
     counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=vocab).astype(np.int64)
     counts[list(always)] = counts.max() + 1
     ids = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
@@ -29,7 +27,7 @@ def draft_vocabulary(corpus: EncodedCorpus, vocab: int, size: int, always: Seque
 
 
 def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
-    """The recipe's sizes; the target's where the recipe sets none."""
+    """Returns the recipe's sizes, and the target's for those that the recipe does not set."""
     c, hidden = target.config, target.config.hidden_size
 
     def size(name: str, theirs: str, usual: int | None = None) -> int:
@@ -50,8 +48,11 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
 
 
 def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
-    """A fresh float32 head: its output layer starts as the target's rows of the draft vocabulary, its embedding is the
-    target's, and with `warm_start` its first layer starts as the target's that reads the last feature."""
+    """Returns a new float32 head.
+
+    Its output layer starts as the target's rows of the draft vocabulary, and its embedding is the target's.  With
+    `warm_start` its first layer starts as the target's layer that reads the last feature.
+    """
     config, hidden = head_shape(recipe, target), target.config.hidden_size
     torch.manual_seed(recipe.seed)
     network = Eagle3Network(config)
@@ -69,21 +70,21 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
         take_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
         if recipe.warm_start:
-            _begin_as(network, target.layers[config.feature_layers[-1]], recipe.feature_pass)
+            _copy_target_layer(network, target.layers[config.feature_layers[-1]], recipe.feature_pass)
     return network
 
 
-def _begin_as(network: Eagle3Network, layer: nn.Module, scale: float) -> None:
-    """Copy the target's layer that reads the last feature, for a stream that is scaled by `scale`.
+def _copy_target_layer(network: Eagle3Network, layer: nn.Module, scale: float) -> None:
+    """Copies the target's layer that reads the last feature into the head's first layer.
 
-    Matrices of other names or shapes stay fresh, and so do the columns for the embedding, which that layer does not
-    have.
+    scale: factor of the head's residual stream, and so of the matrices that write to it.  Matrices of other names or
+    shapes keep their initial values, and so do the columns for the embedding, which the target's layer does not have.
     """
     first, theirs = network.midlayer, layer.state_dict()
     for name, own in first.named_parameters():
         if own.ndim == 2 and name in theirs:
             given = theirs[name].float()
-            part = own[:, -given.shape[1]:]     # of cat(embedding, state) the state
+            part = own[:, -given.shape[1]:]     # the columns for the state in cat(embedding, state)
             if part.shape == given.shape:
                 part.copy_(given * scale if name.endswith(("o_proj.weight", "down_proj.weight")) else given)
     modules = dict(layer.named_modules())
@@ -93,9 +94,10 @@ def _begin_as(network: Eagle3Network, layer: nn.Module, scale: float) -> None:
 
 @torch.no_grad()
 def take_norm(own: nn.Module, norm: nn.Module | None) -> None:
-    """Take a target's norm.
+    """Copies a target's norm into `own`.
 
-    Of ones it is its scale, of which some families store scale - 1.  A LayerNorm gives zeros.
+    Applied to ones, an RMSNorm gives its scale, also for families that store scale - 1.  A LayerNorm gives zeros; then
+    `own` gets ones.
     """
     if norm is not None:
         like = next(norm.parameters())
@@ -104,7 +106,7 @@ def take_norm(own: nn.Module, norm: nn.Module | None) -> None:
 
 
 def feature_layers(layers: Sequence[int], target: Target) -> tuple[int, ...]:
-    """These layers; ValueError unless the target has each, and each is named once."""
+    """Returns these layers; raises ValueError unless the target has each and each is named once."""
     n = target.config.num_hidden_layers
     if len(set(layers)) < len(layers) or not all(0 <= layer < n for layer in layers):
         raise ValueError(f"feature_layers is {tuple(layers)}, and {target.name} has {n} layers. Set feature_layers in "
@@ -113,5 +115,5 @@ def feature_layers(layers: Sequence[int], target: Target) -> tuple[int, ...]:
 
 
 def _usual_layers(n: int) -> tuple[int, ...]:
-    """EAGLE's; a shallow target needs distinct layers."""
+    """Returns EAGLE's feature layers, or others for a shallow target, for which they must differ."""
     return (2, n // 2, n - 3) if n > 7 else (1, n // 2, n - 1)

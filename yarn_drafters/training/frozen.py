@@ -1,7 +1,4 @@
-"""Shared by the trainers of drafters: a frozen target, its encoded texts, the run, and replay for measurements.
-
-Knows targets, corpora, sessions and the loop; knows no drafter network and no objective.
-"""
+"""The common part of drafter trainers: a frozen target, its encoded texts, the run, and replay for measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
-from longgraft.yarn_drafters.training.distributed import ALONE, World, sole_trainer
+from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World, sole_trainer
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import DistilledRecipe, Recipe
 from longgraft.yarn_drafters.training.streams import held_out_rows
@@ -33,7 +30,7 @@ from longgraft.yarn_drafters.training.streams import held_out_rows
 
 @dataclass(frozen=True)
 class Frozen:
-    """A run's target and texts.  unseen: text for measurements, or None."""
+    """The target and texts of a run.  unseen: validation text, or None."""
 
     world: World
     target: Target
@@ -44,8 +41,10 @@ class Frozen:
     @contextmanager
     def prepared(cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  dtype: torch.dtype) -> Iterator[Frozen]:
-        """Of a model as `place_of` names it; folder `out` is locked until the block ends.  data, valid: see
-        `read_documents`."""
+        """Loads the target `name` (as in `place_of`) and encodes the texts; `out` stays locked until the block ends.
+
+        data, valid: see `read_documents`
+        """
         world = World.join(recipe.device)
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
@@ -64,9 +63,9 @@ class Frozen:
 
 
 class DistillingTrainer(Trainer):
-    """A drafter learns a frozen target's distributions.  Subclasses make it, define the objective and write it.
+    """Trains a drafter on a frozen target's distributions.  Subclasses make it, define the objective and write it.
 
-    recipes: its settings; folder: of the result, in the run's
+    recipes: class of its settings; folder: name of the result's folder inside the run's folder
     """
 
     recipes: ClassVar[type[DistilledRecipe]]
@@ -74,7 +73,7 @@ class DistillingTrainer(Trainer):
     recipe: Any
 
     def __init__(self, recipe: DistilledRecipe, target: Target, network: Any, corpus: EncodedCorpus, out: Path,
-                 unseen: EncodedCorpus | None = None, world: World = ALONE) -> None:
+                 unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS) -> None:
         self.target, self.network = target, network.to(target.device)
         by_muon: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         for name, parameter in network.named_parameters():
@@ -88,9 +87,17 @@ class DistillingTrainer(Trainer):
     @classmethod
     def train(cls, recipe: Any, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
               dtype: torch.dtype = torch.float32) -> Path:
-        """Train in folder `out`, or resume there; returns the drafter's folder.
+        """Trains in folder `out`, or resumes there.
 
-        model: hub id or folder; data, valid: see `read_documents`; dtype: the frozen target's.
+        Args:
+            recipe: Settings, an instance of `recipes`.
+            model: Hub id or folder of the target model.
+            data, valid: Training and validation text; see `read_documents`.
+            out: Folder of the run.
+            dtype: Number type of the frozen target.
+
+        Returns:
+            The drafter's folder.
         """
         out, name = Path(out), str(model)
         with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
@@ -108,23 +115,23 @@ class DistillingTrainer(Trainer):
     @staticmethod
     @abstractmethod
     def fresh(recipe: Any, target: Target, corpus: EncodedCorpus) -> nn.Module:
-        """A drafter in float32 to begin with."""
+        """Returns an untrained drafter in float32."""
 
     @abstractmethod
     def proposer(self, network: Any) -> tuple[Proposer, int]:
-        """What decodes by the network, and the nodes of its trees."""
+        """Returns a proposer that drafts with the network, and the number of nodes of its trees."""
 
     @abstractmethod
     def write(self, folder: Path) -> None:
-        """Save the drafter in bfloat16 and load it again, strictly."""
+        """Saves the drafter in bfloat16 and loads it again, strictly."""
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
-        """Whether Muon takes this parameter, a matrix that is no output layer; else AdamW does."""
+        """Returns True if Muon trains this parameter: a matrix that is no output layer.  AdamW trains the others."""
         return parameter.ndim == 2
 
     @torch.no_grad()
     def measure(self) -> Figures:
-        """The objective's figures and the replayed MAT, per kind of unseen text."""
+        """Returns the objective's figures and the accepted length (MAT) in replay, per kind of unseen text."""
         found: Figures = {}
         for kind, coded in self.unseen.items():
             figures = self.figures_of(coded)
@@ -138,7 +145,7 @@ class DistillingTrainer(Trainer):
 
 @torch.no_grad()
 def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's features [B, S, A * Ht], the inputs of these layers, and final hidden states [B, S, Ht]."""
+    """Returns the target's features [B, S, A * Ht] (the inputs of these layers) and final hidden states [B, S, Ht]."""
     with target.inputs_of(tuple(layers)) as taken:
         # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
         hidden = target.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
@@ -148,7 +155,7 @@ def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: T
 
 @torch.no_grad()
 def check_logits(target: Target) -> None:
-    """ValueError if `Target.logits` does not equal the model's own logits."""
+    """Raises ValueError if `Target.logits` does not equal the model's own logits."""
     tokens = torch.arange(8, device=target.device)[None]
     ours = target.logits(observed(target, (0,), tokens, torch.arange(8, device=target.device)[None])[1])
     theirs = target.model(tokens, use_cache=False).logits
@@ -158,7 +165,7 @@ def check_logits(target: Target) -> None:
 
 
 def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget: int) -> float:
-    """Accepted draft tokens per step, replaying each coded row's last `new` tokens after its other tokens."""
+    """Returns the accepted draft tokens per step when each coded row's last `new` tokens are replayed."""
     session = Session(Engine(target, proposer, Clock(), budget), None)
     new, accepted, steps = min(new, rows.shape[1] // 2), 0, 0
     for row in torch.where(rows < 0, ~rows, rows).tolist():
@@ -168,12 +175,12 @@ def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget:
 
 
 def as_decoded(network: nn.Module, target: Target) -> Any:
-    """A copy in the target's precision, as when it is loaded; modules of the target are shared, not copied."""
+    """Returns a copy in the target's precision, as after loading; modules of the target are shared, not copied."""
     return copy.deepcopy(network, {id(module): module for module in target.model.modules()}).to(target.dtype)
 
 
 def _same_vocabulary(corpus: EncodedCorpus, target: Target) -> None:
-    """ValueError if the corpus has ids without an embedding in the target."""
+    """Raises ValueError if the corpus has ids without an embedding in the target."""
     largest = int(split_coded(corpus.tokens)[0].max())
     if largest >= target.vocab_size:
         raise ValueError(f"The tokenizer of {target.name} gives token {largest:,} in the training files, and the model "

@@ -1,10 +1,8 @@
-"""The trainer of LongSpec drafters on a frozen target's last keys and values, computed during training.
+"""Trains LongSpec drafters on the keys and values of a frozen target's last layer, computed during training.
 
-Knows targets, the loop and the network; decodes only to measure.
-
-When decoding, a drafted token sees the target's rows up to the root's and not those of tokens drafted before it.  So in
-training each row has a gap of 1 to `levels` tokens: token t sees the target's rows of tokens 0 .. t - gap ("flash noisy
-training"; official code draws gaps of 1 to 4).  Attention stays causal, and no mask exists.
+In decoding, a drafted token sees the target's rows up to the root, and none of the tokens drafted before it.  Therefore
+each training row has a gap of 1 to `levels` tokens: token t sees the target's rows of tokens 0 .. t - gap ("flash noisy
+training"; the official code draws gaps of 1 to 4).  Attention stays causal, so no mask is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from longgraft.config.options import Count, Option
 from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.longspec import Lent, LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
+from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, SharedParts, head_dim, kv_heads
 from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.fresh import take_norm
@@ -32,13 +30,13 @@ from longgraft.yarn_drafters.training.frozen import DistillingTrainer
 from longgraft.yarn_drafters.training.loop import Figures
 from longgraft.yarn_drafters.training.recipe import DistilledRecipe, Rate, Size, Stage
 
-BLOCK = 1024        # tokens whose [block, V] logits exist at once
-DEPTH = 5           # largest gap that is trained: levels of the official tree
+LOGIT_TOKENS = 1024     # tokens whose [tokens, V] logits exist at once
+DEPTH = 5               # largest trained gap: the number of levels of the official tree
 
 
 @dataclass(frozen=True)
 class LongSpecRecipe(DistilledRecipe):
-    """Every setting of a LongSpec drafter's training.  None: the target's own shape."""
+    """Settings of a LongSpec drafter's training.  None: the target's own shape."""
 
     window: Count = 512
     heads: Size | None = None
@@ -55,18 +53,18 @@ class LongSpecRecipe(DistilledRecipe):
 
 
 class LongSpecTrainer(DistillingTrainer):
-    """A drafter learns the frozen target's distributions."""
+    """Trains a LongSpec drafter to predict the frozen target's distributions."""
 
     recipes, folder = LongSpecRecipe, "longspec"
 
     def __init__(self, recipe: LongSpecRecipe, target: Target, network: LongSpecNetwork, *more: Any) -> None:
-        self.lent = Lent(target)
+        self.shared = SharedParts(target)
         super().__init__(replace(recipe, max_positions=min(recipe.max_positions, target.max_positions)), target,
                          network, *more)
 
     @staticmethod
     def fresh(recipe: LongSpecRecipe, target: Target, corpus: EncodedCorpus) -> LongSpecNetwork:
-        """The norm before the target's output layer starts as the target's own."""
+        """Returns an untrained drafter; the norm before the output layer starts as the target's own."""
         torch.manual_seed(recipe.seed)
         network = LongSpecNetwork(longspec_shape(recipe, target))
         for parameter in network.parameters():
@@ -90,8 +88,10 @@ class LongSpecTrainer(DistillingTrainer):
         return loss, {"loss": loss.item(), "agreement": agreement}
 
     def _losses(self, rows: Tensor, positions: Tensor, gaps: Sequence[Sequence[int]]) -> list[tuple[Tensor, float]]:
-        """For each assignment of gaps to rows: (mean cross-entropy against the target's distributions, how often the
-        most probable tokens agree)."""
+        """Returns for each assignment of gaps to rows (loss, agreement).
+
+        loss: mean cross-entropy against the target's distributions; agreement: share of equal first choices
+        """
         # ~id is negative: context only.  The token after slot t is rows[t + 1].
         tokens, learnt = torch.where(rows < 0, ~rows, rows)[:, :-1], rows[:, 1:] >= 0
         config, found = self.network.config, []
@@ -100,17 +100,17 @@ class LongSpecTrainer(DistillingTrainer):
             like = self.network.self_attn.q_proj.weight
             if not self.recipe.bf16:
                 keys, values = keys.to(like.dtype), values.to(like.dtype)
-            embedded = self.lent.embed(tokens, like)
-            angles = self.lent.angles(positions, config.head_dim)
+            embedded = self.shared.embed(tokens, like)
+            angles = self.shared.angles(positions, config.head_dim)
             for chosen in gaps:
-                states = self.network(embedded, angles, lambda q, k, v: banded(q, k, v, config.window),
-                                      lambda q, chosen=chosen: behind(q, keys, values, chosen))
+                states = self.network(embedded, angles, lambda q, k, v: attend_in_window(q, k, v, config.window),
+                                      lambda q, chosen=chosen: attend_with_gaps(q, keys, values, chosen))
                 found.append(self._nats(states[learnt], wanted[learnt]))
         return found
 
     @torch.no_grad()
     def _observe(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The target's last layer's keys and values [B, nkv, S, d], and final hidden states [B, S, H]."""
+        """Returns keys and values [B, nkv, S, d] of the target's last layer, and final hidden states [B, S, H]."""
         # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
         out = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
                                               past_key_values=DynamicCache(), attention_mask=torch.ones_like(tokens))
@@ -118,13 +118,13 @@ class LongSpecTrainer(DistillingTrainer):
         return last.keys, last.values, out.last_hidden_state
 
     def _nats(self, states: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
-        """(mean cross-entropy against the target's distributions, agreement) of states, wanted [n, H].
+        """Returns (mean cross-entropy against the target's distributions, agreement) of states, wanted [n, H].
 
-        Each block's gradient is computed with its loss, so that no [n, V] is kept or computed twice: softmax minus the
-        target's probabilities, through the frozen output layer.
+        Each block's gradient (softmax minus the target's probabilities, through the frozen output layer) is computed
+        with its loss, so that no [n, V] is kept or computed twice.
         """
         total, hits, slopes = 0.0, 0, []
-        for ours, theirs in zip(states.split(BLOCK), wanted.split(BLOCK), strict=True):
+        for ours, theirs in zip(states.split(LOGIT_TOKENS), wanted.split(LOGIT_TOKENS), strict=True):
             with torch.no_grad():
                 shares = self.target.logits(theirs).float().softmax(-1)                     # [block, V]
             with torch.enable_grad():
@@ -140,7 +140,7 @@ class LongSpecTrainer(DistillingTrainer):
         return (total + ((states - states.detach()) * slope).sum()) / n, hits / n
 
     def figures_of(self, coded: np.ndarray) -> Figures:
-        """By gap."""
+        """Returns the mean losses and agreements, one of each per gap."""
         rows = torch.from_numpy(coded).to(self.device)
         positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
         gaps = [[gap] for gap in range(1, self.recipe.levels + 1)]
@@ -149,8 +149,8 @@ class LongSpecTrainer(DistillingTrainer):
         return dict(zip(("losses", "agreements"), figures.T.tolist(), strict=True))
 
 
-def banded(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
-    """Causal attention to the token itself and `before` tokens before it, in S x 2 `before` memory.
+def attend_in_window(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
+    """Causal attention to the token itself and the `before` tokens before it, in memory S x 2 `before`.
 
     q [B, nh, S, d], k, v [B, nkv, S, d] -> [B, nh, S, d]
     """
@@ -171,8 +171,8 @@ def banded(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
     return out.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
-def behind(q: Tensor, keys: Tensor, values: Tensor, gaps: Sequence[int]) -> Tensor:
-    """Token t of row b attends to tokens 0 .. t - gaps[b]; zeros for tokens that see none.
+def attend_with_gaps(q: Tensor, keys: Tensor, values: Tensor, gaps: Sequence[int]) -> Tensor:
+    """Attention of token t of row b to tokens 0 .. t - gaps[b]; the result is zero for tokens that see none.
 
     q [B, nh, S, d]; keys, values [B, nkv, S, d] -> [B, nh, S, d]
     """
@@ -186,7 +186,8 @@ def behind(q: Tensor, keys: Tensor, values: Tensor, gaps: Sequence[int]) -> Tens
 
 
 def longspec_shape(recipe: LongSpecRecipe, target: Target) -> LongSpecConfig:
-    """The recipe's sizes, or the target's where it sets none; ValueError if they do not fit the target's rows."""
+    """Returns the recipe's sizes, and the target's for those not set; raises ValueError if they do not fit the
+    target."""
     c = target.config
     config = LongSpecConfig(
         hidden_size=c.hidden_size, intermediate_size=recipe.intermediate or c.intermediate_size,

@@ -1,7 +1,4 @@
-"""A training run in one folder: batches, schedule, checkpoints, log, data parallelism.
-
-Knows token streams and optimizers; knows no model and no objective.
-"""
+"""Runs a training in one folder: batches, schedule, checkpoints, log, data parallelism."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from torch import Tensor, nn
 from longgraft.config.file_errors import reason
 from longgraft.config.options import check, checked
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
-from longgraft.yarn_drafters.training.distributed import ALONE, World
+from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
 from longgraft.yarn_drafters.training.streams import TokenStream, grouped_documents, mixed_documents
 
@@ -30,9 +27,9 @@ Figures = dict[str, float | list[float]]
 
 
 def skipped_positions(rows: int, length: int, stage: Stage, limit: int, rng: np.random.Generator) -> Tensor:
-    """[rows, length] int64 positions; in a share of rows, those of a second part are shifted ahead.
+    """Returns [rows, length] int64 positions; in a share of rows, a second part is shifted ahead.
 
-    PoSE, arXiv 2309.10400: short rows train on every distance up to `limit`.
+    Source: PoSE, arXiv 2309.10400.  Short rows train on every distance up to `limit`.
     """
     positions = np.tile(np.arange(length), (rows, 1))
     for row in range(rows):
@@ -44,7 +41,7 @@ def skipped_positions(rows: int, length: int, stage: Stage, limit: int, rng: np.
 
 @dataclass
 class TrainingState:
-    """Progress of a run; with weights and moments, all that resuming needs."""
+    """Progress of a run.  Resuming needs this, the weights and the optimizers' moments."""
 
     step: Whole = 0
     tokens: Whole = 0
@@ -59,7 +56,7 @@ class TrainingState:
 
 def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, Any]],
                   recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices (arXiv 2502.16982), AdamW for the given groups of {params, lr}."""
+    """Returns Muon for the matrices (arXiv 2502.16982) and AdamW for the given groups of {params, lr}."""
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=recipe.muon_decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
@@ -69,15 +66,15 @@ def muon_and_adam(matrices: Sequence[nn.Parameter], others: Sequence[dict[str, A
 
 
 class Trainer(ABC):
-    """One run in one folder: owns module, optimizers, streams and state.  Subclasses define the objective.
+    """One run in one folder, with module, optimizers, streams and state.  Subclasses define the objective.
 
-    first_learnt: the first token of a row that the objective predicts.
+    first_learnt: index of the first token of a row that the objective predicts
     """
 
     first_learnt = 1
 
     def __init__(self, recipe: Recipe, module: nn.Module, optimizers: list[torch.optim.Optimizer],
-                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = ALONE) -> None:
+                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any], world: World = SINGLE_PROCESS) -> None:
         if world.size > 1 and recipe.budget_minutes:
             raise ValueError("budget_minutes cannot be used with several processes, whose clocks differ. Set "
                              "total_tokens.")
@@ -95,33 +92,34 @@ class Trainer(ABC):
 
     @abstractmethod
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
-        """The mean loss over the learnt tokens of these rows, and figures to log.
+        """Returns the mean loss over the learnt tokens of these rows, and figures to log.
 
-        rows: [B, length + 1] int64, ~id where a token is context only; positions: [B, length] int64.
+        rows: [B, length + 1] int64, ~id for a token that is only context; positions: [B, length] int64.
         """
 
     def measure(self) -> dict[str, Any]:
-        """Figures on unseen text."""
+        """Returns figures on unseen text."""
         return {}
 
     @torch.no_grad()
     def figures_of(self, coded: np.ndarray) -> Figures:
-        """The objective's mean figures on rows [r, length + 1] of unseen text."""
+        """Returns the objective's mean figures on rows [r, length + 1] of unseen text."""
         rows = torch.from_numpy(coded).to(self.device)
         positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
         return mean([self.objective(row[None], positions)[1] for row in rows])
 
     def progress(self, ahead: int = 0) -> float:
-        """Share of the run that is done after `ahead` more tokens, in [0, 1]: the larger of tokens' and clock's."""
+        """Returns the share of the run that is done after `ahead` more tokens, by tokens or by time, whichever is
+        larger."""
         budget = self.recipe.budget_minutes
         by_clock = self.state.elapsed / (60 * budget) if budget else 0.0
         return min(1.0, max((self.state.tokens + ahead) / self.recipe.total_tokens, by_clock))
 
     def step(self) -> Figures:
-        """One optimizer step over all processes; returns the mean figures of this process's rows."""
+        """Takes one optimizer step over all processes; returns the mean figures of this process's rows."""
         recipe, state = self.recipe, self.state
         batches, taken = self._batches(recipe.stage_at(self.progress()))
-        # Chats differ in how many tokens of a row are learnt: batches are weighted by that, over all processes.
+        # Chats have different numbers of learnt tokens per row, so batches are weighted by them, over all processes.
         learnt = torch.tensor([float((rows[:, self.first_learnt:] >= 0).sum()) for rows, _ in batches],
                               device=self.device)
         total = learnt.sum()
@@ -147,7 +145,7 @@ class Trainer(ABC):
         return mean(figures)
 
     def _batches(self, stage: Stage) -> tuple[list[tuple[Tensor, Tensor]], int]:
-        """This process's micro-batches of (rows, positions), and the tokens of all processes together."""
+        """Returns this process's micro-batches of (rows, positions), and the number of tokens of all processes."""
         recipe, state, size = self.recipe, self.state, self.world.size
         count = max(1, recipe.tokens_per_step // stage.length // size) * size
         name = "grouped" if stage.grouped else "mixed"
@@ -162,14 +160,15 @@ class Trainer(ABC):
         return list(zip(rows[mine].split(at_once), positions[mine].split(at_once), strict=True)), count * stage.length
 
     def save(self) -> None:
-        """Write checkpoint.pt, complete or not at all."""
+        """Writes checkpoint.pt; a crash leaves no incomplete file."""
         part = self.out / "checkpoint.partial"
         torch.save({"module": self.module.state_dict(), "state": asdict(self.state), "identity": self.identity,
                     "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}, part)
         part.replace(self.out / "checkpoint.pt")
 
     def resume(self) -> bool:
-        """Continue from the folder's checkpoint, if there is one; ValueError if it is damaged or of another run."""
+        """Continues from the folder's checkpoint, if there is one; raises ValueError if it is damaged or of another
+        run."""
         path = self.out / "checkpoint.pt"
         if not path.exists():
             return False
@@ -189,7 +188,7 @@ class Trainer(ABC):
         return True
 
     def _take(self, saved: dict[str, Any]) -> None:
-        """Weights and moments of a checkpoint, all finite; the peak rates stay the recipe's."""
+        """Loads weights and moments of a checkpoint, which must be finite; the peak rates stay the recipe's."""
         self.module.load_state_dict(saved["module"])
         for optimizer, moments in zip(self.optimizers, saved["optimizers"], strict=True):
             peaks = [group["peak"] for group in optimizer.param_groups]
@@ -205,7 +204,7 @@ class Trainer(ABC):
                           "Delete it to start again, or give --out another folder.")
 
     def run(self, **about: Any) -> None:
-        """Resume or start, and step until the progress is 1.  about: fields of the log's first line."""
+        """Resumes or starts, and steps until the progress is 1.  about: fields of the log's first line."""
         first = self.world.first
         resumed = self.resume()
         if first:
@@ -252,12 +251,12 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def mean(figures: Sequence[Figures]) -> Figures:
-    """The mean of each figure; of lists, item by item."""
+    """Returns the mean of each figure; lists are averaged item by item."""
     return {name: np.mean([f[name] for f in figures], axis=0).tolist() for name in figures[0]}
 
 
 def log(out: Path, line: dict[str, Any]) -> None:
-    """One JSON line into log.jsonl and on stdout."""
+    """Writes one JSON line to log.jsonl and stdout."""
     short = {name: np.round(value, 4).tolist() if isinstance(value, float | list) else value
              for name, value in line.items()}
     with open(out / "log.jsonl", "a", encoding="utf-8") as lines:

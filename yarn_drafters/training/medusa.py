@@ -1,8 +1,5 @@
-"""The trainer of Medusa heads: from a frozen target's last hidden states, each head learns the target's distribution of
-a later token.
-
-Knows targets, the loop and the heads; knows no tree and no decoding.
-"""
+"""Trains Medusa heads: from a frozen target's last hidden states, each head learns the distribution of a later
+token."""
 
 from __future__ import annotations
 
@@ -26,13 +23,13 @@ from longgraft.yarn_drafters.training.loop import Figures
 from longgraft.yarn_drafters.training.recipe import DistilledRecipe, Rate
 from longgraft.yarn_drafters.training.target import hidden_of
 
-DECAY = 0.8         # head i has weight 0.8^i (Medusa, section 2.2.1)
-BLOCK = 1024        # positions whose [block, V] logits exist at once
+DECAY = 0.8             # head i has weight 0.8^i (Medusa, section 2.2.1)
+LOGIT_TOKENS = 1024     # tokens whose [tokens, V] logits exist at once
 
 
 @dataclass(frozen=True)
 class MedusaRecipe(DistilledRecipe):
-    """Every setting of the heads' training.  tied: they share the target's output embedding."""
+    """Settings of the heads' training.  tied: True if they share the target's output embedding."""
 
     heads: Annotated[int, Option(low=1, high=64)] = 4
     blocks: Count = 1
@@ -46,14 +43,14 @@ class MedusaRecipe(DistilledRecipe):
 
 
 class MedusaTrainer(DistillingTrainer):
-    """Each head learns the frozen target's distribution of a later token."""
+    """Trains each head to predict the frozen target's distribution of a later token."""
 
     recipes, folder = MedusaRecipe, FOLDER
     first_learnt = 2
 
     @staticmethod
     def fresh(recipe: MedusaRecipe, target: Target, corpus: EncodedCorpus) -> MedusaHeads:
-        """Each head starts as the target's own prediction of the next token."""
+        """Returns heads that each start as the target's own prediction of the next token."""
         heads = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, recipe.heads, recipe.blocks,
                                          recipe.tied))
         if not recipe.tied:
@@ -70,7 +67,7 @@ class MedusaTrainer(DistillingTrainer):
         load_medusa(folder, self.target.config.hidden_size, self.target.vocab_size)
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
-        return "linear.weight" in name      # of a block
+        return "linear.weight" in name      # the matrices of the residual blocks
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         tokens, learnt = torch.where(rows < 0, ~rows, rows), rows[:, 1:] >= 0
@@ -78,7 +75,7 @@ class MedusaTrainer(DistillingTrainer):
             hidden = hidden_of(self.target, tokens[:, :-1], positions)
             with torch.no_grad():
                 wanted = torch.cat([self.target.logits(block).float().softmax(-1)
-                                  for block in hidden.flatten(0, 1).split(BLOCK)]).view(*learnt.shape, -1)
+                                  for block in hidden.flatten(0, 1).split(LOGIT_TOKENS)]).view(*learnt.shape, -1)
             states = self.network.states(hidden.to(next(self.network.parameters()).dtype))
             total, losses, agreements = torch.zeros((), device=self.device), [], []
             for i, state in enumerate(states):
@@ -91,9 +88,10 @@ class MedusaTrainer(DistillingTrainer):
         return total, {"losses": losses, "agreements": agreements}
 
     def _loss(self, head: int, states: Tensor, wanted: Tensor, learnt: Tensor) -> tuple[Tensor, float]:
-        """(mean nats, share of agreement with the target's most probable token), over the learnt tokens."""
+        """Returns (mean loss in nats, share of first choices that agree with the target) over the learnt tokens."""
         total, hits = torch.zeros((), device=self.device), 0
-        for ours, theirs, counts in zip(states.split(BLOCK), wanted.split(BLOCK), learnt.split(BLOCK), strict=True):
+        blocks = (part.split(LOGIT_TOKENS) for part in (states, wanted, learnt))
+        for ours, theirs, counts in zip(*blocks, strict=True):
             # The block's logits are computed again in the backward pass.
             nats, guess = checkpoint(self._nats, head, ours, theirs, use_reentrant=False, preserve_rng_state=False)
             total = total + nats[counts].sum()

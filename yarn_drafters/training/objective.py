@@ -1,6 +1,5 @@
-"""EAGLE-3's training-time test: the drafter is trained on its own states, as in decoding.
+"""Computes EAGLE-3's training-time test: the head is trained on its own states, as in decoding.
 
-Knows the drafter network and tensors; knows no corpus, no optimizer and no target model.
 Source: EAGLE-3 (arXiv 2503.01840) section 3.
 
 Letters: B batch, S slots, H heads, d head size, K steps.
@@ -19,14 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from longgraft.yarn_drafters.network import Eagle3Network
 
-BLOCK = 512         # slots whose [block, D] logits exist at once
-QUERIES = 1024      # slots whose attention weights exist at once
+LOGIT_SLOTS = 512   # slots whose [slots, D] logits exist at once
+QUERY_SLOTS = 1024  # slots whose attention weights exist at once
 DECAY = 0.8         # weight of step k is 0.8^k (EAGLE-3's training code)
 
 
 @dataclass
-class _Memory:
-    """Keys and values of the steps so far, per layer: a slot sees step 0 causally, and only itself in later ones."""
+class _StepRows:
+    """Keys and values of the steps so far, per layer: a slot sees step 0 causally, and only itself in later steps."""
 
     scale: float
     keys: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -45,14 +44,14 @@ class _Memory:
 
 
 def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
-    """One softmax over the causal keys of step 0 and the own slot's keys of the later steps: the reference.
+    """Reference implementation: one softmax over the causal keys of step 0 and the own slot's keys of later steps.
 
-    q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Runs on any device in QUERIES x S memory: the
-    backward pass recomputes the weights of a block of queries.
+    q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Runs on any device in QUERY_SLOTS x S memory:
+    the backward pass recomputes the weights of a block of queries.
     """
     blocks = []
-    for start in range(0, q.shape[2], QUERIES):
-        rows, end = slice(start, start + QUERIES), min(start + QUERIES, q.shape[2])
+    for start in range(0, q.shape[2], QUERY_SLOTS):
+        rows, end = slice(start, start + QUERY_SLOTS), min(start + QUERY_SLOTS, q.shape[2])
         block = (q[:, :, rows], k[:, :, :end], v[:, :, :end], own_k[:, :, :, rows], own_v[:, :, :, rows], scale)
         blocks.append(_joint_block(*block) if end == q.shape[2] and start == 0 else
                       checkpoint(_joint_block, *block, use_reentrant=False, preserve_rng_state=False))
@@ -60,7 +59,7 @@ def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tenso
 
 
 def _joint_block(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
-    """`joint_attention` of the last n slots: q and own_* of these, k and v of all slots up to them."""
+    """`joint_attention` for the last n slots: q and own_* hold these, k and v all slots up to the last."""
     n, seen = q.shape[2], k.shape[2]
     hidden = torch.ones(n, seen, dtype=torch.bool, device=q.device).triu(1 + seen - n)
     far = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
@@ -109,15 +108,15 @@ def _joint_flash(*args: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Per training-time-test step: mean loss in nats, and how often drafter and target agree on the first choice."""
+    """Figures per step of the training-time test: mean loss in nats, and share of first choices that agree."""
 
     losses: list[float]
     agreements: list[float]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the target gives for rows of tokens.
+class TargetOutputs:
+    """The target model's outputs for rows of tokens.
 
     features: [B, S, A * Ht]; hidden: [B, S, Ht], final states; choice: [B, S] int64, the most probable next tokens
     """
@@ -127,27 +126,33 @@ class Seen:
     choice: Tensor
 
 
-def training_time_test(network: Eagle3Network, seen: Seen, tokens: Tensor, positions: Tensor,
+def training_time_test(network: Eagle3Network, seen: TargetOutputs, tokens: Tensor, positions: Tensor,
                        target_logits: Callable[[Tensor, Tensor], Tensor], steps: int, learnt: Tensor | None = None,
                        loss: str = "kl") -> tuple[Tensor, StepFigures]:
-    """(the weighted loss, figures).
+    """Returns (weighted loss, figures) of the training-time test.
 
-    tokens, positions: [B, S]; target_logits: (final states [n, Ht], ids [D]) -> the target's logits of these ids;
-    learnt: [B, S] bool, whether the token after each slot is learnt (a chat's answers), None for all; loss: of
-    `distilled`.
-    At step k slot t is fed token t + 1 + k and its own last state, is at position t + k, and predicts token t + 2 + k,
-    of which the target gives the distribution at t + 1 + k.  Slots count whose token is learnt and whose most probable
-    token the draft vocabulary has.  Deviates from EAGLE's code: the loss is divided by the number of these slots, taken
-    at the predicted token.
+    At step k slot t reads token t + 1 + k and its own last state, is at position t + k, and predicts token t + 2 + k,
+    whose distribution the target gives at t + 1 + k.  A slot counts if its token is learnt and the draft vocabulary has
+    the target's first choice.  Unlike in EAGLE's code, the loss is divided by the number of these slots, taken at the
+    predicted token.
+
+    Args:
+        network: The head.
+        seen: The target's outputs for the rows.
+        tokens, positions: [B, S] int64.
+        target_logits: (final states [n, Ht], ids [D]) -> the target's logits [n, D] of these ids.
+        steps: Number of steps K.
+        learnt: [B, S] bool, True if the token after the slot is learnt (a chat's answers); None: all are.
+        loss: "kl" or "lk", as in `distilled`.
     """
-    memory = _Memory(network.config.head_dim ** -0.5)
+    memory = _StepRows(network.config.head_dim ** -0.5)
     learnt = torch.ones_like(tokens, dtype=torch.bool) if learnt is None else learnt
-    # The last slots first: those that a step predicts are the first ones, for which no copy is needed.
+    # Last slots come first, so that the slots which a step predicts are a prefix and need no copy.
     slots, rows = (learnt & network.t2d[seen.choice]).T.nonzero().flip(0).unbind(1)
     kept = network.t2d.nonzero().flatten()
     with torch.no_grad():
         shares = torch.cat([target_logits(block, kept).float().softmax(-1)
-                            for block in seen.hidden[rows, slots].split(BLOCK)])
+                            for block in seen.hidden[rows, slots].split(LOGIT_SLOTS)])
     choice = torch.searchsorted(kept, seen.choice[rows, slots])
     state = network.fuse(seen.features.to(network.fc.weight.dtype))
     total, losses, agreements = torch.zeros((), device=tokens.device), [], []
@@ -165,17 +170,18 @@ def training_time_test(network: Eagle3Network, seen: Seen, tokens: Tensor, posit
 
 
 def distilled(states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str) -> tuple[Tensor, Tensor]:
-    """(the summed loss of an output layer against the target's distributions, how often the first choices agree).
+    """Returns (summed loss of an output layer against the target's distributions, number of equal first choices).
 
-    states: [n, H]; weight: [D, H]; shares: [n, D] probabilities; choice: [n] the target's most probable ids.
-    loss: kl, the cross-entropy, or lk, -log of the probability that a sampled draft is accepted (arXiv 2602.23881).
+    states: [n, H]; weight: [D, H]; shares: [n, D], the target's probabilities; choice: [n], the target's first choices;
+    loss: kl, the cross-entropy, or lk, -log of the probability that a sampled draft is accepted (arXiv 2602.23881)
     """
     return _Distilled.apply(states, weight, shares, choice, loss)
 
 
 class _Distilled(torch.autograd.Function):
-    """`distilled`: the forward computes the gradients as well, block by block, so that no [n, D] is kept or computed
-    twice."""
+    """`distilled`.  The forward pass computes the gradients too, block by block, so no [n, D] is kept or computed
+    twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str
@@ -186,8 +192,8 @@ class _Distilled(torch.autograd.Function):
         for_states, for_weight = torch.empty_like(inputs), torch.zeros_like(weight)
         total = torch.zeros((), device=states.device)
         hits = torch.zeros((), device=states.device, dtype=torch.int64)
-        for start in range(0, len(states), BLOCK):
-            rows = slice(start, start + BLOCK)
+        for start in range(0, len(states), LOGIT_SLOTS):
+            rows = slice(start, start + LOGIT_SLOTS)
             scores, share = (inputs[rows] @ matrix.T).float(), shares[rows]
             most = scores.amax(-1, keepdim=True)
             hits += (scores.gather(1, choice[rows, None]) >= most).sum()

@@ -1,7 +1,4 @@
-"""Training text from packages: wheels and source archives with permissive licences.
-
-Knows archives, package metadata and text; knows no tokenizer and no model.
-"""
+"""Collects training text from packages: wheels and source archives with permissive licences."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ from pathlib import Path, PurePosixPath
 from longgraft.config.json_input import parse_object
 from longgraft.config.new_paths import new_file
 
-KINDS = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
+TYPES = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)
 RESTRICTED = re.compile(r"GPL|MPL|Mozilla|EPL|Commercial|Proprietary", re.I)
-# What a licence's text contains, for archives without metadata.
+# Text by which a licence is recognised in archives without metadata.
 LICENCE_TEXTS = {"Apache-2.0": "Apache License", "MIT": "Permission is hereby granted, free of charge",
                  "BSD": "Redistribution and use in source and binary forms"}
 VENDORED = re.compile(r"vendor|/_?extern|third_party|/debian/|/gen/")
 SHORTEST, LONGEST = 500, 60_000     # characters: shorter files are boilerplate, longer ones tables and generated code
-SHINGLE = 20                        # words
+SHINGLE = 20                        # consecutive words by which repeated text is recognised
 
 
 def licence_of(metadata: str) -> str | None:
-    """The permissive licence that a wheel's METADATA states, or None."""
+    """Returns the permissive licence that a wheel's METADATA states, or None."""
     fields = message_from_string(metadata)
     stated = [fields.get("License-Expression"), *(c for c in fields.get_all("Classifier") or () if "License ::" in c)]
     text = "; ".join(s for s in stated if s) or (fields.get("License") or "")[:80]
@@ -42,7 +39,7 @@ def licence_of(metadata: str) -> str | None:
 
 
 def is_handwritten(text: str) -> bool:
-    """Whether this looks like handwritten source: not a data table, not generated, not minified."""
+    """Returns True if this looks like handwritten source: not a data table, not generated, not minified."""
     if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated", text[:2000]):
         return False
     digits = sum(c.isdigit() for c in text)
@@ -50,25 +47,25 @@ def is_handwritten(text: str) -> bool:
 
 
 def shingles(text: str, length: int = SHINGLE) -> set[int]:
-    """Hashes of all runs of `length` words; they hold within one process."""
+    """Returns the hashes of all runs of `length` words; they are valid within one process."""
     words = text.split()
     return {hash(" ".join(words[i:i + length])) for i in range(len(words) - length + 1)}
 
 
 def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
-    """(the permissive licence of a wheel or a source archive or None, its sources by name)."""
+    """Returns (permissive licence or None, sources by name) of a wheel or source archive."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             metadata = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
             licence = licence_of(wheel.read(metadata[0]).decode("utf-8", "replace")) if metadata else None
             return licence, {n: wheel.read(n).decode("utf-8", "replace") for n in wheel.namelist()
-                             if PurePosixPath(n).suffix in KINDS and not VENDORED.search(n)}
+                             if PurePosixPath(n).suffix in TYPES and not VENDORED.search(n)}
     licence, sources = None, {}
     with tarfile.open(path) as archive:
         for member in archive:
             name = PurePosixPath(member.name)
             at_top = len(name.parts) <= 2 and re.match(r"(LICEN[SC]E|COPYING)", name.name)
-            wanted = name.suffix in KINDS and not VENDORED.search(member.name)
+            wanted = name.suffix in TYPES and not VENDORED.search(member.name)
             if not (member.isfile() and (at_top or wanted)):
                 continue
             text = archive.extractfile(member).read().decode("utf-8", "replace")    # type: ignore[union-attr]
@@ -80,7 +77,7 @@ def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
 
 
 def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """{text, type, source, license} of an archive's own files in a random order, up to `most` characters."""
+    """Yields {text, type, source, license} of an archive's own files in random order, up to about `most` characters."""
     licence, sources = read_archive(path)
     if licence is None:
         return
@@ -92,12 +89,12 @@ def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str
         text = sources[name].replace("\r\n", "\n")
         if size < most and is_handwritten(text):
             size += len(text)
-            yield {"text": text, "type": KINDS[PurePosixPath(name).suffix], "source": f"{package}@{path.name}:{name}",
+            yield {"text": text, "type": TYPES[PurePosixPath(name).suffix], "source": f"{package}@{path.name}:{name}",
                    "license": licence}
 
 
 def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> Iterator[dict[str, str]]:
-    """Rows of all archives, each text once, and none that repeats evaluation text.
+    """Yields rows of all archives, each text once, without text that repeats evaluation rows.
 
     A file is dropped if a tenth of its 20-word shingles are in an evaluation row (JSONL with context and input).
     """
@@ -121,7 +118,7 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out F.jsonl.gz`"""
+    """Runs `python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out F.jsonl.gz`."""
     parser = argparse.ArgumentParser(description="Collect permissively licensed sources from packages, e.g. of "
                                                  "pip download --no-deps --only-binary=:all: NAME ...")
     parser.add_argument("archives", type=Path, nargs="+", help="*.whl, *.tar.gz, *.tar.xz")

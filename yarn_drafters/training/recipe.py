@@ -1,4 +1,4 @@
-"""Settings of training runs with their bounds, for any run and for EAGLE-3 drafters, and the files that set them."""
+"""Settings of training runs, their bounds, and the recipe files that set them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ from longgraft.yarn_drafters.training.streams import TokenStream
 
 SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that can be given by name
 Tokens = Annotated[int, Option(low=1, high=10 ** 15)]
-Rate = Annotated[float, Option(low=0, high=10, above=True)]   # of an optimizer
+Rate = Annotated[float, Option(low=0, high=10, above=True)]   # learning rate
 NotNegative = Annotated[float, Option(low=0)]
-AtOnce = Annotated[int, Option(low=1, high=2 ** 24)]          # tokens that are in memory together
-Size = Annotated[int, Option(low=1, high=2 ** 20)]            # of a model
+AtOnce = Annotated[int, Option(low=1, high=2 ** 24)]          # tokens in memory at once
+Size = Annotated[int, Option(low=1, high=2 ** 20)]            # dimension of a model
 Schedule = Literal["wsd", "cosine"]
 Whole = Annotated[int, Option(low=0, high=10 ** 15)]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the curriculum.  share: relative part of the run; skip: share of rows with skipped positions; grouped:
-    rows follow one another as in their repository."""
+    """A stage of the curriculum.
+
+    length: tokens of a row; share: relative part of the run; skip: share of rows with skipped positions; grouped: True
+    if rows follow one another as in their repository
+    """
 
     length: Annotated[int, Option(low=2, high=TokenStream.window)]
     share: Annotated[float, Option(low=0, high=1e6, above=True)] = 1.0
@@ -43,15 +46,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of every training run.  threads and device: None for torch's own choice."""
+    """Settings of all training runs.  threads, device: None for torch's own choice."""
 
     stages: tuple[Stage, ...] = (Stage(2048),)
     total_tokens: Tokens = 10_000_000
     tokens_per_step: AtOnce = 8192
     micro_tokens: AtOnce | None = None   # tokens per forward on a device; None: all of a step's
-    budget_minutes: Positive | None = None  # progress is the larger of tokens' and clock's
+    budget_minutes: Positive | None = None  # the run ends at total_tokens or after this time
     max_positions: Count = 65536
-    prose_share: Share | None = None    # largest share of meetings, books and reports; None: all of them
+    prose_share: Share | None = None    # largest share of meetings, books and reports in the tokens; None: no limit
 
     schedule: Schedule = "wsd"
     warmup: Share = 0.02
@@ -66,14 +69,15 @@ class Recipe:
     bf16: bool = True
     log_steps: Count = 10
     valid_steps: Count = 100            # steps between measurements on unseen text
-    # Unseen rows of code; half as many of prose and of other text.
+    # Validation rows of code; half as many are taken of prose and of other text.
     valid_rows: Annotated[int, Option(low=0, high=2 ** 16)] = 12
     valid_length: Annotated[int, Option(low=2, high=TokenStream.window)] = 2048
     checkpoint_minutes: NotNegative = 3.0
 
     @classmethod
     def load(cls, path: Path | None = None, base: Self | None = None, **changes: Any) -> Self:
-        """base (None: the defaults), overridden by a JSON or TOML file, then by the `changes` that are not None."""
+        """Returns `base` (None: the defaults) with the settings of a JSON or TOML file, then the `changes` that are not
+        None."""
         where = "The options" if path is None else f"The recipe {path}"
         given = {} if path is None else read_table(_shipped(Path(path)))
         given |= {name: value for name, value in changes.items() if value is not None}
@@ -97,39 +101,39 @@ class Recipe:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest rows."""
+        """Number of tokens of the longest rows."""
         return max(stage.length for stage in self.stages)
 
     @property
     def repeat_rows(self) -> bool:
-        """Whether every epoch has the first one's rows."""
+        """True if every epoch has the same rows as the first one."""
         return False
 
     def need_longer(self, name: str, tokens: int) -> None:
-        """ValueError unless all rows are longer than the tokens that a setting takes."""
+        """Raises ValueError unless all rows have more tokens than a setting takes."""
         if (shortest := min(self.valid_length, *(stage.length for stage in self.stages))) <= tokens:
             raise ValueError(f"Rows of {shortest:,} tokens leave nothing to predict where {name} takes {tokens}. Lower "
                              f"{name}, or lengthen the stages and valid_length.")
 
     def stage_at(self, progress: float) -> Stage:
-        """The curriculum's stage at this progress."""
+        """Returns the curriculum's stage at this progress."""
         ends = np.cumsum([stage.share for stage in self.stages]) / sum(stage.share for stage in self.stages)
         return self.stages[min(int(np.searchsorted(ends, progress, side="right")), len(self.stages) - 1)]
 
     def rate(self, progress: float) -> float:
-        """The factor of the peak learning rates at this progress."""
+        """Returns the factor on the peak learning rates at this progress."""
         if self.schedule == "cosine":
             return cosine(progress, self.warmup)
         return warmup_stable_decay(progress, self.warmup, self.decay)
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
-        """Autocast to bfloat16 if `bf16` is set."""
+        """Returns the autocast to bfloat16, which has no effect unless `bf16` is set."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
 
 @dataclass(frozen=True)
 class DistilledRecipe(Recipe):
-    """Settings of every drafter that learns a frozen target's distributions."""
+    """Settings of drafters that learn a frozen target's distributions."""
 
     total_tokens: Tokens = 100_000_000
     tokens_per_step: AtOnce = 16384
@@ -137,13 +141,13 @@ class DistilledRecipe(Recipe):
     schedule: Schedule = "cosine"
     valid_steps: Count = 500
     adam_lr: Rate = 1e-3
-    mat_prompts: Whole = 4              # unseen rows of each kind that are also decoded in replay
+    mat_prompts: Whole = 4              # validation rows of each kind that are also decoded in replay
     mat_tokens: Count = 64
 
 
 @dataclass(frozen=True)
 class DrafterRecipe(DistilledRecipe):
-    """Every setting of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3."""
+    """Settings of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3."""
 
     start: str | None = None                        # folder of a head to continue from
     feature_layers: Layers | None = None            # indices into transformers' hidden_states: layer inputs
@@ -160,7 +164,7 @@ class DrafterRecipe(DistilledRecipe):
 
     max_positions: Count = 2048
     warmup: Share = 0.015                           # SpecForge's
-    # Factor with which the fresh fc passes the last feature.
+    # Factor by which a new head's fc passes the last feature on.
     feature_pass: Annotated[float, Option(low=-10, high=10)] = 0.06
     warm_start: bool = True                         # the first layer starts as the target's at the last feature
     muon_lr: Rate = 1e-3                            # speculators' ten times AdamW's
@@ -179,7 +183,7 @@ class DrafterRecipe(DistilledRecipe):
 
 
 def _shipped(path: Path) -> Path:
-    """The shipped recipe of this name, where no file has it."""
+    """Returns the path, or the shipped recipe of this name if there is no such file."""
     ours = SHIPPED / f"{path}.toml"
     if not path.exists() and not ours.exists():
         raise ValueError(f"The recipe {path} does not exist. Give a TOML or JSON file, or one of "

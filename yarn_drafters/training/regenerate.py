@@ -1,6 +1,6 @@
-"""On-policy training chats: a target's own answers to given, invented and document requests, as JSONL.
+"""Samples training chats as JSONL: a target's own answers to given, invented and document requests.
 
-Knows chat templates, sampling and files; knows no drafter.  A head learns what its target says, best from its answers.
+A head learns its target's distributions best from the target's own answers.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from longgraft.engine.session import end_tokens
 from longgraft.models.places import place_of
 from longgraft.runtime.devices import device_of
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
-from longgraft.yarn_drafters.training.batched_sampling import Sampled, Turn, sample
+from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
 from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 from longgraft.yarn_drafters.training.packages import shingles
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
 LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
-RUN = 8                         # consecutive words that a request must not share with excluded rows
-INVENTED_TEMPERATURE = 0.8      # of invented requests: at 1, those of small models make no sense
+SHARED_WORDS = 8                # consecutive words that a request must not share with excluded rows
+INVENTED_TEMPERATURE = 0.8      # temperature of invented requests: at 1, those of small models make no sense
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How chats are sampled.  temperatures: one is drawn for each chat; most: tokens of a turn; follow_up: share of
-    chats whose model invents a second request."""
+class ChatSampling:
+    """Settings of the sampling of chats.
+
+    tokens: answer tokens in total; batch: rows sampled at once; most: maximum number of tokens of a turn; temperatures:
+    one is drawn for each chat; follow_up: share of chats for which the model invents a second request
+    """
 
     tokens: int = 1_000_000
     batch: int = 64
@@ -51,28 +54,28 @@ class Sampling:
 
 @dataclass
 class Chat:
-    """A chat in the making.  requests: the user's turns, None for one that the model invents."""
+    """A chat that is being sampled.  requests: the user's turns, None for one that the model invents."""
 
     index: int
     requests: list[str | None]
     source: str
     temperature: float = 0.0
     messages: list[dict[str, str]] = field(default_factory=list)
-    ended: bool = True          # the last answer, by an end token
-    tokens: int = 0             # of the answers
-    dropped: str = ""           # the reason
+    ended: bool = True          # True if the last answer ended with an end token
+    tokens: int = 0             # tokens of the answers
+    dropped: str = ""           # reason why the chat is dropped; "": it is not
 
     def row(self) -> dict[str, Any]:
         return {"messages": self.messages, "type": "chat", "source": self.source, "index": self.index,
                 "temperature": self.temperature, "ended": self.ended, "tokens": self.tokens}
 
 
-def requests_of(given: Sequence[Document], documents: Sequence[Document], magpie: bool, sampling: Sampling
+def requests_of(given: Sequence[Document], documents: Sequence[Document], magpie: bool, sampling: ChatSampling
                 ) -> Iterator[Chat]:
-    """Chats to answer, in an order that depends on the seed and the index alone.
+    """Yields chats to answer, in an order that depends only on the seed and the index.
 
     given: chats or texts whose user turns are answered, each once; documents: texts for `document_request`; magpie:
-    the model invents the requests (arXiv 2406.08464).  Several kinds take turns.
+    the model invents the requests (arXiv 2406.08464).  If several kinds are given, they alternate.
     """
     kinds = [name for name, wanted in (("given", given), ("documents", documents), ("magpie", magpie)) if wanted]
     order = np.random.default_rng([sampling.seed, 1]).permutation(len(given))
@@ -104,22 +107,23 @@ class ChatTurn(Turn):
 
 
 class Regenerator:
-    """Samples chats of one model into one file, each written as it ends; the same call again samples the others."""
+    """Samples chats of one model into one file, each written when it ends; the same call again continues the file."""
 
-    def __init__(self, model: Any, tokenizer: Any, sampling: Sampling, excluded: Iterable[str] = ()) -> None:
+    def __init__(self, model: Any, tokenizer: Any, sampling: ChatSampling, excluded: Iterable[str] = ()) -> None:
         if not tokenizer.chat_template:
             raise ValueError("The model has no chat template, so it answers no requests. Train its head on the texts "
                              "themselves, or give an instruct model.")
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self.ends = end_tokens(model, tokenizer)
-        self.excluded = {run for text in excluded for run in shingles(_words(text), RUN)}
+        self.excluded = {run for text in excluded for run in shingles(_words(text), SHARED_WORDS)}
         self.seen: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.done: set[int] = set()         # indices of chats that were kept or dropped
-        self.begun: list[Chat] = []         # chats whose next turn waits
+        self.begun: list[Chat] = []         # chats that wait for their next turn
 
     def run(self, chats: Iterator[Chat], out: Path) -> Counter[str]:
-        """Write chats until there are enough answer tokens; returns what was kept and dropped, by reason."""
+        """Writes chats until there are enough answer tokens; returns the numbers of kept and dropped chats, by
+        reason."""
         from tqdm import tqdm
 
         self._resume(out)
@@ -152,7 +156,7 @@ class Regenerator:
         return self.counts
 
     def _next(self, chat: Chat) -> ChatTurn:
-        """The chat's next turn."""
+        """Returns the chat's next turn."""
         answer = bool(chat.messages) and chat.messages[-1]["role"] == "user"
         if not answer and (given := chat.requests[len(chat.messages) // 2]) is not None:
             chat.messages.append({"role": "user", "content": given})
@@ -163,8 +167,8 @@ class Regenerator:
             chat.temperature if answer else INVENTED_TEMPERATURE,
             sampling.most if answer else min(sampling.most, LONGEST_REQUEST), chat=chat, answer=answer)
 
-    def _take(self, turn: ChatTurn, found: Sampled) -> bool:
-        """Add what was sampled to its chat; whether the chat goes on."""
+    def _take(self, turn: ChatTurn, found: SampledTurn) -> bool:
+        """Adds a sampled turn to its chat; returns True if the chat goes on."""
         chat, text = turn.chat, self.tokenizer.decode(found.tokens, skip_special_tokens=True)
         if turn.answer:
             chat.ended = found.ended
@@ -178,7 +182,7 @@ class Regenerator:
         return not chat.dropped and chat.ended and (not turn.answer or len(chat.messages) < 2 * len(chat.requests))
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
-        """The ids before the next turn: as the template opens an answer, or a user's turn."""
+        """Returns the ids before the next turn: the template up to the start of an answer, or of a user's turn."""
         if answer:
             text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
         else:
@@ -187,10 +191,11 @@ class Regenerator:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _judge(self, chat: Chat) -> None:
-        """Drop a chat that repeats another, or requests of excluded rows; count it."""
+        """Drops a chat that repeats another one or a request of excluded rows, and counts it."""
         if not chat.dropped:
             requests = [m["content"] for m in chat.messages if m["role"] == "user"]
-            if chat.source != "documents" and any(self.excluded & shingles(_words(text), RUN) for text in requests):
+            if chat.source != "documents" and any(
+                    self.excluded & shingles(_words(text), SHARED_WORDS) for text in requests):
                 chat.dropped = "excluded"
             elif (known := _digest(requests[0])) in self.seen:
                 chat.dropped = "repeated"
@@ -200,7 +205,7 @@ class Regenerator:
         self.counts["tokens"] += 0 if chat.dropped else chat.tokens
 
     def _resume(self, out: Path) -> None:
-        """Take up what is known of the file's chats; what was written after that is cut off."""
+        """Restores the state of an interrupted run; text that was written after the saved state is cut off."""
         if not out.exists():
             return
         try:
@@ -216,13 +221,13 @@ class Regenerator:
             self.seen.add(_digest(document.turns[0]["content"]))
 
 
-def regenerate(model: str, out: Path, sampling: Sampling, prompts: Sequence[Path] = (), documents: Sequence[Path] = (),
-               magpie: bool = False, excluded: Sequence[Path] = (), dtype: torch.dtype = torch.bfloat16,
-               device: str | None = None) -> Counter[str]:
-    """Sample a model's own chats into `out`, JSONL with messages; returns the number of kept and dropped ones.
+def regenerate(model: str, out: Path, sampling: ChatSampling, prompts: Sequence[Path] = (),
+               documents: Sequence[Path] = (), magpie: bool = False, excluded: Sequence[Path] = (),
+               dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Counter[str]:
+    """Samples a model's own chats into `out`, JSONL with messages; returns the numbers of kept and dropped chats.
 
-    model: as of `place_of`; prompts, documents: see `read_documents` and `requests_of`; excluded: JSONL of rows whose
-    requests must not be among them
+    model: a name for `place_of`; prompts, documents: see `read_documents` and `requests_of`; excluded: JSONL of rows
+    whose requests are dropped
     """
     given = list(read_documents(prompts))
     texts = [document for document in read_documents(documents) if len(document.text) >= SHORTEST]
@@ -242,7 +247,7 @@ def _progress(out: Path) -> Path:
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Runs of consecutive numbers, [first, last]."""
+    """Returns the runs of consecutive numbers as [first, last]."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -253,7 +258,7 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings of a JSON value."""
+    """Yields all strings of a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -262,7 +267,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _words(text: str) -> str:
-    """The text without case and punctuation."""
+    """Returns the text without case and punctuation."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 

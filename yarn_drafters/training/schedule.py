@@ -1,4 +1,4 @@
-"""Learning-rate schedules over progress in [0, 1].  Knows no optimizer, no step and no clock."""
+"""Learning-rate schedules over progress in [0, 1]."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 
 def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.2) -> float:
-    """The factor of the peak rate: a linear rise, a plateau, a linear fall to 0.
+    """Returns the factor on the peak rate: a linear rise, a plateau, a linear fall to 0.
 
-    WSD, arXiv 2404.06395.  progress, warmup and decay are shares of the run; progress is clamped.
+    Source: WSD, arXiv 2404.06395.  progress, warmup and decay are shares of the run; progress is clamped.
     """
     progress = min(max(progress, 0.0), 1.0)
     if progress < warmup:
@@ -17,9 +17,9 @@ def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.
 
 
 def cosine(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:
-    """The factor of the peak rate: a linear rise, then half a cosine down to `floor`.
+    """Returns the factor on the peak rate: a linear rise, then half a cosine down to `floor`.
 
-    arXiv 1608.03983.
+    Source: arXiv 1608.03983.
     """
     progress = min(max(progress, 0.0), 1.0)
     if 0 < warmup >= progress:      # >= : with a warmup of 1, the next line would divide by 0

@@ -1,7 +1,4 @@
-"""The order in which training reads a corpus: documents shuffled or grouped, endless deterministic token streams.
-
-Knows encoded documents; knows no text, no tokenizer and no model.
-"""
+"""Orders the documents of a corpus, shuffled or grouped, and reads them as endless deterministic token streams."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from longgraft.yarn_drafters.training.documents import PROSE, Document
 
 
 def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[str, np.ndarray]:
-    """A fixed sample per kind, [r, length + 1] coded: `rows` of code, half as many of prose and of other text."""
+    """Returns a fixed sample per kind, [r, length + 1] coded: `rows` of code, half as many of prose and of other
+    text."""
     kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE,
              "text": lambda t: not t.startswith("code") and t not in PROSE}
     sample = {}
@@ -32,7 +30,7 @@ def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[
 
 def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
                     prose_share: float | None) -> np.ndarray:
-    """Shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: all)."""
+    """Returns shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: no limit)."""
     order = rng.permutation(len(corpus.types))
     prose = np.array([corpus.types[d] in PROSE for d in order])
     lengths = corpus.lengths()[order]
@@ -44,9 +42,9 @@ def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
 
 def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float | None,
                       run: int = 32768) -> np.ndarray:
-    """The mixed documents in shuffled runs of about `run` tokens of one repository, by path.
+    """Returns the mixed documents in shuffled runs of about `run` tokens of one repository, ordered by path.
 
-    Distant text is only worth copying if it is related to the text at hand.
+    The model learns to copy from distant text only if that text is related.
     """
     chosen = sorted(mixed_documents(corpus, rng, prose_share), key=lambda d: corpus.sources[d])
     runs: list[list[int]] = []
@@ -64,9 +62,10 @@ def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_sha
 class TokenStream:
     """An endless token sequence: epochs, each an order of documents drawn from (seed, epoch).
 
-    Reading depends on the position alone, so that resuming needs only a position.
-    shuffled: the rows of a window come in random order, so that a batch does not consist of one long document;
-    repeated: tokens of an epoch, of which each then is the first one again, so that its rows repeat.
+    The tokens depend only on the position, so resuming needs only a position.
+
+    shuffled: True if the rows of a window come in random order, so that a batch is not one long document; repeated:
+    tokens of an epoch if every epoch repeats the first one; None if each epoch has its own order
     """
 
     window = 2 ** 20        # tokens within which rows are shuffled: some 250 files
@@ -80,7 +79,7 @@ class TokenStream:
         self._held: dict[int, np.ndarray] = {}
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """[count] int64, coded: the tokens at positions start .. start + count - 1."""
+        """Returns [count] int64, coded: the tokens at positions start .. start + count - 1."""
         parts = []
         while count > 0:
             epoch = self._epoch_at(start)
@@ -90,7 +89,7 @@ class TokenStream:
         return np.concatenate(parts).astype(np.int64)
 
     def rows(self, start: int, rows: int, length: int) -> np.ndarray:
-        """[rows, length + 1] int64, coded: the rows at stream position `start`, each with the token after it.
+        """Returns [rows, length + 1] int64, coded: the rows at stream position `start`, each with the token after it.
 
         Neighbouring rows share one token: in an epoch each token is an input once and a target once.
         `start` is a multiple of `length`.
@@ -102,15 +101,15 @@ class TokenStream:
                          for turn in range(start // length, start // length + rows)])
 
     def size(self) -> int:
-        """Tokens of the first epoch."""
+        """Returns the number of tokens of the first epoch."""
         return int(self._corpus.lengths()[self._order(self._corpus, np.random.default_rng([self._seed, 0]))].sum())
 
     def aligned(self, start: int) -> int:
-        """The first position from `start` on where rows of any length may begin."""
+        """Returns the first position from `start` on at which rows of any length may begin."""
         return -(-start // self.window) * self.window
 
     def _place(self, turn: int, length: int) -> int:
-        """The index in the text of the row that is read at this turn."""
+        """Returns the index of the row that is read at this turn."""
         if not self._shuffled:
             return turn
         per_window = self.window // length

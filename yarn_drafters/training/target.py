@@ -1,7 +1,7 @@
-"""The trainer of small Qwen3 models for code in long contexts, on text alone (the embedded target) or distilled from a
-larger model of the same tokenizer (the embedded draft model).
+"""Trains small Qwen3 models for code in long contexts.
 
-Knows the loop, corpora, targets as teachers and transformers' Qwen3; knows no drafter, tree or decoding.
+They learn from text alone (the embedded target) or from a larger model with the same tokenizer (the embedded draft
+model).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from longgraft.yarn_drafters.training.corpus import (
     token_bytes,
     train_tokenizer,
 )
-from longgraft.yarn_drafters.training.distributed import ALONE, World, sole_trainer
+from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World, sole_trainer
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
 from longgraft.yarn_drafters.training.recipe import AtOnce, Rate, Recipe, Size, Stage
 from longgraft.yarn_drafters.training.streams import held_out_rows
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetRecipe(Recipe):
-    """Every setting of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
+    """Settings of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
 
     vocab_size: Annotated[int, Option(low=257, high=2 ** 24)] = 4096  # 256 bytes and the end token at least
     layers: Annotated[int, Option(low=1, high=1000)] = 8
@@ -72,7 +72,7 @@ SHAPE = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "head_dim", "int
 
 
 def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
-    """A freshly initialised float32 model; `end` is the id that ends a document."""
+    """Returns an untrained float32 model; `end` is the id that ends a document."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(recipe.seed)
@@ -87,7 +87,7 @@ def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
 
 
 def next_token_logits(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
-    """[rows * length, V] float32.  rows: [rows, length + 1] int64; positions: [rows, length]."""
+    """Returns logits [rows * length, V] float32.  rows: [rows, length + 1] int64; positions: [rows, length]."""
     # Without a mask mapping transformers would take positions with a jump for two packed sequences and cut attention
     # between them.
     hidden = model.model(rows[:, :-1], position_ids=positions, use_cache=False,
@@ -96,13 +96,14 @@ def next_token_logits(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) 
 
 
 def next_token_loss(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
-    """[rows * length] nats of the text.  rows, positions: as in `next_token_logits`."""
+    """Returns the loss of each token in nats, [rows * length].  rows, positions: as in `next_token_logits`."""
     return F.cross_entropy(next_token_logits(model, rows, positions), rows[:, 1:].flatten(), reduction="none")
 
 
 @torch.no_grad()
 def hidden_of(teacher: Target, tokens: Tensor, positions: Tensor) -> Tensor:
-    """A frozen model's hidden states [rows, length, H] after its final norm.  tokens, positions: [rows, length]."""
+    """Returns a frozen model's hidden states [rows, length, H] after its final norm.  tokens, positions: [rows,
+    length]."""
     # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
     return teacher.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
                                        attention_mask=torch.ones_like(tokens)).last_hidden_state
@@ -110,13 +111,13 @@ def hidden_of(teacher: Target, tokens: Tensor, positions: Tensor) -> Tensor:
 
 @torch.no_grad()
 def teacher_logits(teacher: Target, rows: Tensor, positions: Tensor) -> Tensor:
-    """The teacher's logits [rows * length, V] float32; rows, positions: as in `next_token_logits`."""
+    """Returns the teacher's logits [rows * length, V] float32; rows, positions: as in `next_token_logits`."""
     return teacher.logits(hidden_of(teacher, rows[:, :-1], positions)).float().flatten(0, 1)
 
 
 @torch.no_grad()
 def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
-    """Set the embedding to the principal components of the teacher's, at its initial standard deviation."""
+    """Sets the embedding to the principal components of the teacher's, at its own initial standard deviation."""
     own: Any = model.get_input_embeddings().weight      # transformers types modules too widely
     u, s, _ = torch.linalg.svd(teacher.model.get_input_embeddings().weight.float(), full_matrices=False)
     wide = min(own.shape[1], len(s))
@@ -125,14 +126,15 @@ def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
 
 
 class TargetTrainer(Trainer):
-    """Next-token prediction; every checkpoint also writes the model in transformers' format.
+    """Trains next-token prediction; every checkpoint also writes the model in transformers' format.
 
     teacher: a frozen model whose distributions are learnt instead of the text's tokens (Hinton et al., arXiv
     1503.02531; for drafting, DistillSpec, arXiv 2310.08461).
     """
 
     def __init__(self, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerFast, corpus: EncodedCorpus, out: Path,
-                 unseen: EncodedCorpus | None = None, world: World = ALONE, teacher: Target | None = None) -> None:
+                 unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS,
+                 teacher: Target | None = None) -> None:
         model: Any = build_model(recipe, tokenizer.eos_token_id)     # transformers types `to` too narrowly
         self.model: Qwen3ForCausalLM = model.to(world.device)
         self.teacher = teacher
@@ -155,7 +157,7 @@ class TargetTrainer(Trainer):
         return loss, {"loss": loss.item()}
 
     def _nats(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Cross-entropy [rows * length] against the text, or against the teacher's distributions."""
+        """Returns the cross-entropy [rows * length] against the text, or against the teacher's distributions."""
         if self.teacher is None:
             return next_token_loss(self.model, rows, positions)
         wanted = teacher_logits(self.teacher, rows, positions).softmax(-1)
@@ -163,8 +165,11 @@ class TargetTrainer(Trainer):
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
-        """Nats per token and bits per byte, per kind of unseen text.  With a teacher also how often the most probable
-        tokens agree, and the mean overlap of the distributions: the probability that a sampled draft is accepted."""
+        """Returns nats per token and bits per byte, per kind of unseen text.
+
+        With a teacher also the share of first choices that agree, and the mean overlap of the distributions, which is
+        the probability that a sampled draft is accepted.
+        """
         figures: dict[str, float] = {}
         widths = torch.from_numpy(token_bytes(self.tokenizer))
         for kind, coded in self.unseen.items():
@@ -192,7 +197,7 @@ class TargetTrainer(Trainer):
         self.export()
 
     def export(self) -> Path:
-        """Write the model in bf16 with its tokenizer, and atomically point the link `hf` to it."""
+        """Writes the model in bfloat16 with its tokenizer, and atomically points the link `hf` to it."""
         folder = self.out / f"hf-step{self.state.step:06d}"
         model: Any = copy.deepcopy(self.model)      # transformers types `to` too narrowly
         model.to(torch.bfloat16)
@@ -204,7 +209,7 @@ class TargetTrainer(Trainer):
         link.unlink(missing_ok=True)
         link.symlink_to(folder.name)
         os.replace(link, self.out / "hf")
-        # The one before stays, since a reader may have opened it.
+        # The previous folder stays, because a reader may have opened it.
         for old in sorted(self.out.glob("hf-step*"))[:-2]:
             shutil.rmtree(old)
         return folder
@@ -212,11 +217,19 @@ class TargetTrainer(Trainer):
 
 def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  tokenizer: str | None = None, teacher: str | None = None) -> Path:
-    """Train in folder `out`, or resume there; returns the final model's folder.
+    """Trains in folder `out`, or resumes there.
 
-    tokenizer, teacher: models, as `place_of` names them; without a tokenizer the teacher's, or one trained on the data,
-    is taken; the teacher's distributions are learnt.  Writes tokenizer/, .npz caches, recipe.json, log.jsonl,
-    checkpoint.pt and hf, the model.
+    Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt, and the model as hf.
+
+    Args:
+        recipe: Settings.
+        data, valid: Training and validation text; see `read_documents`.
+        out: Folder of the run.
+        tokenizer: Model whose tokenizer is taken, a name for `place_of`; None: the teacher's, or one trained on `data`.
+        teacher: Model whose distributions are learnt, a name for `place_of`; None: the text is learnt.
+
+    Returns:
+        The final model's folder.
     """
     world, out = World.join(recipe.device), Path(out)
     if recipe.threads:
@@ -233,7 +246,7 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
 
 
 def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str | None) -> PreTrainedTokenizerFast:
-    """The folder's tokenizer; the first call copies the given one, or trains one on the training files."""
+    """Returns the folder's tokenizer; the first call copies the given one, or trains one on the training files."""
     from transformers import AutoTokenizer
 
     folder = out / "tokenizer"
@@ -252,7 +265,7 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str
 
 
 def _same_tokenizer(loaded: Any, folder: Path, given: str) -> None:
-    """ValueError if a resumed folder was started with another tokenizer."""
+    """Raises ValueError if a resumed folder was started with another tokenizer."""
     if loaded.get_vocab() != read_tokenizer(place_of(given).path, given).get_vocab():
         raise ValueError(f"{folder} holds another tokenizer than {given}. Give --out another folder.")
 

@@ -1,1 +1,1 @@
-"""From snippets and a cursor to the token ids of a prompt."""
+"""Prompts for completion: lays out snippets and a cursor's file as token ids."""

@@ -1,4 +1,4 @@
-"""Texts of a prompt, each encoded by itself.  Knows a tokenizer; knows no order.
+"""Encodes the texts of a prompt, each by itself.
 
 The ids of a text do not depend on the text before it, so a changed prompt keeps its ids up to the change.
 """
@@ -10,19 +10,19 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-KEPT = 1024         # cached texts: the parts of a prompt of 64K tokens
-LONGEST = 16_384    # characters of a cached text: a part has about 64 lines
-BLOCK = 64          # lines
+KEPT = 1024         # texts in the cache: the parts of a prompt of 64K tokens
+LONGEST = 16_384    # characters of the longest cached text; a part has about 64 lines
+BLOCK = 64          # lines of a part
 
 
 class PartEncoder:
     """A tokenizer for parts of a prompt.  begin: ids that it puts before every prompt.
 
-    Text that spells a special token is encoded as text: a source file may contain such text.
+    Text that spells a special token is encoded as text, because a source file may contain such text.
     """
 
     def __init__(self, tokenizer: Any, markers: tuple[str, ...] = ()) -> None:
-        """markers: spellings of further tokens that text must not be encoded as."""
+        """markers: spellings of further tokens that text must not be encoded as"""
         self._tokenizer = tokenizer
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         spellings = sorted(filter(None, special.union(markers)), key=len, reverse=True)
@@ -34,16 +34,17 @@ class PartEncoder:
         self._kept = lru_cache(maxsize=KEPT)(self.encode)
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """`encode`, cached: a part of a prompt likely comes again."""
+        """Does `encode` with a cache, because a part of a prompt is likely to come again."""
         return self._kept(text) if len(text) <= LONGEST else self.encode(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text after a line end; markers are cut in two, so that neither half is a special token."""
+        """Returns the ids of a text after a line end; markers are cut in two, so that neither half is a special
+        token."""
         cuts = [0, *(match.start() + len(match[0]) // 2 for match in self._marker.finditer(text)), len(text)]
         return tuple(token for start, end in pairwise(cuts) for token in self._after_newline(text[start:end]))
 
     def _after_newline(self, text: str) -> list[int]:
-        """Ids after a line end: some tokenizers put a space before every text, but not there."""
+        """Returns the ids after a line end: some tokenizers put a space before every text, except there."""
         if not text:
             return []
         ids, skipped = self._plain("\n" + text), len(self._newline)
@@ -55,7 +56,7 @@ class PartEncoder:
 
 
 def blocks(text: str, lines: int = BLOCK) -> list[str]:
-    """A text in parts of about `lines` lines; where they begin does not depend on the text after them.
+    """Cuts a text into parts of about `lines` lines; where they begin does not depend on the text after them.
 
     A part begins at an unindented line, where no tokenizer merges lines, if there is one within lines / 2.
     """

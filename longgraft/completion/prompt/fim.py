@@ -1,7 +1,7 @@
-"""A model's own fill-in-the-middle tokens, found in its tokenizer.  Bavarian et al. (arXiv 2207.14255) made the form.
+"""Fill-in-the-middle tokens of a model, found in its tokenizer (Bavarian et al., arXiv 2207.14255).
 
-Knows spellings and orders of families; does not know whether a model was trained with them.  Qwen3's tokenizer has
-those of Qwen-coder, so that a general model may need left to right.
+Qwen3's tokenizer has the tokens of Qwen-coder, so a general model may have them without being trained to use them; then
+the layout must be left to right.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """Spellings of the tokens, and the order in which tokens and texts stand in a prompt.
+    """The tokens of a family of models, and the order of tokens and texts in a prompt.
 
     order:   without snippets: prefix, suffix and middle are tokens, before and after the texts around the cursor
     among:   with snippets of other files: repository and separator are tokens; name is the repository's, in the format
              `named`; path is the file's, in the format `headed`
-    snippet: of each snippet; without a separator it is text alone
+    snippet: order within each snippet; without a separator it is only text
     ends:    further tokens that end a completion
     """
 
@@ -46,14 +46,14 @@ class Family:
         return tuple(filter(None, (*self.needed, self.repository, *self.ends)))
 
 
-BAR = "\uff5c"      # DeepSeek's, which is wider than |
+BAR = "\uff5c"      # DeepSeek's bar, which is wider than |
 PIPES = Family("fim_prefix with bars", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", ends=(
     "<|fim_pad|>", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"))
 ANGLES = Family("fim_prefix", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", ends=("<fim_pad>", "<|endoftext|>"))
 DASHES = Family("fim-prefix", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>", "<|endoftext|>"))
 FILES = "separator path text"       # a snippet after a separator token
 
-# The first family whose needed tokens a tokenizer has is chosen: families with a separator come first.
+# The first family whose needed tokens a tokenizer has is chosen, so families with a separator come first.
 FAMILIES = (
     # Qwen2.5-Coder's report (arXiv 2409.12186) and the example Qwen2.5-Coder-repolevel-fim.py of its repository;
     # llama.cpp's server lays /infill out alike.
@@ -93,9 +93,9 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Fim:
-    """A family with a tokenizer's ids.  ids: by role; without the repository token if the tokenizer lacks it.
+    """A family with a tokenizer's ids.  ids: by role; without the repository token if the tokenizer lacks it
 
-    ends: ids that always end a completion: the family's tokens, those between files included
+    ends: ids that always end a completion: the family's tokens, including those between files
     """
 
     family: Family
@@ -103,13 +103,14 @@ class Fim:
     ends: tuple[int, ...]
 
     def words(self, order: str) -> Iterator[str]:
-        """An order without the tokens that this tokenizer lacks, and without the text that they introduce."""
+        """Yields an order without the tokens that this tokenizer lacks, and without the text that they introduce."""
         missing = {"repository", "name"} if "repository" not in self.ids else set()
         return (word for word in order.split() if word not in missing)
 
 
 def fim_of(tokenizer: Any, vocab_size: int) -> Fim | None:
-    """The family of which this tokenizer has every needed token as one added id that the model predicts.
+    """Returns the first family whose needed tokens this tokenizer all has, each as one added id that the model
+    predicts.
 
     A spelling that is encoded as text, or is an id of the plain vocabulary, does not count.
     """

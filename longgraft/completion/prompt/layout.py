@@ -1,7 +1,7 @@
-"""From a cursor and snippets of other files to the ids of a prompt, in an order that stays while the file is edited.
+"""Lays out a cursor's file and snippets of other files as a prompt, in an order that stays while the file is edited.
 
-With the model's fill-in-the-middle tokens, or left to right as in RepoBench-P (arXiv 2306.03091): each snippet under
-its file's path, then the file up to the cursor.  Knows a tokenizer, texts and a budget; reads no file.
+The layout uses the model's fill-in-the-middle tokens, or is left to right as in RepoBench-P (arXiv 2306.03091): each
+snippet under its file's path, then the file up to the cursor.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ from longgraft.completion.snippets import Cursor, Snippet
 Form = Literal["fim", "left-to-right"]
 Ids = tuple[int, ...]
 LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="snippets path before")
-SUFFIX = 512        # most tokens after the cursor: where they follow the prefix, each edit has them read again
+SUFFIX = 512        # most tokens after the cursor: if they follow the prefix, each edit has them read again
 SUFFIX_SHARE = 16   # the suffix has at most 1 / 16 of the budget
-ALONE = 4           # the same without snippets: llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4
+ALONE = 4           # the same without snippets; llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4
 ROOMS = 8           # the snippets' room is a multiple of 1 / 8 of the budget, at most a half
-PER_LINE = 128      # tokens of the budget per line of the steps by which the text before the cursor is cut
+PER_LINE = 128      # budget tokens per line of the steps in which the text before the cursor is cut
 
 
 @dataclass(frozen=True)
 class CompletionPrompt:
     """A prompt.
 
-    used, tokens:  snippets in the order of the prompt, and tokens of each; unused: others, best first
-    before, after: number of the prompt's tokens before and after the cursor
-    ends:          ids that end a completion, besides the request's
-    held:          blanks before the cursor, left out of the prompt: the model decodes them in its first tokens
-    prediction:    ids of texts that are not in the prompt, the most useful last, for retrievers
+    Attributes:
+        ids: Token ids of the whole prompt.
+        form: fim or left-to-right.
+        used: Snippets in the order of the prompt.
+        tokens: Tokens of each used snippet.
+        unused: The other snippets, best first.
+        before: Number of the prompt's tokens before the cursor, from the cursor's file.
+        after: Number of the prompt's tokens after the cursor.
+        ends: Ids that end a completion, besides the request's.
+        held: Blanks before the cursor that are left out of the prompt; the model decodes them in its first tokens.
+        prediction: Ids of texts that are not in the prompt, the most useful last, for retrievers.
     """
 
     ids: Ids
@@ -49,11 +55,11 @@ class CompletionPrompt:
     prediction: tuple[Ids, ...] = ()
 
 
-class Layout:
-    """Prompts for one tokenizer.
+class PromptLayout:
+    """Lays out prompts for one tokenizer.
 
-    form:  fim, left-to-right, or auto: fim where the tokenizer has a family's tokens
-    habit: how the order of snippets stays the same
+    form:  fim, left-to-right, or auto: fim if the tokenizer has a family's tokens
+    habit: how the order of snippets is kept
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, form: str = "auto", habit: Habit = USUAL) -> None:
@@ -70,8 +76,18 @@ class Layout:
 
     def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
                 before: Sequence[Snippet] = ()) -> CompletionPrompt:
-        """snippets: best first; tokens: most of the whole prompt; name: the repository's; before: the snippets of the
-        last prompt, in its order."""
+        """Lays out a prompt.
+
+        Args:
+            cursor: The cursor.
+            snippets: Snippets of other files, best first.
+            tokens: Most tokens of the whole prompt.
+            name: The repository's name.
+            before: The snippets of the last prompt, in its order.
+
+        Raises:
+            ValueError: the tokens leave no room for the file, or there is nothing to complete.
+        """
         family = self.fim.family
         held = "" if self.form == "fim" else _blanks(cursor.before)
         text = cursor.before[:len(cursor.before) - len(held)]
@@ -85,7 +101,7 @@ class Layout:
         used = arrange(snippets, self._cost, left - len(shown), before, self.habit)
         texts = {"before": shown, "after": after, "path": self._headed(cursor.path), "name": self._named(name),
                  "snippets": _concatenated(map(self._snippet, used))}
-        # Without snippets, no repository tokens: around nothing they mislead models that know them.
+        # Repository tokens are left out without snippets: around nothing they mislead models that know them.
         order = family.among if used or not (text or after) else family.order
         ids = self.coder.begin + self._spelled(order, texts)
         if not ids:
@@ -99,8 +115,10 @@ class Layout:
         return len(self._snippet(snippet))
 
     def _tail(self, text: str, tokens: int, budget: int) -> tuple[Ids, Ids]:
-        """(ids of the text's end that fit, some of those before them): cut at a multiple of some lines, so that the cut
-        does not move with the cursor."""
+        """Returns (ids of the text's end that fit, some of the ids before them).
+
+        The text is cut at a multiple of some lines, so that the cut does not move with the cursor.
+        """
         for lines in sorted({min(BLOCK, max(1, budget // PER_LINE)), 1}, reverse=True):
             parts = blocks(text, lines)
             first = self._since(parts, tokens)
@@ -112,14 +130,15 @@ class Layout:
         return line[start:], line[:start]
 
     def _since(self, parts: Sequence[str], tokens: int) -> int:
-        """Index of the first part from which on all fit."""
+        """Returns the index of the first part from which on all parts fit."""
         first, total = len(parts), 0
         while first and (total := total + len(self.coder.ids(parts[first - 1]))) <= tokens:
             first -= 1
         return first
 
     def _room(self, snippets: Sequence[Snippet], tokens: int) -> int:
-        """Tokens for snippets, in whole parts of the budget: it seldom changes, nor does the cut of the file then."""
+        """Returns the tokens for snippets, in whole parts of the budget, so that they and the file's cut rarely
+        change."""
         part = max(1, tokens // ROOMS)
         needed = 0
         for snippet in snippets:
@@ -134,7 +153,7 @@ class Layout:
             "path": self._headed(snippet.path), "text": _concatenated(map(self.coder.ids, blocks(ended)))})
 
     def _spelled(self, order: str, texts: Mapping[str, Ids]) -> Ids:
-        """Ids of an order's tokens and texts."""
+        """Returns the ids of an order's tokens and texts."""
         ids = self.fim.ids
         return _concatenated((ids[word],) if word in ids else texts[word] for word in self.fim.words(order))
 
@@ -145,7 +164,8 @@ class Layout:
         return self.coder.ids(self.fim.family.named.format(name)) if name else ()
 
     def _prediction(self, unused: Sequence[Snippet], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
-        """Unused snippets, the best last; then the text cut before the prompt's; then the text after the cursor."""
+        """Returns unused snippets, the best last, then the text cut off before the prompt, then that after the
+        cursor."""
         found = [rest, dropped[-tokens // 4:]]
         left = tokens - sum(map(len, found))
         for snippet in unused:
@@ -162,5 +182,5 @@ def _concatenated(parts: Iterable[Ids]) -> Ids:
 
 
 def _blanks(text: str) -> str:
-    """Spaces and tabs at a text's end."""
+    """Returns the spaces and tabs at a text's end."""
     return text[len(text.rstrip(" \t")):]

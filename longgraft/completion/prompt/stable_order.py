@@ -1,4 +1,4 @@
-"""The snippets of a prompt, in an order that keeps the last prompt's beginning.  Knows costs; knows no token."""
+"""Orders the snippets of a prompt so that it keeps the last prompt's beginning."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import takewhile
 
 from longgraft.completion.snippets import Snippet
 
-COVERED = 0.5       # share of a snippet's lines that, if other snippets show them, make it redundant
+COVERED = 0.5       # share of a snippet's lines that other snippets must show to make it redundant
 
 Cost = Callable[[Snippet], int]
 
 
 @dataclass(frozen=True)
 class Habit:
-    """What a prompt gives up to begin like the last one.
+    """Limits on what a prompt gives up in order to begin like the last one.
 
     filled: share of the snippets' room that a new layout fills; later snippets are appended in the rest
     missed: share of the useful tokens that may be missing before the snippets change
@@ -26,17 +26,24 @@ class Habit:
 
 
 USUAL = Habit()
-ANEW = Habit(1.0)           # where no prefix is reused
-STEADY = Habit(0.8, 0.5)    # docs/choices.md, "A prompt that stays"
+ANEW = Habit(1.0)           # for sessions that reuse no prefix
+STEADY = Habit(0.8, 0.5)    # for sessions that do: docs/choices.md, "A prompt that stays"
 
 
 def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence[Snippet] = (), habit: Habit = ANEW
             ) -> list[Snippet]:
-    """The snippets of a prompt.
+    """Returns the snippets of a prompt in order.
 
-    snippets: best first; cost: tokens of one; room: tokens for all; before: those of the last prompt, in its order
-    Those of before stay up to the first that is not in snippets.  If too many useful tokens are missing, their snippets
-    are appended, the best last.  If too few of them fit, the layout starts anew, the best nearest to the cursor.
+    Snippets of the last prompt stay, up to the first that is not in `snippets`.  If too many useful tokens are missing,
+    their snippets are appended, the best last.  If too few of them fit, the layout starts anew, the best nearest to the
+    cursor.
+
+    Args:
+        snippets: Best first.
+        cost: Tokens of a snippet.
+        room: Tokens for all snippets.
+        before: The snippets of the last prompt, in its order.
+        habit: What may be given up to keep the order.
     """
     now = {place(snippet): snippet for snippet in snippets}
     stay = [now[at] for at in takewhile(now.__contains__, map(place, before))]
@@ -50,12 +57,12 @@ def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence
 
 
 def place(snippet: Snippet) -> tuple[str, int, str]:
-    """The identity of a snippet, whatever its worth."""
+    """Returns the identity of a snippet, whatever its worth."""
     return snippet.path, snippet.first_line, snippet.text
 
 
 def _fitting(snippets: Iterable[Snippet], cost: Cost, room: float) -> list[Snippet]:
-    """Snippets that fit together, chosen greedily."""
+    """Returns snippets that fit together, chosen greedily."""
     found = []
     for snippet in snippets:
         if cost(snippet) <= room:
@@ -65,7 +72,7 @@ def _fitting(snippets: Iterable[Snippet], cost: Cost, room: float) -> list[Snipp
 
 
 def _covered(snippet: Snippet, others: Iterable[Snippet]) -> bool:
-    """Whether enough of its lines are shown by other snippets of its file."""
+    """True if enough of its lines are shown by other snippets of its file."""
     shown = {line for other in others if other.path == snippet.path for line in other.text.splitlines()}
     lines = [line for line in snippet.text.splitlines() if line.strip()]
     return bool(shown) and sum(line in shown for line in lines) >= COVERED * len(lines)

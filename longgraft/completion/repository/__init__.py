@@ -1,1 +1,1 @@
-"""What is in a repository: its files, what they define and what they import."""
+"""The content of a repository: its files, their definitions and their imports."""

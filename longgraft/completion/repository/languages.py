@@ -1,6 +1,6 @@
-"""Languages by file suffix: which files can import one another, and which grammar parses them.
+"""Languages by file suffix: they tell which files can import one another, and which grammar parses them.
 
-An unlisted suffix is a language of its own; its definitions are found by keywords and indentation alone.
+An unlisted suffix is its own language; its definitions are found only by keywords and indentation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GRAMMARS = {suffix: grammar for suffixes, grammar in (
     (".java", ("tree_sitter_java", "language", ())), (".c", ("tree_sitter_c", "language", ())),
     (".h .cc .cpp .cxx .hh .hpp .hxx .inl .cu .cuh", ("tree_sitter_cpp", "language", ())))
     for suffix in suffixes.split()}
-# Definitions that the packages' own tags lack.
+# Queries for definitions that the packages' own tags lack.
 MORE_TAGS = {
     "tree_sitter_typescript": """(type_alias_declaration name: (type_identifier) @name) @definition.type
                                  (enum_declaration name: (identifier) @name) @definition.class""",
@@ -64,20 +64,20 @@ _ANY = re.compile("|".join((
 
 @lru_cache(maxsize=1 << 16)
 def family(path: str) -> str:
-    """The family of languages of a file: files of one family can import one another."""
+    """Returns the family of languages of a file; files of one family can import one another."""
     stem, suffix = splitext(path.lower())
     return FAMILIES.get(suffix, suffix or stem.rsplit("/", 1)[-1])
 
 
 def heads(path: str, text: str) -> Iterator[tuple[str, int]]:
-    """(name, offset in the text) of what seems to be defined: faster than parsing, and sometimes wrong."""
+    """Yields (name, offset in the text) of what seems to be defined: faster than parsing, and sometimes wrong."""
     for match in (_PYTHON if family(path) == "python" else _ANY).finditer(text):
         yield match[match.lastindex or 0], match.start()
 
 
 @cache
 def grammar(suffix: str) -> tuple[Language, Query] | None:
-    """(grammar, tags) of a suffix; None where no grammar is known or installed."""
+    """Returns (grammar, tags) for a suffix; None if no grammar is known or installed."""
     if suffix not in GRAMMARS:
         return None
     package, function, others = GRAMMARS[suffix]

@@ -1,6 +1,6 @@
-"""Which files of a repository a file imports in JavaScript, TypeScript, C, C++, Go, Rust or Java.
+"""Files of a repository that a file imports in JavaScript, TypeScript, C, C++, Go, Rust or Java.
 
-Regular expressions find the import lines; a bundler's path aliases are guessed by the ends of paths.
+Regular expressions find the import lines; a bundler's path aliases are guessed from the ends of paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 
 
 def linked(path: str, text: str, paths: Collection[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(imported file, imported names: empty where it may be all, the import line)."""
+    """Yields (imported file, imported names or () if it may be all, the import line)."""
     find = {"javascript": _javascript, "c": _c, "go": _go, "rust": _rust, "java": _java}.get(family(path))
     for line, names, found in find(path, text, paths) if find else ():
         for file in found:
@@ -97,7 +97,7 @@ def _java(path: str, text: str, paths: Collection[str]) -> _Found:
 
 
 def _nearest(target: str, suffixes: tuple[str, ...], path: str, paths: Collection[str]) -> list[str]:
-    """Of the files with paths that end in the target and a suffix, the nearest to the importing file."""
+    """Returns the file nearest to the importing one, among those whose path ends in the target and a suffix."""
     ends = tuple("/" + target + suffix for suffix in suffixes)
     matches = [one for one in paths if f"/{one}".endswith(ends)]
     return sorted(matches, key=lambda one: (-len(commonpath((one, path))), len(one), one))[:1]

@@ -1,4 +1,4 @@
-"""Definitions and imports of a file's text, by the best parser that its language has."""
+"""Outlines a file: its definitions and imports, by the best parser for its language."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longgraft.completion.repository.tree_sitter_outline import by_grammar, by_w
 
 
 def outline(path: str, text: str) -> Outline:
-    """Of a text that need not parse; imports of Python files alone (`other_imports` finds the others')."""
+    """Outlines a text, which need not parse; imports are found only for Python (`other_imports` finds the others')."""
     if family(path) == "python":
         if (tree := repaired(text)) is not None:
             return Outline(tuple(definitions(tree.body)), tuple(imports(tree)))

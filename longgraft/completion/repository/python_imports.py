@@ -1,7 +1,7 @@
-"""Which file and definition of a repository a Python import means: absolute and relative imports, source folders, names
-that a package's __init__ re-exports, and folders that setuptools maps to packages.
+"""Resolves Python imports to files and definitions of a repository.
 
-Knows paths and outlines; installed packages are ignored.
+It follows absolute and relative imports, source folders, names that a package's __init__ re-exports, and folders that
+setuptools maps to packages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from longgraft.completion.repository.files import Repository, Source
 from longgraft.completion.repository.symbols import Definition, Import, Outline
 
-SOURCE_FOLDERS = ("", "src/", "lib/", "python/")        # where a module without a package around it may lie
-MOST_REEXPORTS = 5      # files through which a name is followed
+SOURCE_FOLDERS = ("", "src/", "lib/", "python/")        # folders in which a module without a package may lie
+MOST_REEXPORTS = 5      # most files through which a name is followed
 
 
 class Modules:
-    """Python files by module.  folders: dotted package -> its folder, where a setting maps it to another."""
+    """Python files by module.  folders: dotted package -> its folder, if a setting maps it to another folder."""
 
     def __init__(self, paths: Iterable[str], folders: dict[str, str]) -> None:
         self.paths = set(paths)
@@ -32,7 +32,7 @@ class Modules:
             self._named[stem.rsplit("/", 1)[-1]].append((stem, path))
 
     def find(self, module: str, level: int, importer: str) -> str | None:
-        """The file that an import means; level: its leading dots.  None where the repository has no such file."""
+        """Returns the file that an import means, None if the repository has none; level: number of leading dots."""
         stem = module.replace(".", "/")
         if level:
             parts = importer.split("/")[:-level]
@@ -50,13 +50,13 @@ class Modules:
                    default=("", None))[1]
 
     def _at(self, stem: str) -> str | None:
-        """The file of a module path, or of a package's folder."""
+        """Returns the file of a module path, or of a package's folder."""
         return next((path for path in (f"{stem}.py", f"{stem}/__init__.py", f"{stem}.pyi", f"{stem}/__init__.pyi")
                      if path in self.paths), None)
 
 
 def mapped_folders(root: Path) -> dict[str, str]:
-    """setuptools' package-dir of a pyproject.toml, without the root mapping ("")."""
+    """Returns setuptools' package-dir of a pyproject.toml, without the root mapping ("")."""
     try:
         project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
         found = project["tool"]["setuptools"]["package-dir"]
@@ -66,15 +66,17 @@ def mapped_folders(root: Path) -> dict[str, str]:
 
 
 class Resolver:
-    """Imports of Python files, resolved to files of the same repository."""
+    """Resolves imports of Python files to files of the same repository."""
 
     def __init__(self, repository: Repository, sources: dict[str, Source]) -> None:
         self.repository, self.sources = repository, sources
         self.modules = Modules(sources, mapped_folders(repository.root))
 
     def imported(self, path: str, outline: Outline) -> Iterator[tuple[Import, str, str, Definition | None]]:
-        """(import, name in the importing file, imported file, definition).  The definition is None for a whole module;
-        the name is "" for a star import."""
+        """Yields (import, name in the importing file, imported file, definition).
+
+        The definition is None for a whole module; the name is "" for a star import.
+        """
         for one in outline.imports:
             module = self.modules.find(one.module, one.level, path)
             for name, alias in one.names:
@@ -89,7 +91,7 @@ class Resolver:
                 yield one, one.alias, module, None
 
     def defined(self, path: str, name: str, visited: tuple[str, ...] = ()) -> list[tuple[str, Definition]]:
-        """(file, definition) of a name of a module, followed through re-exports."""
+        """Returns (file, definition) of a module's name, followed through re-exports."""
         if path in visited or len(visited) == MOST_REEXPORTS or path not in self.sources:
             return []
         outline = self.repository.outline(self.sources[path])

@@ -1,6 +1,6 @@
-"""What a Python file defines and imports, by Python's own parser.
+"""Definitions and imports of a Python file, by Python's own parser.
 
-Knows text.  At a cursor little parses: lines with syntax errors are removed until the rest is Python.
+At a cursor few files parse, so lines with syntax errors are removed until the rest is valid Python.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 
 from longgraft.completion.repository.symbols import Definition, Import
 
-REPAIRS = 16            # lines that may be changed for a file to parse
-REPARSED = 1_000_000    # characters parsed again for that
-# A Python import, for files that cannot be parsed.
+REPAIRS = 16            # most lines that are changed to make a file parse
+REPARSED = 1_000_000    # most characters that are parsed again for that
+# An import statement, for files that cannot be parsed.
 IMPORT = re.compile(r"^[ \t]*(from[ \t]+[.\w]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\n(]+)|import[ \t]+[^\n]+)",
                     re.MULTILINE)
 
 
 def repaired(text: str) -> ast.Module | None:
-    """The tree of a Python file without its lines with syntax errors; None where they are too many."""
+    """Returns the tree of a Python file without its lines with syntax errors; None if they are too many."""
     lines = text.split("\n")
     for _ in range(min(REPAIRS, 1 + REPARSED // (len(text) + 1))):
         try:
@@ -29,13 +29,14 @@ def repaired(text: str) -> ast.Module | None:
                 return ast.parse("\n".join(lines) + "\n")
         except SyntaxError as error:
             _repair(lines, min(error.lineno or 1, len(lines)) - 1, str(error.msg))
-        except (ValueError, RecursionError, MemoryError):      # the latter two: nested too deeply
+        except (ValueError, RecursionError, MemoryError):      # the last two: nested too deeply
             return None
     return None
 
 
 def _repair(lines: list[str], at: int, error: str) -> None:
-    """Give a header a block where it has none; else remove the reported line, or the nearest non-blank one above."""
+    """Gives a header without a block a block; otherwise removes the reported line, or the nearest non-blank one
+    above."""
     header = re.search(r"expected an indented block after .* on line (\d+)", error)
     if header and lines[at := int(header[1]) - 1].rstrip().endswith(":"):
         lines[at] += " pass"
@@ -58,7 +59,7 @@ def definitions(body: Sequence[ast.stmt], owner: str = "") -> Iterator[Definitio
             if not isinstance(node, ast.ClassDef):
                 yield Definition(node.name, first, last, min(head, last), "function", owner)
                 continue
-            # The lines before the first method have the class's fields.
+            # The lines before the first method hold the class's fields.
             methods = [inner for inner in node.body if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))]
             if methods:
                 head = max(head, min([methods[0].lineno, *(m.lineno for m in methods[0].decorator_list)]) - 1)
@@ -94,7 +95,7 @@ def imports(tree: ast.AST) -> Iterator[Import]:
 
 
 def imports_by_statement(text: str) -> Iterator[Import]:
-    """Import statements of a file that cannot be repaired, each parsed by itself."""
+    """Yields the imports of a file that cannot be repaired; each statement is parsed by itself."""
     for statement in IMPORT.findall(text):
         if (tree := repaired(statement)) is not None:
             yield from imports(tree)

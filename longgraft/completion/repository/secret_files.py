@@ -1,7 +1,6 @@
-"""Files that hold secrets, recognized by name and content: they are never read into a prompt.
+"""Files that hold secrets, recognized by name and content; they are never read into a prompt.
 
-Knows names and text.  A secret that no pattern here matches is not found: what must not be seen belongs outside the
-repository.
+A secret that no pattern here matches is not found, so what must not be seen belongs outside the repository.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from fnmatch import translate
 from functools import lru_cache
 from posixpath import splitext
 
-# Names of files, in lower case.
+# Patterns of file names, in lower case.
 NAMES = (".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", "*.keystore", "*.ppk", "*.gpg",
          "*.kdbx", "*.kdb", "*.ovpn", "*.tfvars", "*.tfvars.json", "*.tfstate*", "*_rsa", "*_dsa", "*_ecdsa",
          "*_ed25519", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials*", ".credentials*",
@@ -19,15 +18,15 @@ NAMES = (".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", 
          ".git-credentials", ".dockercfg", ".dockerconfigjson", ".boto", ".s3cfg", "*service-account*.json",
          "*service_account*.json", "*serviceaccount*.json", "local.settings.json", "wp-config.php")
 FOLDERS = (".env*", ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store")
-# STEMS hold secrets in settings files (secrets.yaml), and none in code (secrets.py).
+# Files with these stems hold secrets if they are settings (secrets.yaml), but not if they are code (secrets.py).
 SETTINGS = ("", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".properties", ".enc",
             ".csv")
 STEMS = ("secret", "secrets", ".secret", ".secrets", "password", "passwords", "token", "tokens", "apikey", "api_key")
 
 _NAME, _FOLDER = (re.compile("|".join(map(translate, names))) for names in (NAMES, FOLDERS))
-# (text that every match contains, pattern): to search for the text first is many times faster.
+# (text that every match contains, pattern): searching for the text first is many times faster.
 _CONTENTS = tuple((mark, re.compile(pattern)) for mark, pattern in (
-    # A key block, also with \n written in a string; the header alone, as programs have it, does not match.
+    # A key block, also with \n written in a string; a header alone, as in programs, does not match.
     ("PRIVATE KEY", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,200}?[A-Za-z0-9+/=]{40}"),
     ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"), ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
     *((f"gh{kind}_", rf"\bgh{kind}_[A-Za-z0-9]{{36}}") for kind in "pousr"),
@@ -43,7 +42,7 @@ _CONTENTS = tuple((mark, re.compile(pattern)) for mark, pattern in (
 
 @lru_cache(maxsize=1 << 16)
 def secret_name(name: str) -> bool:
-    """Whether a file's name, without folders, is that of a file with secrets."""
+    """True if a file's name, without folders, is that of a file with secrets."""
     name = name.lower()
     stem, suffix = splitext(name)
     return bool(_NAME.match(name)) or (stem in STEMS and suffix in SETTINGS)
@@ -54,18 +53,18 @@ def secret_folder(name: str) -> bool:
 
 
 def secret_path(path: str) -> bool:
-    """Whether a path, with forward slashes, has the name of a file or folder with secrets."""
+    """True if a path, with forward slashes, has the name of a file or folder with secrets."""
     *folders, name = path.split("/")
     return secret_name(name) or any(map(secret_folder, folders))
 
 
 def secret_text(text: str) -> bool:
-    """Whether the text holds a private key, or a token of a known form."""
+    """True if the text holds a private key, or a token of a known form."""
     return any(mark in text and pattern.search(text) for mark, pattern in _CONTENTS)
 
 
 def check_open(path: str, text: str) -> None:
-    """ValueError where the file at the cursor is taken to hold secrets by its path, or its text holds one."""
+    """Raises ValueError if the cursor's file is taken to hold secrets by its path, or its text holds one."""
     if secret_path(path):
         raise ValueError(f"{path} is taken to hold secrets by its name, and these are never read into a prompt. "
                          "Rename it if it holds none.")

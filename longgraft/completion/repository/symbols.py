@@ -1,4 +1,4 @@
-"""What a file defines and what it imports, in lines and names.  Knows no language."""
+"""Definitions and imports of a file, as lines and names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Definition:
-    """Lines first..last (from 1) of a file; lines first..head are its signature and docstring.
+    """Lines first..last (from 1) of a file; lines first..head are the signature and docstring.
 
     owner: the class of a method, or ""; bases: names of a class's base classes, without modules
     """
@@ -23,8 +23,11 @@ class Definition:
 
 @dataclass(frozen=True)
 class Import:
-    """module: dotted, "" in `from . import x`; level: number of leading dots; names: (name, alias), empty where the
-    module itself is imported, as `alias`."""
+    """An import.
+
+    module: dotted, "" in `from . import x`; level: number of leading dots; names: (name, alias), empty if the module
+    itself is imported, as `alias`
+    """
 
     module: str
     level: int
@@ -39,7 +42,7 @@ class Outline:
     imports: tuple[Import, ...] = ()
 
     def named(self, name: str) -> list[Definition]:
-        """The definitions of a name at the file's top level."""
+        """Returns the definitions of a name at the file's top level."""
         return [found for found in self.definitions if found.name == name and not found.owner]
 
     def methods(self, owner: str) -> list[Definition]:

@@ -1,5 +1,5 @@
-"""What a file of another language than Python defines: by its tree-sitter grammar where that is installed, else by
-keywords and indentation.  Knows text and languages.
+"""Definitions in languages other than Python: by the tree-sitter grammar if installed, else by keywords and
+indentation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tree_sitter import Language, Node, Query
 
 COMMENTS = ("//", "/*", "*", "#[", "@", "///")
-# Nodes around a tagged node that belong to the same definition.
+# Types of nodes around a tagged node that belong to the same definition.
 _WRAPPERS = frozenset((
     "export_statement", "function_definition", "declaration", "pointer_declarator", "reference_declarator",
     "parenthesized_declarator", "function_declarator", "template_declaration", "type_declaration",
@@ -26,7 +26,7 @@ _CLASSES = frozenset(("class", "interface", "implementation"))
 
 
 def by_grammar(text: bytes, language: Language, tags: Query) -> Iterator[Definition]:
-    """Definitions that a grammar's tags name, each with the comment above it."""
+    """Yields the definitions that a grammar's tags name, each with the comment above it."""
     from tree_sitter import Parser, QueryCursor
 
     root, lines = Parser(language).parse(text).root_node, text.split(b"\n")
@@ -53,7 +53,7 @@ def by_grammar(text: bytes, language: Language, tags: Query) -> Iterator[Definit
 
 
 def _body(node: Node) -> Node | None:
-    """The body of a definition, also within a declarator."""
+    """Returns the body of a definition, also within a declarator."""
     for _ in range(4):
         if (body := node.child_by_field_name("body")) is not None:
             return body
@@ -72,7 +72,7 @@ _BLOCKS = frozenset(("statement_block", "block", "compound_statement"))
 
 
 def _owner(node: Node) -> str:
-    """The name of the class around a node, or ""."""
+    """Returns the name of the class around a node, or ""."""
     while (node := node.parent) is not None:    # type: ignore[assignment]
         if node.type in _OWNERS:
             name = node.child_by_field_name("name") or node.child_by_field_name("type")
@@ -85,7 +85,7 @@ def _text(node: Node) -> str:
 
 
 def _within_function(node: Node) -> bool:
-    """Whether a node is local to a function; a definition in a namespace or module is not."""
+    """True if a node is local to a function; a definition in a namespace or module is not."""
     while (node := node.parent) is not None:    # type: ignore[assignment]
         if node.type in _BLOCKS and node.parent is not None and node.parent.type not in (
                 "internal_module", "module", "mod_item", "namespace_definition"):
@@ -94,7 +94,9 @@ def _within_function(node: Node) -> bool:
 
 
 def by_words(path: str, text: str) -> Iterator[Definition]:
-    """Definitions found by keywords; each ends before a line that is indented no more, or with its closing bracket."""
+    """Yields definitions found by keywords; each ends before a line that is not indented more, or at its closing
+    bracket.
+    """
     lines = text.split("\n")
     for name, start in heads(path, text):
         first = text.count("\n", 0, start) + 1

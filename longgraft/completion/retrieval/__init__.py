@@ -1,1 +1,1 @@
-"""Which passages of a repository a cursor needs."""
+"""Retrieval of the passages of a repository that help at a cursor."""

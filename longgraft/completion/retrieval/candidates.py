@@ -1,8 +1,9 @@
-"""Candidate snippets of a repository for a cursor: imported definitions, definitions of names near the cursor, callers
-of the enclosing definitions, the file's tests, and text like the lines before the cursor.
+"""Finds candidate snippets of a repository for a cursor.
 
-Each finder yields lines of a file with their worth, 0..1, and the reason, in words for people.  The worths were set by
-hand on cursors in real packages and with `benchmarks/completion.py`; nothing was trained.
+Candidates are imported definitions, definitions of names near the cursor, callers of the enclosing definitions, the
+file's tests, and text similar to the lines before the cursor.  Each finder yields lines of a file with their worth,
+0..1, and a reason for people.  The worths were set by hand on cursors in real packages and with
+`benchmarks/completion.py`; nothing was trained.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from longgraft.completion.retrieval.similar_windows import alike
 from longgraft.completion.snippets import Cursor
 
 WHOLE = 40              # lines up to which a definition is shown whole
-HEAD_LINES = 12         # of the signature and docstring of a longer definition
+HEAD_LINES = 12         # lines of the signature and docstring of a longer definition
 SEARCHED = 24           # names near the cursor whose definitions are searched for in the whole repository
-MEANINGS = 6            # files that define a name, at most: a name with more definitions is ambiguous
-CALLERS = 6             # files
-ALIKE = 60              # windows
-LEAST_LIKE = 0.05       # likeness below which windows are chance: < 1 in 100 finds names of held-out lines
+MEANINGS = 6            # most files that define a name; a name with more definitions is ambiguous
+CALLERS = 6             # most files that use an enclosing definition
+ALIKE = 60              # most similar windows
+LEAST_LIKE = 0.05       # likeness below which windows are chance: less than 1 in 100 helps with held-out lines
 LIKE = "like the lines before the cursor"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Lines first..last (from 1) of a file."""
+    """Lines first..last (from 1) of a file, with their worth and the reason."""
 
     path: str
     first: int
@@ -43,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Place:
+class CursorContext:
     """A cursor in a repository, with the names near it and the files around it."""
 
     cursor: Cursor
@@ -52,7 +53,7 @@ class Place:
     sources: Mapping[str, Source]       # without the cursor's own file
 
     def shown(self, path: str, what: Definition, worth: float, why: str) -> Iterator[Candidate]:
-        """A definition: a short one whole; of a long class its fields, and its methods by their use."""
+        """Yields a definition: a short one whole; of a long class its fields, and its methods by their use."""
         if what.last - what.first < WHOLE:
             yield Candidate(path, what.first, what.last, worth, why)
             return
@@ -72,8 +73,8 @@ class Place:
             yield Candidate(path, method.first, max(last, method.first), share * worth, f"{why}, {method.name}")
 
 
-def imported(place: Place) -> Iterator[Candidate]:
-    """Definitions that the file imports from the repository: worth most if used near the cursor, or not used yet."""
+def imported(place: CursorContext) -> Iterator[Candidate]:
+    """Yields definitions that the file imports; they are worth most if used near the cursor, or not used yet."""
     names, path = place.names, place.cursor.path
     text = place.cursor.before + "\n" + place.cursor.after
     if path.endswith((".py", ".pyi", ".pyx")):
@@ -102,12 +103,12 @@ def imported(place: Place) -> Iterator[Candidate]:
 
 
 def _import_worth(names: CursorNames, name: str, unused: bool) -> float:
-    """The worth of an imported name, by the distance from the cursor to its nearest use."""
+    """Returns the worth of an imported name, by the distance from the cursor to its nearest use."""
     return max(0.1 + 0.4 * names.weights.get(name, 0.0), 0.25 if unused else 0.0)
 
 
-def _of_module(place: Place, file: str, why: str, alias: str = "") -> Iterator[Candidate]:
-    """Of a module that is imported whole: its definitions that the file names, and its beginning."""
+def _of_module(place: CursorContext, file: str, why: str, alias: str = "") -> Iterator[Candidate]:
+    """Yields the definitions that the file names from a module that is imported whole, and the module's beginning."""
     for found in place.repository.outline(place.sources[file]).definitions:
         if not found.owner and found.name in place.names.seen and len(found.name) > 2:
             worth = 0.07 + 0.35 * place.names.weights.get(found.name, 0.0)
@@ -116,13 +117,13 @@ def _of_module(place: Place, file: str, why: str, alias: str = "") -> Iterator[C
     yield Candidate(file, 1, min(place.sources[file].lines, WHOLE), 0.05 + 0.1 * called, why)
 
 
-def _distance(path: str, place: Place) -> int:
-    """Distance of a file from the cursor's: minus the number of folders that they share."""
+def _distance(path: str, place: CursorContext) -> int:
+    """Returns the distance of a file from the cursor's file: minus the number of folders that they share."""
     return -commonpath((path, place.cursor.path)).count("/") - bool(commonpath((path, place.cursor.path)))
 
 
-def meant(place: Place) -> Iterator[Candidate]:
-    """Definitions, in any file, of names near the cursor that the cursor's own file does not define."""
+def meant(place: CursorContext) -> Iterator[Candidate]:
+    """Yields definitions, in any file, of names near the cursor that the cursor's own file does not define."""
     names = place.names
     wanted = sorted((name for name in names.weights if name not in names.own or name in names.around),
                     key=lambda name: (-names.pull(name), name))[:SEARCHED]
@@ -142,8 +143,8 @@ def meant(place: Place) -> Iterator[Candidate]:
                     yield from place.shown(path, found, worth * (0.8 if is_test(path) else 1.0), why)
 
 
-def callers(place: Place) -> Iterator[Candidate]:
-    """Lines around the uses, in other files, of the definitions that enclose the cursor."""
+def callers(place: CursorContext) -> Iterator[Candidate]:
+    """Yields lines around the uses, in other files, of the definitions that enclose the cursor."""
     for name in place.names.around[:2]:
         users = [path for path, source in place.sources.items() if name in source.names and name not in source.heads]
         users.sort(key=lambda path: (_distance(path, place), path))
@@ -155,16 +156,16 @@ def callers(place: Place) -> Iterator[Candidate]:
                 yield Candidate(path, max(1, at - 6), min(len(lines), at + 6), 0.12, f"uses {name}")
 
 
-def similar(place: Place) -> Iterator[Candidate]:
-    """Windows like the lines before the cursor; those of files in the same folder are worth more."""
+def similar(place: CursorContext) -> Iterator[Candidate]:
+    """Yields windows similar to the lines before the cursor; those of files in the same folder are worth more."""
     for window in alike(place.cursor, place.repository, place.sources, ALIKE):
         worth = 2 * window.likeness + 0.08 * (dirname(window.path) == dirname(place.cursor.path))
         if window.likeness >= LEAST_LIKE:
             yield Candidate(window.path, window.first, window.last, worth, f"{LIKE} ({window.likeness:.2f})")
 
 
-def related(place: Place) -> Iterator[Candidate]:
-    """The beginnings of files related by name: the file's tests, the file that it tests, its neighbours."""
+def related(place: CursorContext) -> Iterator[Candidate]:
+    """Yields the beginnings of files related by name: the file's tests, the file that it tests, its neighbours."""
     path, own = place.cursor.path, counterpart(place.cursor.path)
     for other, source in place.sources.items():
         if len(own) > 2 and counterpart(other) == own:
@@ -176,5 +177,5 @@ def related(place: Place) -> Iterator[Candidate]:
             yield Candidate(other, 1, min(source.lines, WHOLE), 0.045, "beside it")
 
 
-Finder = Callable[[Place], Iterator[Candidate]]
+Finder = Callable[[CursorContext], Iterator[Candidate]]
 FINDERS: tuple[Finder, ...] = (imported, meant, callers, similar, related)

@@ -1,7 +1,4 @@
-"""The identifiers around a cursor, weighed by their distance from it and by their rarity.
-
-Knows text and names; parses nothing, since at a cursor little parses.
-"""
+"""The identifiers around a cursor, weighted by their distance from it and by their rarity."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from longgraft.completion.repository.files import WORD, Source
 from longgraft.completion.repository.languages import family, heads
 from longgraft.completion.snippets import Cursor
 
-REACH = 60              # lines above the cursor of which names count
+REACH = 60              # lines above the cursor whose names count
 HALF = 12               # lines over which the weight of a name halves
-BELOW = 12              # lines below the cursor of which names count, half as much
-# Keywords of languages, and names that are in most files.
+BELOW = 12              # lines below the cursor whose names count, half as much
+# Keywords of languages, and names that are in most files; they do not count.
 COMMON = frozenset(re.findall(r"\w+", """
     self cls this super the and for not are with from import return def class function func const let var val new true
     false none null nil undefined True False None else elif then while try except catch finally raise throw throws yield
@@ -35,14 +32,17 @@ _HASH = frozenset(("python", "ruby", "shell", "yaml", "perl", "elixir", ".r", ".
 
 
 def without_strings(path: str, text: str) -> str:
-    """The text without strings and comments, in as many lines."""
+    """Returns the text without strings and comments, with the same number of lines."""
     return _QUOTED[family(path) in _HASH].sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
 @dataclass(frozen=True)
 class CursorNames:
-    """weights: name -> 0..1, 1 on the cursor's own line; around: names of the definitions that enclose the cursor, the
-    innermost first; own: names that the file seems to define; seen: all its names; rarity: name -> 0..1"""
+    """The names around a cursor.
+
+    weights: name -> 0..1, 1 on the cursor's own line; around: names of the definitions that enclose the cursor, the
+    innermost first; own: names that the file seems to define; seen: all its names; rarity: name -> 0..1
+    """
 
     weights: Mapping[str, float]
     around: tuple[str, ...]
@@ -51,7 +51,7 @@ class CursorNames:
     rarity: Mapping[str, float]
 
     def pull(self, name: str) -> float:
-        """How relevant a name is at the cursor, 0..1."""
+        """Returns the relevance of a name at the cursor, 0..1."""
         return self.weights.get(name, 0.0) * self.rarity.get(name, 1.0)
 
 
@@ -65,7 +65,7 @@ def cursor_names(cursor: Cursor, sources: Iterable[Source]) -> CursorNames:
         for name in WORD.findall(line):
             weights.setdefault(name, 0.5 * 0.5 ** (distance / HALF))
     around = _around(cursor)
-    for name in around:                         # however far above they begin
+    for name in around:                         # they count even if they begin far above
         weights[name] = max(weights.get(name, 0), 0.7)
     for line in _headers(cursor):
         for name in WORD.findall(line):
@@ -77,7 +77,7 @@ def cursor_names(cursor: Cursor, sources: Iterable[Source]) -> CursorNames:
 
 
 def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
-    """name -> 1 - log(1 + files with the name) / log(1 + files): 1 where no file has it, 0 where all have."""
+    """Returns name -> 1 - log(1 + files with the name) / log(1 + files): 1 if no file has it, 0 if all have it."""
     wanted, counts, files = frozenset(names), Counter[str](), 0
     for source in sources:
         files += 1
@@ -86,7 +86,8 @@ def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
 
 
 def _headers(cursor: Cursor) -> list[str]:
-    """The headers of the blocks that enclose the cursor, the innermost first: each is indented less than the last."""
+    """Returns the headers of the blocks that enclose the cursor, innermost first; each is indented less than the
+    last."""
     lines = cursor.before.split("\n")
     indent = _indent(lines[-1]) if lines[-1].strip() else _indent(next((x for x in reversed(lines) if x.strip()), ""))
     indent += not lines[-1].strip()             # an empty line may continue the block above it
@@ -109,12 +110,12 @@ def _indent(line: str) -> int:
 
 
 def counterpart(path: str) -> str:
-    """The name of a file without test prefix or suffix: the same for a file and its tests."""
+    """Returns the name of a file without test prefix or suffix, which is the same for a file and its tests."""
     stem = splitext(path.rsplit("/", 1)[-1])[0]
     return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "", stem).strip("_")
 
 
 def is_test(path: str) -> bool:
-    """Whether a file is a test by its name, or by its folder's."""
+    """True if a file is a test by its name, or by its folder's name."""
     stem = splitext(path.rsplit("/", 1)[-1])[0]
     return counterpart(path) != stem.strip("_") or bool(re.search(r"(?:^|/)(?:tests?|__tests__|spec)/", path))

@@ -1,7 +1,6 @@
-"""The snippets of a repository that help a model to complete at a cursor, the best first.
+"""Gathers the snippets of a repository that help a model at a cursor, the best first.
 
-Knows no model and no tokenizer: tokens are estimated from characters, and more snippets are returned than fit.  The
-same repository and cursor give the same snippets.
+The same repository and cursor give the same snippets.
 """
 
 from __future__ import annotations
@@ -14,28 +13,29 @@ from posixpath import normpath
 
 from longgraft.completion.repository.files import LeftOut, repository
 from longgraft.completion.repository.secret_files import check_open
-from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Finder, Place
+from longgraft.completion.retrieval.candidates import FINDERS, LIKE, CursorContext, Finder
 from longgraft.completion.retrieval.cursor_names import cursor_names
 from longgraft.completion.snippets import Cursor, Snippet
 
-CHARACTERS = 4          # of code per token: more than with most tokenizers
-MORE = 2                # times the tokens that fit
-REASONS = 3             # of a snippet, at most
+CHARACTERS = 4          # characters of code per token: more than with most tokenizers
+MORE = 2                # gather this many times the tokens that fit
+REASONS = 3             # most reasons of a snippet
 LEAST = 2               # lines: a shorter rest of a candidate is dropped
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """snippets: the best first; they do not overlap, and none is of the cursor's own file."""
+    """The gathered snippets, best first; they do not overlap, and none is from the cursor's own file."""
 
     snippets: tuple[Snippet, ...]
     left_out: LeftOut
 
 
 def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathered:
-    """Snippets of a repository's other files for a cursor, about 2 * `tokens` tokens of them.
+    """Gathers snippets of a repository's other files for a cursor, about 2 * `tokens` tokens of them.
 
-    ValueError where the root is no folder, or where the cursor's own file lies outside it or holds secrets.
+    Raises:
+        ValueError: the root is no folder, or the cursor's own file is outside it or may hold secrets.
     """
     path = normpath(cursor.path)
     if path.startswith(("/", "../")) or path == "..":
@@ -46,13 +46,15 @@ def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathere
     with found.lock:
         sources, left_out = found.sources(cursor.path)
         sources.pop(cursor.path, None)
-        place = Place(cursor, cursor_names(cursor, sources.values()), found, sources)
+        place = CursorContext(cursor, cursor_names(cursor, sources.values()), found, sources)
         return Gathered(tuple(choose(place, FINDERS, MORE * CHARACTERS * tokens)), left_out)
 
 
-def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Snippet]:
-    """The finders' best candidates, about `characters` in all.  Each is without the lines of better ones, which take
-    over its reasons."""
+def choose(place: CursorContext, finders: Iterable[Finder], characters: int) -> list[Snippet]:
+    """Chooses the finders' best candidates, about `characters` in all.
+
+    Each is shown without the lines of better candidates, which take over its reasons.
+    """
     candidates = [one for finder in finders for one in finder(place)]
     texts: dict[str, list[str]] = {}
     taken: dict[tuple[str, int], int] = {}      # (file, line) -> index of its snippet
@@ -84,7 +86,7 @@ def choose(place: Place, finders: Iterable[Finder], characters: int) -> list[Sni
 
 
 def _free(free: list[bool], first: int) -> Iterator[tuple[int, int]]:
-    """(first, last) of each run of free lines; free[0] is line `first`."""
+    """Yields (first, last) of each run of free lines; free[0] is line `first`."""
     for is_free, run in groupby(enumerate(free, first), key=lambda one: one[1]):
         if is_free:
             numbers = [number for number, _ in run]

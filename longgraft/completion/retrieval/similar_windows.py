@@ -1,8 +1,8 @@
-"""Windows of other files that resemble the lines before a cursor, by overlap of identifiers weighed by rarity.
+"""Windows of other files that resemble the lines before a cursor, by overlap of identifiers weighted by rarity.
 
 RepoCoder (arXiv 2303.12570) uses the Jaccard index of tokens in windows of 20 lines; here names count by their rarity,
-and windows of 10 lines found more of the names that held-out lines need.  The lines after a window are shown with it:
-they may be like those after the cursor.
+and windows of 10 lines found more of the names that held-out lines need.  The lines after a window are shown with it,
+because they may resemble the lines after the cursor.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from longgraft.completion.repository.files import WORD, Repository, Source
 from longgraft.completion.retrieval.cursor_names import COMMON, rarity
 from longgraft.completion.snippets import Cursor
 
-WINDOW = 10             # lines
-STRIDE = 10
+WINDOW = 10             # lines of a window
+STRIDE = 10             # lines from one window to the next
 FOLLOWING = 10          # lines after a window that are shown with it
-ORDINARY = 15           # names of a window that the query lacks, at least
+ORDINARY = 15           # least number of names that a window is assumed to have and the query lacks
 COPY = 0.8              # Jaccard index of the names of two windows above which they count as copies
-FILES = 48              # searched window by window: those that share most names with the query
+FILES = 48              # files searched window by window: those that share most names with the query
 
 
 @dataclass(frozen=True)
 class Window:
-    """Lines first..last of a file (from 1); likeness of its first WINDOW lines to the query, 0..1; names in those."""
+    """Lines first..last of a file (from 1), the likeness (0..1) of its first WINDOW lines to the query, and their
+    names."""
 
     path: str
     first: int
@@ -33,14 +34,14 @@ class Window:
     names: frozenset[str]
 
     def repeats(self, other: Window) -> bool:
-        """Whether it overlaps the other window, or is nearly a copy of it."""
+        """True if it overlaps the other window, or is nearly a copy of it."""
         if self.path == other.path and self.first <= other.last and other.first <= self.last:
             return True
         return len(self.names & other.names) > COPY * len(self.names | other.names)
 
 
 def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source], most: int) -> list[Window]:
-    """At most `most` windows of other files, by falling likeness; of windows that repeat one another the best."""
+    """Returns at most `most` windows of other files, by falling likeness; of repeated windows only the best."""
     query = frozenset(name for line in [line for line in cursor.before.split("\n") if line.strip()][-WINDOW:]
                       for name in WORD.findall(line)) - COMMON
     if not query:
@@ -74,7 +75,7 @@ def _windows(repository: Repository, source: Source, query: frozenset[str],
     found = []
     for first, last, names in kept:
         shared = sum(weights[name] for name in query & names)
-        # A name that the query lacks counts half; at least ORDINARY of them, so that short windows do not win.
+        # A name that the query lacks counts half; at least ORDINARY count, so that short windows do not win.
         if shared > 0:
             likeness = shared / (total + 0.5 * max(len(names - query), ORDINARY))
             found.append(Window(source.path, first, last, likeness, names))

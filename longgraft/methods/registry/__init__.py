@@ -1,4 +1,7 @@
-"""Every method of this library, each one expression over proposers; no code outside refers to a method by name."""
+"""The registry: every method of this library as one expression over proposers.
+
+No code outside the registry refers to a method by name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ PARTS = (graft_x, graft, lookup, retrieval, dynamic_trees, chains, blocks, long_
 
 METHODS: dict[str, Method] = {method.name: method for part in PARTS for method in part.METHODS}
 
-# Ablations that had names of their own before 0.2.0, and are choices of their method now.
+# Ablations that had their own names before 0.2.0, and are now choices of their method.
 RENAMED = {
     "eagle3-window": "eagle3+window=2048",
     "graft-root": "graft+pruning=none+retrieved=20",

@@ -1,4 +1,4 @@
-"""Methods that draft a block of tokens in one forward.  Names and constructors only."""
+"""Methods that draft a block of tokens in one forward."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def memory(p: Parts) -> DFlashCache:
 
 
 def drafter(p: Parts) -> DFlashDrafter:
-    """The chain."""
+    """The block as a chain."""
     return DFlashDrafter(memory(p), p.choices.coupled, p.clock)
 
 

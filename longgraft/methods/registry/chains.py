@@ -1,4 +1,4 @@
-"""Drafts of a small model, or of heads that look several tokens ahead.  Names and constructors only."""
+"""Methods that draft with a small model, or with heads that predict several tokens ahead."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def medusa(p: Parts) -> Proposer:
 
 
 def typical_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
-    """Typical acceptance where a request samples."""
+    """Typical acceptance for requests that sample."""
     return lambda verifier: replace(verifier, rule=typical(verifier.rule, p.choices.epsilon, p.choices.alpha))
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 trees whose shape follows the drafter's confidence.  Names and constructors only."""
+"""Methods with EAGLE-3 trees whose shape follows the drafter's confidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longgraft.methods.method import BUDGETED, DRAFTS, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 
-LONGEST = 40        # tokens of SVIP's chain
+LONGEST = 40        # most tokens of SVIP's chain
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class MtpChoices:
 
 
 def mtp(parts: Parts) -> RankedProposer:
-    """A drafted chain, and remembered tokens at its root, beside it and behind it, in one ranking."""
+    """A drafted chain, with remembered tokens at its root, beside it and after it, in one ranking."""
     chosen = parts.choices
     policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
     chain = Eagle3Drafter(parts.drafter_cache(), policy, chosen.length, 1, parts.clock)

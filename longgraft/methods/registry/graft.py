@@ -1,4 +1,4 @@
-"""Plain decoding, EAGLE-3 and the paper's graft.  Names and constructors only."""
+"""Plain decoding, EAGLE-3 and the paper's graft."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GraftChoices:
 
 
 def graft(p: Parts) -> Proposer:
-    """A pruned draft, its freed slots filled as chosen."""
+    """A pruned draft whose freed slots are filled as chosen."""
     c: GraftChoices = p.choices
     if c.pruning == "none":
         drafter: Proposer = p.drafter(Split(p.calibration.split if c.retrieved is None else 60 - c.retrieved))

@@ -17,11 +17,12 @@ from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 
 PAPER = "docs/choices.md, one ranking"
-BEAMS = (10, 6, 3)      # widths of a controller's draft
-WIDER = 1.25            # most that a wider draft may cost, as a multiple of the narrowest
-NEAR = 1024             # prefix at which costs are compared
-WIDE, WIDELY = 32, 1.5  # the matrix is used if a pass of so many nodes costs at most so many plain passes: narrow trees
-                        # do not earn back its top-k of every row, the prompt's included
+BEAMS = (10, 6, 3)      # beam widths that a controller's draft may have
+WIDER = 1.25            # most that a wider draft level may cost, as a multiple of the narrowest
+NEAR = 1024             # prefix in tokens at which costs are compared
+# The matrix is used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back the top-k
+# that the matrix needs of every row, including the prompt's.
+WIDE, WIDELY = 32, 1.5
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def ranked(p: Parts) -> RankedProposer:
 
 
 def text_ranked(p: Parts) -> RankedProposer:
-    """The same with the text alone."""
+    """The same, with only the text."""
     return RankedProposer(p.text(), clock=p.clock)
 
 
@@ -85,7 +86,7 @@ def controlled(p: Parts) -> Controller:
 
 
 def text_controlled(p: Parts) -> Controller:
-    """The same with the text alone."""
+    """The same, with only the text."""
     costs = _needed_costs(p)
     estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
     return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock)
@@ -97,12 +98,12 @@ def _needed_costs(p: Parts) -> LiveCosts:
 
 
 def _rows(p: Parts, costs: LiveCosts) -> AdjacencyMemory | None:
-    """The matrix, where trees may be wide."""
+    """The matrix, if wide trees are cheap enough."""
     return p.rows() if costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR) else None
 
 
 def _beam(costs: LiveCosts, top_k: int) -> int:
-    """The widest that costs little more than the narrowest."""
+    """The widest beam that costs little more than the narrowest."""
     least = costs.level(BEAMS[-1], NEAR)
     return next(min(beam, top_k) for beam in BEAMS if costs.level(beam, NEAR) <= WIDER * least)
 

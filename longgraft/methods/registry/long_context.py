@@ -1,4 +1,4 @@
-"""Methods that draft from a part of a long context, or from the target's own cache.  Constructors only."""
+"""Methods that draft from a part of a long context, or from the target's own cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRIFORCE = "TriForce (arXiv 2404.11912)"
 TOKENSWIFT = "TokenSwift (arXiv 2502.18890)"
 LONG = "LongSpec (arXiv 2502.17421)"
 BEAM = "the official code's tree_shape"
-SINKS = 16      # as TriForce's and TokenSwift's codes
+SINKS = 16      # first rows that are always kept, as in TriForce's and TokenSwift's code
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MagicDecChoices:
         check(self)
 
     def select(self) -> Selector:
-        """Which rows are kept."""
+        """Returns the selector of the kept rows."""
         return Attended(self.rows) if self.keep == "attended" else Recent(self.rows)
 
 
@@ -67,7 +67,7 @@ class SpecPVChoices:
         check(self)
 
     def select(self) -> Quest:
-        """Which rows are kept."""
+        """Returns the selector of the kept rows."""
         return Quest(self.sinks, self.retrieved, self.local, corners=self.score == "corners")
 
 
@@ -108,23 +108,23 @@ class TokenSwiftChoices:
 
 
 def partial(p: Parts, select: Selector, every: int | None = None) -> PartialKVCache:
-    """One partial cache per selector, for all methods of a session."""
+    """Returns one partial cache per selector, for all methods of a session."""
     return p.one(("partial", select, every), lambda: PartialKVCache(p.target, select, every, p.clock))
 
 
 def magicdec(p: Parts) -> MagicDecDrafter:
-    """Rows chosen once, at the prompt's end."""
+    """Rows are selected once, at the prompt's end."""
     return MagicDecDrafter(p.target, partial(p, p.choices.select()), p.choices.drafts, p.clock)
 
 
 def specpv_exact(p: Parts) -> Cascade:
-    """Rows chosen anew at each full pass."""
+    """Rows are selected again at each full pass."""
     return Cascade(p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60),
                    p.clock)
 
 
 def triforce(p: Parts) -> Cascade:
-    """A small model's window, then chunks of the target's cache."""
+    """A small model drafts from a window; the target verifies on chunks of its cache."""
     chosen, model = p.choices, p.the(SMALL)
     small = DraftModelCache(model, p.target.vocab_size, p.clock)
     window = min(chosen.window, model.max_positions - chosen.drafts)
@@ -134,7 +134,7 @@ def triforce(p: Parts) -> Cascade:
 
 
 def tokenswift(p: Parts) -> TokenSwift:
-    """Rows with the keys nearest to the newest query."""
+    """The rows whose keys are nearest to the newest query are kept."""
     chosen = p.choices
     select = Nearest(chosen.rows, SINKS, int(chosen.newest * chosen.rows))
     memories = partial(p, select, chosen.every), p.one(("frequent",), FrequentNgrams)
@@ -142,7 +142,7 @@ def tokenswift(p: Parts) -> TokenSwift:
 
 
 def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
-    """SpecPV's verification, with a partial cache of its own for each request."""
+    """SpecPV's verification; each request has its own partial cache."""
     def made(verifier: Verifier) -> Verifier:
         return PartialVerifier(verifier, PartialKVCache(p.target, p.choices.select(), 1, p.clock), p.choices.waiting)
 
@@ -151,7 +151,7 @@ def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
 
 @dataclass(frozen=True)
 class LongSpecChoices:
-    """The beam's shape: `first` nodes under the root, then `width` at each further level."""
+    """The beam's shape: `first` nodes under the root, then `width` nodes at each further level."""
 
     first: int = option(SHAPE[0], "nodes under the root", low=1, high=256, source=BEAM)
     width: int = option(SHAPE[1], "nodes of each further level", low=1, high=256, source=BEAM)

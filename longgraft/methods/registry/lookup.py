@@ -1,4 +1,4 @@
-"""Methods that copy what followed the same tokens before.  Names and constructors only."""
+"""Methods that copy what followed the same tokens before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADAPLD = "AdaPLD (arXiv 2606.05742)"
 LOGITSPEC = "LogitSpec (arXiv 2507.01449)"
 LOOKAHEAD = "Lookahead decoding (arXiv 2402.02057)"
 
-USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # depth of the layer whose states are compared: Vicuna-7B, Qwen3-8B
+USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # depth of the layer whose states are compared, as a share: Vicuna-7B, Qwen3-8B
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LookaheadChoices:
 
 
 def anchors(p: Parts, never: frozenset[int] = frozenset()) -> Anchors:
-    """Anchors by the chosen layer, or the usual one; ValueError where the target has no such layer."""
+    """Anchors by the chosen layer, or the usual one; raises ValueError if the target has no such layer."""
     depth, layer = p.target.config.num_hidden_layers, p.choices.layer
     if layer is None:
         layer = round(depth * (OF_QWEN3 if p.target.config.model_type.startswith("qwen3") else USUAL))
@@ -92,12 +92,12 @@ def states(p: Parts, layer: int | None) -> HiddenStates:
 
 
 def pld_plus(p: Parts) -> PldPlus:
-    """Anchors are the root's own token alone."""
+    """PLD+: only the root's own token is an anchor."""
     return PldPlus(anchors(p), p.choices.length, p.clock)
 
 
 def adapld(p: Parts) -> AdaPld:
-    """With likeness and branches as chosen."""
+    """AdaPLD, with likeness and branches as chosen."""
     target, chosen = p.target, p.choices
     likeness = Likeness(target.model.get_input_embeddings().weight[:], chosen.likeness) \
         if chosen.likeness is not None else None
@@ -106,7 +106,7 @@ def adapld(p: Parts) -> AdaPld:
 
 
 def special(target: Target) -> frozenset[int]:
-    """Begin, end and padding ids of the configurations."""
+    """Returns the begin, end and padding ids of the configurations."""
     ids: set[int] = set()
     for config in (target.config, getattr(target.model, "generation_config", None)):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -116,13 +116,13 @@ def special(target: Target) -> frozenset[int]:
 
 
 def logitspec(p: Parts) -> LogitSpec:
-    """Over the history and the last top-k."""
+    """LogitSpec over the history and the last top-k."""
     topk = p.one(("last top-k", WIDTH), lambda: LastTopK(WIDTH))
     return LogitSpec(p.history(), topk, p.target.vocab_size, clock=p.clock)
 
 
 def lookahead(p: Parts) -> Lookahead:
-    """Over trajectories of this shape."""
+    """Lookahead decoding with trajectories of the chosen shape."""
     chosen: LookaheadChoices = p.choices
     shape = chosen.ngram, chosen.columns, chosen.guesses, chosen.from_prompt
     return Lookahead(p.one(("trajectories", *shape), lambda: Trajectories(*shape)), p.clock)

@@ -1,4 +1,4 @@
-"""Retrieval by matrices, automata, counts and datastores; alone, or instead of a draft.  Constructors only."""
+"""Methods that retrieve from matrices, automata, counts and datastores, alone or instead of a draft."""
 
 from __future__ import annotations
 
