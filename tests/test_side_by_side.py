@@ -146,8 +146,8 @@ def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=KERNELS)
     session.target.costly_context = math.inf
     long, other = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(300), 4)
-    assert Sessions(session, 8).cap_single and not Sessions(session, 1).cap_single
-    assert advance([long], cap_single=True)[0].read == PASS_TOKENS
+    assert Sessions(session, 8).low_latency and not Sessions(session, 1).low_latency
+    assert advance([long], low_latency=True)[0].read == PASS_TOKENS
     assert [step.read for step in advance([long, other])] == [PASS_TOKENS, 0]      # 272 are left, and 300
     short = session.another().open(toy_prompt(90), 4)
     first = advance([long, other, short])
@@ -159,6 +159,19 @@ def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     passes = [[step.read for step in advance(requests)] for _ in range(3)]
     assert passes[0] == [OLDEST_TOKENS, 80, 0, PASS_TOKENS - OLDEST_TOKENS - 80, 0]
     assert [one[0] for one in passes] == [OLDEST_TOKENS] * 3 and {sum(one) for one in passes} == {PASS_TOKENS}
+
+
+def test_long_prompts_get_as_many_rows_as_streams_have_and_short_ones_what_is_left():
+    assert shares([6000, 0], [1.0, 1.0], 40) == [40, 0]
+    assert shares([6000, 0, 90], [1.0, 1.0, 1.0], 40) == [38, 0, 90]
+    assert shares([6000, 5000, 0], [1.0, 2.0, 1.0], 40) == [OLDEST_TOKENS, 12, 0]
+    session = repeatable("ar", chunk=1000, kernels=KERNELS)
+    session.target.costly_context = math.inf
+    streams = [one.open(toy_prompt(20), 9) for one in (session, session.another())]
+    advance(streams), advance(streams)      # they read, and then decode one row each
+    long = session.another().open(toy_prompt(400), 4)
+    assert [step.read for step in advance([*streams, long], low_latency=True)] == [0, 0, OLDEST_TOKENS]
+    assert advance([*streams, long])[2].read == PASS_TOKENS
 
 
 def test_a_token_far_into_a_prompt_counts_as_often_as_it_costs():

@@ -29,13 +29,13 @@ class Sessions:
     """Sessions of one target and method, one per running request; they are made when needed and kept with the first.
 
     max_running: most requests that run at once
-    cap_single: True if the prefill chunks of a request that runs alone are as small as in a shared pass, so that new
-           requests start soon; not if no other request can join, nor on a GPU, where small chunks are much slower
+    low_latency: True if prefill chunks are kept small, so that new requests start soon and other requests' tokens keep
+           coming; not if no other request can join, nor on a GPU, where small chunks are much slower
     """
 
     def __init__(self, session: Session, max_running: int) -> None:
         self.first, self.max_running, self._retry_at = session, max_running if session.repeatable else 1, 0.0
-        self.cap_single = self.max_running > 1 and session.target.device.type == "cpu"
+        self.low_latency = self.max_running > 1 and session.target.device.type == "cpu"
 
     def free(self, requests: Collection[Request], prompt_tokens: int, max_new_tokens: int) -> Session | None:
         """Returns a session for another request; None while the most requests run, or memory has no room for it.
@@ -104,15 +104,17 @@ class Sessions:
                 request.close()
 
 
-def advance(requests: Sequence[Request], cap_single: bool = False) -> list[Step | Exception | None]:
+def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step | Exception | None]:
     """Runs the next step of each request, and returns what `Request.step` returns or raises, in order.
 
-    All requests wait for the slowest.  requests: the oldest first; cap_single: as in `Sessions`
+    All requests wait for the slowest.  requests: the oldest first; low_latency: as in `Sessions`
     """
-    chunks = shares([one.unread for one in requests], [one.weight for one in requests])
+    decoding = sum(one.rows for one in requests if not one.unread) if low_latency else 0
+    chunks = shares([one.unread for one in requests], [one.weight for one in requests],
+                    max(OLDEST_TOKENS, decoding) if decoding else PASS_TOKENS)
     if len(requests) == 1:
         try:
-            return [requests[0].step(BatchLoad(chunk=chunks[0] if cap_single else None))]
+            return [requests[0].step(BatchLoad(chunk=chunks[0] if low_latency else None))]
         except Exception as error:
             return [error]
     rows = sum(request.rows for request in requests)
@@ -120,25 +122,32 @@ def advance(requests: Sequence[Request], cap_single: bool = False) -> list[Step 
                      for request, chunk in zip(requests, chunks, strict=True)])
 
 
-def shares(unread: Sequence[int], weights: Sequence[float]) -> list[int]:
+def shares(unread: Sequence[int], weights: Sequence[float], long_tokens: int = PASS_TOKENS) -> list[int]:
     """Returns the prompt tokens that each request may prefill in a shared pass.
 
     The pass takes about as long as PASS_TOKENS tokens do at the beginning of a prompt.  OLDEST_TOKENS of them are for
     the oldest prefill, so that it ends at last.  The rest goes to the shortest remaining prompts first, so that a short
     prompt is answered before a long one is read.  Other requests may get 0.
 
-    unread: remaining prompt tokens, the oldest request first; 0 for one that decodes.  weights: cost of each request's
-    next token, as in `Request.weight`
+    Args:
+        unread: Remaining prompt tokens, the oldest request first; 0 for one that decodes.
+        weights: Cost of each request's next token, as in `Request.weight`.
+        long_tokens: Most tokens for all prompts of which more than one pass remains.  As many as there are rows that
+            decode make a pass about twice as long, and so the time between two tokens of a stream.
     """
-    found, room = [0] * len(unread), float(PASS_TOKENS)
+    found, room, long_room = [0] * len(unread), float(PASS_TOKENS), float(long_tokens)
     oldest = next((index for index, rest in enumerate(unread) if rest), None)
     if oldest is not None:
         found[oldest] = min(unread[oldest], max(1, int(OLDEST_TOKENS / weights[oldest])))
         room -= found[oldest] * weights[oldest]
+        long_room -= found[oldest] * weights[oldest] * (unread[oldest] > PASS_TOKENS)
     for index in sorted(range(len(unread)), key=unread.__getitem__):
-        more = max(0, min(unread[index] - found[index], int(room / weights[index])))
+        is_long = unread[index] > PASS_TOKENS
+        available = min(room, long_room) if is_long else room
+        more = max(0, min(unread[index] - found[index], int(available / weights[index])))
         found[index] += more
         room -= more * weights[index]
+        long_room -= more * weights[index] * is_long
     return found
 
 

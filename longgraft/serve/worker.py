@@ -208,7 +208,7 @@ class Worker:
             if running.cancelled:
                 request.cancel()
         began = time.monotonic()
-        steps = advance(list(requests.values()), self._sessions.cap_single)
+        steps = advance(list(requests.values()), self._sessions.low_latency)
         seconds = time.monotonic() - began
         for (running, request), step in zip(requests.items(), steps, strict=True):
             try:
