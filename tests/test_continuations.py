@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from longgraft.memories.compiled_continuations import CompiledContinuations, continuations
+from longgraft.kernels.build import NotBuilt
+from longgraft.memories.compiled_continuations import CompiledContinuations, compiled, continuations
 from longgraft.memories.continuations import KEPT, ORDERS, PRIOR, Continuations
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.rollouts import RollOuts
@@ -55,6 +56,15 @@ def test_the_compiled_ones_have_the_same_numbers(seed):
         for path in ((), (text[5],), tuple(text[20:70])):
             if min(path, default=0) >= 0:
                 assert python.after(path, len(path)) == compiled.after(path, len(path))
+
+
+def test_a_text_without_memory_for_its_nodes_says_so():
+    if isinstance(functions := compiled(), NotBuilt):
+        pytest.skip(f"no compiled continuations: {functions}")
+    model, nowhere = functions.longgraft_text_new(), [None] * 5
+    with pytest.raises(MemoryError, match=r"^The system has no memory left"):
+        functions.longgraft_text_rank(model, 2 ** 40, *nowhere)
+    functions.longgraft_text_free(model)
 
 
 def test_the_longest_context_comes_first_and_shorter_ones_add_what_it_has_not():

@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from longgraft.config.cache import cache_folder
 
@@ -32,6 +33,14 @@ def loaded(source: Path = KERNELS) -> ctypes.CDLL:
         return ctypes.CDLL(str(library(source)))
     except OSError as error:
         raise NotBuilt(f"the built library cannot be loaded ({error})") from error
+
+
+def with_memory(found: Any, function: Any, given: Any) -> Any:
+    """Returns what a compiled function returned; MemoryError for its -1 or null.  For ctypes' `errcheck`."""
+    if found is None or found == -1:
+        raise MemoryError("The system has no memory left for what the compiled code keeps. Use a shorter prompt or a "
+                          "smaller model.")
+    return found
 
 
 def library(source: Path = KERNELS) -> Path:

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
-from longgraft.kernels.build import NotBuilt, loaded
+from longgraft.kernels.build import NotBuilt, loaded, with_memory
 from longgraft.kernels.integers import IntegerWeight, linear_weights
 from longgraft.kernels.packed_weight import INT8, SPAN, BlockType, LinearWeight, PackedWeight, sample
 
@@ -89,13 +89,6 @@ def _norm_of(weight: Tensor, epsilon: float, form: str) -> _Norm:
     return _Norm(weight.data_ptr(), epsilon, form == "from one", form == "rounded")
 
 
-def _checked(failed: Any, function: Any, given: Any) -> Any:
-    """ctypes calls it with what a compiled function returned."""
-    if failed:
-        raise MemoryError("The system has no memory left for the kernels' buffers. Use a shorter prompt or a smaller "
-                          "model.")
-
-
 class CpuKernels:
     """The compiled functions.  Deterministic: how threads divide a weight's rows or a cache's columns is fixed."""
 
@@ -117,7 +110,7 @@ class CpuKernels:
         self._integer_rows.argtypes = [pointer, pointer, number, pointer]
         for function in (self._product, self._attention, self._norm, self._layer, self._pack_blocks,
                          self._integer_rows):
-            function.restype, function.errcheck = ctypes.c_int, _checked
+            function.restype, function.errcheck = ctypes.c_int, with_memory
         self._sizes = ctypes.c_int64 * 13
         compiled.longgraft_outputs.restype = compiled.longgraft_lanes.restype = number
         self._outputs, self._lanes = compiled.longgraft_outputs(), compiled.longgraft_lanes()

@@ -501,13 +501,13 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
     add(y, w.after_gate);
 }
 
-// 0, or 1 where the system had no memory for a buffer.
+// 0, or -1 where the system had no memory for a buffer.
 template <class Action> int tried(const Action& action) {
     try {
         action();
         return 0;
     } catch (const std::bad_alloc&) {
-        return 1;
+        return -1;
     }
 }
 
@@ -526,7 +526,7 @@ void longgraft_sizes(int64_t* sizes) {
 int64_t longgraft_lanes() { return LANES; }
 int64_t longgraft_outputs() { return OUTPUTS; }
 
-// All that follow return 0, or 1 where the system had no memory for a buffer.
+// All that follow return 0, or -1 where the system had no memory for a buffer.
 
 // y [n, out] = x [n, in] weight^T + bias; half: x, bias, y and a weight that has no codes are bfloat16.
 int longgraft_product(const void* x, const Weight* weight, void* y, int64_t n, int half, int threads) {

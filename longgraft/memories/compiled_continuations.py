@@ -10,7 +10,7 @@ from weakref import finalize
 
 import numpy as np
 
-from longgraft.kernels.build import NotBuilt, loaded
+from longgraft.kernels.build import NotBuilt, loaded, with_memory
 from longgraft.memories.continuations import KEPT, LEVELS, Continuation, Continuations, RankedPaths
 
 
@@ -76,10 +76,12 @@ def compiled() -> ctypes.CDLL | NotBuilt:
         return error
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, given in (
-            ("new", pointer, []), ("free", None, [pointer]), ("answer", None, [pointer]), ("run", number, [pointer]),
-            ("extend", None, [pointer, pointer, number]), ("read", None, [pointer, pointer, number]),
+            ("new", pointer, []), ("free", None, [pointer]), ("answer", number, [pointer]), ("run", number, [pointer]),
+            ("extend", number, [pointer, pointer, number]), ("read", number, [pointer, pointer, number]),
             ("rank", number, [pointer, number, *[pointer] * 5]),
             ("after", number, [pointer, pointer, number, number, *[pointer] * 4])):
         function = getattr(functions, f"longgraft_text_{name}")
         function.restype, function.argtypes = result, given
+        if name not in ("free", "run"):
+            function.errcheck = with_memory
     return functions

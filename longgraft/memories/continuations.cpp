@@ -1,5 +1,6 @@
 // What follows a context, as a distribution: `continuations.py`, which says what this is, compiled.  The same numbers.
 
+#include <new>
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -302,33 +303,60 @@ struct Entry {
 
 }  // namespace
 
-extern "C" {
-
-void* longgraft_text_new() { return new Model; }
-void longgraft_text_free(Model* model) { delete model; }
-void longgraft_text_answer(Model* model) { model->answer(); }
-int64_t longgraft_text_run(const Model* model) { return model->run; }
-
-void longgraft_text_extend(Model* model, const int32_t* tokens, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) model->extend(tokens[i]);
+// What the action returns, or -1 where the system had no memory.
+template <class Action> int64_t tried(const Action& action) {
+    try {
+        return action();
+    } catch (const std::bad_alloc&) {
+        return -1;
+    }
 }
 
-void longgraft_text_read(Model* model, const int32_t* passage, int64_t n) { model->read(passage, n); }
+extern "C" {
+
+// Null where the system had no memory.
+void* longgraft_text_new() {
+    try {
+        return new Model;
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+void longgraft_text_free(Model* model) { delete model; }
+int64_t longgraft_text_run(const Model* model) { return model->run; }
+
+// Those that follow return -1 where the system had no memory.
+int64_t longgraft_text_answer(Model* model) {
+    return tried([&] { return model->answer(), 0; });
+}
+
+int64_t longgraft_text_extend(Model* model, const int32_t* tokens, int64_t n) {
+    return tried([&] {
+        for (int64_t i = 0; i < n; ++i) model->extend(tokens[i]);
+        return 0;
+    });
+}
+
+int64_t longgraft_text_read(Model* model, const int32_t* passage, int64_t n) {
+    return tried([&] { return model->read(passage, n), 0; });
+}
 
 // path [n] -> how many continuations; tokens, probabilities, newest: room for (1 + LEVELS) * KEPT; longest: [1]
 int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int64_t run, int32_t* tokens,
                              double* probabilities, int32_t* newest, int32_t* longest) {
-    Ends ends = model->ends;
-    for (int64_t i = 0; i < n; ++i) ends.add(path[i]);
-    std::vector<Child> children;
-    int own;
-    model->after(ends, run, COUNT - 1, children, own, *longest);
-    for (size_t i = 0; i < children.size(); ++i) {
-        tokens[i] = children[i].token;
-        probabilities[i] = children[i].probability;
-        newest[i] = children[i].newest;
-    }
-    return static_cast<int64_t>(children.size());
+    return tried([&] {
+        Ends ends = model->ends;
+        for (int64_t i = 0; i < n; ++i) ends.add(path[i]);
+        std::vector<Child> children;
+        int own;
+        model->after(ends, run, COUNT - 1, children, own, *longest);
+        for (size_t i = 0; i < children.size(); ++i) {
+            tokens[i] = children[i].token;
+            probabilities[i] = children[i].probability;
+            newest[i] = children[i].newest;
+        }
+        return static_cast<int64_t>(children.size());
+    });
 }
 
 // The most probable paths below the text's last token -> how many nodes, the root first, `budget` at most; fewer where
@@ -336,39 +364,41 @@ int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int64
 // context that a node came from.
 int64_t longgraft_text_rank(Model* model, int64_t budget, const double* floors, int32_t* tokens, int32_t* parents,
                             double* probabilities, int32_t* orders) {
-    std::vector<Entry> heap{{1.0, 0, -1, 0, 0, true}};
-    std::vector<Node> nodes;
-    std::vector<Child> children;
-    nodes.reserve(budget);
-    int64_t entered = 0;
-    const double lowest = budget > 1 ? *std::min_element(floors + 1, floors + budget) : 0.0;
-    while (!heap.empty() && static_cast<int64_t>(nodes.size()) < budget) {
-        std::pop_heap(heap.begin(), heap.end());
-        const Entry e = heap.back();
-        heap.pop_back();
-        const int32_t node = static_cast<int32_t>(nodes.size());
-        if (node && e.probability <= floors[node]) break;
-        nodes.push_back(node ? nodes[e.parent] : Node{model->ends, model->run, COUNT - 1});
-        Node& own = nodes.back();
-        if (node) {
-            own.ends.add(e.token);
-            own.run = e.newest ? own.run + 1 : 0;
+    return tried([&] {
+        std::vector<Entry> heap{{1.0, 0, -1, 0, 0, true}};
+        std::vector<Node> nodes;
+        std::vector<Child> children;
+        nodes.reserve(budget);
+        int64_t entered = 0;
+        const double lowest = budget > 1 ? *std::min_element(floors + 1, floors + budget) : 0.0;
+        while (!heap.empty() && static_cast<int64_t>(nodes.size()) < budget) {
+            std::pop_heap(heap.begin(), heap.end());
+            const Entry e = heap.back();
+            heap.pop_back();
+            const int32_t node = static_cast<int32_t>(nodes.size());
+            if (node && e.probability <= floors[node]) break;
+            nodes.push_back(node ? nodes[e.parent] : Node{model->ends, model->run, COUNT - 1});
+            Node& own = nodes.back();
+            if (node) {
+                own.ends.add(e.token);
+                own.run = e.newest ? own.run + 1 : 0;
+            }
+            tokens[node] = e.token;
+            parents[node] = e.parent;
+            probabilities[node] = e.probability;
+            orders[node] = e.order;
+            // A child's longest context is at most one token longer than its parent's.
+            int reach;
+            model->after(own.ends, own.run, std::min(COUNT - 1, own.order + 1), children, own.order, reach);
+            for (const Child& child : children) {
+                const double probability = e.probability * child.probability;
+                if (probability <= lowest) continue;
+                heap.push_back({probability, ++entered, node, child.token, reach, child.newest});
+                std::push_heap(heap.begin(), heap.end());
+            }
         }
-        tokens[node] = e.token;
-        parents[node] = e.parent;
-        probabilities[node] = e.probability;
-        orders[node] = e.order;
-        // A child's longest context is at most one token longer than its parent's.
-        int reach;
-        model->after(own.ends, own.run, std::min(COUNT - 1, own.order + 1), children, own.order, reach);
-        for (const Child& child : children) {
-            const double probability = e.probability * child.probability;
-            if (probability <= lowest) continue;
-            heap.push_back({probability, ++entered, node, child.token, reach, child.newest});
-            std::push_heap(heap.begin(), heap.end());
-        }
-    }
-    return static_cast<int64_t>(nodes.size());
+        return static_cast<int64_t>(nodes.size());
+    });
 }
 
 }
