@@ -1,4 +1,4 @@
-"""What the documents show runs as it stands there: a method outside the package, wherever methods are named."""
+"""Tests of docs/adding-a-method.md: its code runs as printed, as a method from outside the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "my_method.py:METHOD"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """Where the documented file is, as a user's folder."""
+    """A user's folder with the documented file."""
     torch.set_num_threads(1)
     (tmp_path / "my_method.py").write_text(METHOD_FILE)
     monkeypatch.chdir(tmp_path)
@@ -36,11 +36,11 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_the_file_is_a_whole_method_in_some_forty_lines():
+def test_documented_method_has_at_most_48_lines():
     assert len(METHOD_FILE.splitlines()) <= 48
 
 
-def test_it_is_listed_and_answers_as_plain_decoding(folder, command):
+def test_documented_method_is_listed_and_equals_plain_decoding(folder, command):
     assert "bigrams" not in command("methods") and "what followed a token last time" in command("methods", NAME)
     (folder / "prompt.txt").write_text((ROOT / "longgraft/trees/tree.py").read_text()[:1500])
     answer = json.loads(command("generate", "--method", NAME, "--drafter", "none", "--prompt-file", "prompt.txt",
@@ -49,7 +49,7 @@ def test_it_is_listed_and_answers_as_plain_decoding(folder, command):
     assert answer["stats"]["accepted_by_origin"]["retrieved"] > 0
 
 
-def test_it_is_loaded_as_an_object_and_as_a_proposer(folder):
+def test_load_accepts_a_method_and_a_proposer(folder):
     space: dict = {}
     exec(IN_PYTHON, space)
     plain = longgraft.load(method="ar", tell=False).generate("def add(a, b):", 8).token_ids
@@ -57,7 +57,7 @@ def test_it_is_loaded_as_an_object_and_as_a_proposer(folder):
         assert longgraft.load(method=method, tell=False).generate("def add(a, b):", 8).token_ids == plain
 
 
-def test_what_may_be_chosen_of_a_method_is_set_by_its_name(folder, command):
+def test_choices_are_set_in_a_methods_name(folder, command):
     (folder / "sure.py").write_text(CHOICES_FILE)
     (folder / "prompt.txt").write_text((ROOT / "longgraft/trees/tree.py").read_text()[:1500])
     answers = [json.loads(command("generate", "--method", f"sure.py:METHOD+least={least}", "--budget", 60, "--json",
@@ -69,13 +69,13 @@ def test_what_may_be_chosen_of_a_method_is_set_by_its_name(folder, command):
     assert "+every=2" in command("methods", "sure.py:METHOD")
 
 
-def test_its_own_test_holds(folder):
+def test_documented_test_passes(folder):
     space: dict = {}
     exec(TEST_FILE, space)
     space["test_bigrams_say_what_plain_decoding_says"]()
 
 
-def test_it_is_measured_beside_the_others_under_its_own_name(folder, command):
+def test_sweep_measures_an_outside_method_under_its_given_name(folder, command):
     text = (ROOT / "longgraft/engine/session.py").read_text()
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:2200], "continuation": text[2200:2300]}))
     where = str(folder / NAME)
@@ -95,7 +95,7 @@ def test_it_is_measured_beside_the_others_under_its_own_name(folder, command):
     assert "<!-- four nodes -->" in (folder / "run/mat_by_length.svg").read_text()
 
 
-def test_a_package_registers_it(folder, command, monkeypatch):
+def test_entry_point_registers_a_method(folder, command, monkeypatch):
     info = folder / "bigrams-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bigrams\nVersion: 1.0\n")
@@ -110,7 +110,7 @@ def test_a_package_registers_it(folder, command, monkeypatch):
         installed.cache_clear()
 
 
-def test_a_file_may_lie_in_any_folder(tmp_path):
+def test_method_path_may_contain_syntax_characters(tmp_path):
     odd = tmp_path / "a+b@c"
     odd.mkdir()
     (odd / "my_method.py").write_text(METHOD_FILE)
@@ -140,7 +140,7 @@ METHOD = Method("stored", "-", "-", lambda parts: GIVEN.append(parts.the(STORE))
 '''
 
 
-def test_what_it_needs_is_loaded_for_it_also_in_a_sweep(folder, command):
+def test_sweep_loads_an_outside_methods_needs(folder, command):
     (folder / "needy.py").write_text(NEEDY)
     text = (ROOT / "longgraft/engine/session.py").read_text()[:2200]
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text}))
@@ -150,7 +150,7 @@ def test_what_it_needs_is_loaded_for_it_also_in_a_sweep(folder, command):
     assert all(store.pairs[1] == 4096 for store in sys.modules["needy.py"].GIVEN)
 
 
-def test_the_choices_that_code_names_are_explained():
+def test_choices_page_has_every_heading_that_code_names():
     headings = {line[3:].lower() for line in (ROOT / "docs/choices.md").read_text().splitlines() if line[:3] == "## "}
     folders = [ROOT / name for name in ("longgraft", "yarn_drafters", "prefill", "eval")]
     named = [name for folder in folders for path in folder.rglob("*.py")
@@ -167,7 +167,7 @@ class Astray:
         return ProposalTree.chain(torch.tensor([(ask.root + 1) % VOCAB]))
 
 
-def test_a_method_that_breaks_the_promise_is_told_where():
+def test_assert_lossless_names_the_first_wrong_token():
     with pytest.raises(AssertionError, match=r"^Astray, budget 1, greedy, prompt of 75 tokens: it decodes \[\d+\] "
                                              r"where plain decoding has \[\d+\], at new token \d+\.$"):
         assert_lossless(Astray(), (toy_model(), None))
@@ -188,7 +188,7 @@ class Otherwise(DrawThenWalk):
         return self.rule.choose(logits, keys)
 
 
-def test_a_method_is_held_to_what_it_promises():
+def test_assert_lossless_checks_the_declared_promise():
     method = replace(METHODS["retrieval"], verifies=lambda parts: lambda one: replace(one, rule=Otherwise(one.rule)))
     with pytest.raises(AssertionError, match="sampled"):
         assert_lossless(method, (toy_model(), None))

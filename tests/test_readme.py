@@ -29,7 +29,7 @@ def test_the_methods_page_names_every_method_and_no_other():
     assert {name for cell in rows for name in re.findall(r"`([a-z0-9+-]+)`", cell)} == set(METHODS)
 
 
-def test_the_files_named_there_exist():
+def test_files_named_in_the_readme_exist():
     for path in re.findall(r"`((?:longgraft|yarn_drafters|prefill|eval|tests)/[^`]*)`", README):
         assert (Path(__file__).parents[1] / path).exists(), path
 
@@ -43,14 +43,14 @@ def test_first_command_installs_what_its_model_needs_and_its_options_are_valid(m
     assert (code, err) == (0, "") and f"{CATALOGUE[model].megabytes} MB" in README
 
 
-def test_first_command_asks_for_an_edit_of_the_file_that_it_reads():
+def test_first_command_edits_the_file_that_it_reads():
     words = shlex.split(re.search(r"```bash\n(.*?)\n```", README)[1])
     source = (Path(__file__).parents[1] / words[words.index("--prompt-file") + 1]).read_text()
     request = words[words.index("--prompt") + 1]
     assert "ValueError" in request and source.count("ValueError") == 5
 
 
-def test_the_embedded_pair_is_exact_and_drafting_and_retrieval_both_help():
+def test_embedded_pair_is_exact_and_accepts_drafted_and_retrieved_tokens():
     """On this repository's own source: the training corpus has never seen it."""
     torch.set_num_threads(1)
     source = (Path(__file__).parents[1] / "yarn_drafters/layouts.py").read_text()[:4000]

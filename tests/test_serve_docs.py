@@ -1,4 +1,4 @@
-"""docs/serving.md says what there is: every path and option in it exists, and its example is answered."""
+"""Tests of docs/serving.md: every path and option in it exists, and its example is answered."""
 
 from __future__ import annotations
 
