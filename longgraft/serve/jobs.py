@@ -88,6 +88,7 @@ class Running:
     def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
         self.job, self.since, self.queued = job, time.monotonic(), 0.0
         self.until = math.inf       # when `Job.seconds` are over
+        self.rests_until = 0.0      # takes no step before, while others do
         self.end: End | None = None
         self.cancelled = False
         self._loop, self._remove = loop, remove
