@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from toys.served import Gate, asking, listening, until
 
 from longgraft.completion.prompt.encoding import PartEncoder
+from longgraft.engine.session import Session
 from longgraft.serve import http_server, request_body
 from longgraft.serve.encoding_pool import THREADS
 from longgraft.serve.formats.errors import ApiError
@@ -102,6 +103,28 @@ def test_a_large_body_does_not_hold_up_a_small_one(held):
         permits.release(1000)
         return [(await post).status_code for post in (small, large, *others)]
     assert asking(ask) == [200] * (THREADS + 2)
+
+
+def test_constraints_that_are_compiled_do_not_hold_up_other_requests(monkeypatch):
+    permits, compiling, compiled = threading.Semaphore(0), [], Session.constraint
+
+    def wait(self, sampling, ends):
+        if sampling.constraint:
+            compiling.append(sampling)
+            assert permits.acquire(timeout=20)
+        return compiled(self, sampling, ends)
+    monkeypatch.setattr(Session, "constraint", wait)
+
+    async def ask(http):
+        body = {"prompt": "a", "max_tokens": 2}
+        held = [asyncio.create_task(http.post(COMPLETIONS, json=body | {"guided_regex": "a"}))
+                for _ in range(THREADS + 1)]
+        while len(compiling) < THREADS:
+            await asyncio.sleep(0.002)
+        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+        permits.release(1000)
+        await asyncio.gather(*held)
+    asking(ask)
 
 
 def sent(url: str, data: bytes) -> socket.socket:

@@ -91,7 +91,7 @@ def router(state: State) -> APIRouter:
     async def infill(body: InfillRequest, request: BodyRequest) -> Response:
         """The text between a prefix and a suffix, for llama.vim and similar plugins."""
         check_request(state, body)
-        laid, job, prompt = await request.run(prompts.job_of, body)
+        laid, job, prompt = await request.run(prompts.job_of, body, constrained=body.constrained)
         stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
         running = TrimmedJob(state.worker.submit(replace(job, complete=stop.detector())), stop)
         form = LlamaCppFormat(state, body, laid, prompt, running)

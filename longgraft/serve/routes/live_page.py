@@ -75,7 +75,7 @@ def router(state: State) -> APIRouter:
     async def watch(body: WatchRequest, request: BodyRequest) -> StreamingResponse:
         """One answer as events."""
         check_request(state, body)
-        running = state.worker.submit(await request.run(prepare, body))
+        running = state.worker.submit(await request.run(prepare, body, constrained=body.constrained))
         # Also for a client that disconnects before the first event.
         return StreamingResponse(_lines(state, running, body.compare), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},

@@ -82,7 +82,7 @@ async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,
         return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
 
     check_request(state, body)
-    prompt, job, expected = await request.run(prepare)
+    prompt, job, expected = await request.run(prepare, constrained=body.constrained)
     form = OpenAIFormat(kind, state.name, job.sampling, expected, prompt.echo, prompt.layout,
                         bool(body.return_token_ids), body.with_usage_chunk, state.text)
     if body.stream:
