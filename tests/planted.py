@@ -65,6 +65,8 @@ MUTATIONS = (
     Mutation("constraints hold up other requests", "EncodingPool.run", "self._constrained if constrained else ", "", "test_serve_stalls.py::test_constraints_that_are_compiled_do_not_hold_up_other_requests"),
     Mutation("the tokens allowed before are allowed again", "Constraint.advance", "self._next = None", "pass", "test_constraints.py::test_every_method_says_what_plain_decoding_says_under_the_same_constraints"),
     Mutation("a slow constraint slows everyone", "Worker._advance", "running.rests_until <= began", "True", "test_constraints.py::test_request_with_a_slow_constraint_rests_while_others_are_decoded"),
+    Mutation("a large schema is written before it is refused", "_least_length", "len(part) if isinstance(part, str) else 1", "0", "test_constraints.py::test_mistakes_are_one_sentence"),
+    Mutation("the parts of a list of tokens are not parted", "tokenize:_written", '"," * (start > 0)', '""', "test_serve_stalls.py::test_tokens_of_a_long_text_are_written_in_parts"),
     Mutation("an endless bias is taken", "LogitOptions.__post_init__", "if not abs(bias) <= MOST_BIAS", "if abs(bias) < 0", "test_constraints.py::test_mistakes_are_one_sentence"),
     Mutation("an empty schema is none", "LogitFields.constraints", "if value is not None:", "if value:", "test_constraints.py::test_the_server_takes_the_fields_of_others"),
     Mutation("an answer that cannot go on is the server's fault", "Worker._stepped", "step if isinstance(step, DeadEnd) else self._failed(step)", "self._failed(step)", "test_constraints.py::test_an_answer_that_cannot_go_on_is_the_requests_fault"),

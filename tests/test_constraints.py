@@ -166,6 +166,8 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     (dict(json_schema={"type": "array", "items": MANY_OPTIONAL}),
      "json_schema cannot be followed: an object has 2,000 optional properties, and 480 are allowed"),
     (dict(grammar='root ::= "a'), "grammar cannot be followed: Failed to convert the grammar from GBNF to Lark"),
+    (dict(json_schema={"enum": [[{"text": "a" * 99, "n": n}] for n in range(9000)]}),
+     "json_schema has more than 1,048,576 characters. Shorten it."),
     (dict(regex=5), "regex is 5; it must be text"),
     (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be from 0.001 to 1000"),
     (dict(repetition_penalty=float("nan")), "repetition_penalty is nan"),

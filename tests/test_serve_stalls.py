@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 from pydantic import ValidationError
-from toys.served import Gate, asking, listening, until
+from toys.served import Gate, asking, characters, listening, until
 
 from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.engine.session import Session
@@ -20,6 +20,7 @@ from longgraft.serve import http_server, request_body
 from longgraft.serve.encoding_pool import THREADS
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest
+from longgraft.serve.routes import tokenize
 from longgraft.serve.routes.infill import InfillRequest
 from longgraft.serve.routes.tokenize import DetokenizeRequest
 
@@ -125,6 +126,22 @@ def test_constraints_that_are_compiled_do_not_hold_up_other_requests(monkeypatch
         permits.release(1000)
         await asyncio.gather(*held)
     asking(ask)
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_tokens_of_a_long_text_are_written_in_parts(monkeypatch, pieces):
+    monkeypatch.setattr(tokenize, "PART", 7)
+    written, dumps = [], json.dumps
+    monkeypatch.setattr(json, "dumps", lambda value, **how: written.append(value) or dumps(value, **how))
+    text = "ab" * 100
+
+    async def ask(http):
+        response = await http.post("/tokenize", content=dumps({"content": text, "with_pieces": pieces}),
+                                   headers={"Content-Type": "application/json"})
+        return response.json()["tokens"]
+    found, ids = asking(ask), characters()(text)["input_ids"]
+    assert found == [{"id": token, "piece": "ab"[n % 2]} if pieces else token for n, token in enumerate(ids)]
+    assert len(written) <= 3, "each distinct token is written once"
 
 
 def sent(url: str, data: bytes) -> socket.socket:
