@@ -10,10 +10,12 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.request_fields import TokenIds
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
+MOST_CHARACTERS = 2 ** 22   # at once: the tokenizer holds all threads up for about 25 ns for each
 PART = 8192     # tokens that are written at once, in about a millisecond
 JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}    # for the OpenAPI schema
 
@@ -38,9 +40,12 @@ def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     def tokens_of(body: TokenizeRequest) -> Iterator[str]:
+        if len(body.content) > MOST_CHARACTERS:
+            raise ApiError(400, f"content has {len(body.content):,} characters, and {MOST_CHARACTERS:,} are taken at "
+                                "once. Send it in parts.", "content")
         ids = state.ids(body.content, "content", bool(body.add_special))
-        return _written(ids, {one: json.dumps({"id": one, "piece": state.text([one])} if body.with_pieces else one)
-                              for one in set(ids)})
+        return _written(ids, {one: json.dumps({"id": one, "piece": state.text([one])} if body.with_pieces else one,
+                                              separators=(",", ":")) for one in set(ids)})
 
     def text_of(body: DetokenizeRequest) -> str:
         state.need_tokenizer("tokens")
