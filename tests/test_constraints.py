@@ -307,6 +307,7 @@ def test_guided_choice_takes_thousands_of_answers():
 def test_an_answer_that_cannot_go_on_is_the_requests_fault():
     error = asked("/v1/completions", prompt=toy_prompt(40), guided_regex="aé")["error"]
     assert error["type"] == "invalid_request_error" and "no token of this model spells" in error["message"]
+    assert error["param"] == "guided_regex"
 
 
 def test_the_server_gives_log_probabilities_as_openai_does():

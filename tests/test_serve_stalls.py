@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from toys.served import Gate, asking, characters, listening, until
 
 from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.engine.session import Session
-from longgraft.serve import http_server, request_body
+from longgraft.serve import access, http_server, request_body
 from longgraft.serve.encoding_pool import THREADS
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest
@@ -222,6 +223,31 @@ def test_what_is_no_http_is_refused_in_the_form_of_the_api(data):
     assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
     assert json.loads(body)["error"] == {"message": "The request is no valid HTTP/1.1.", "type":
                                          "invalid_request_error", "param": None, "code": None}
+
+
+def test_two_lengths_of_a_body_are_refused_and_the_connection_is_closed():
+    """Else a proxy and this server may find other requests in the same bytes."""
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    twice = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5\r\n"
+             b"Transfer-Encoding: chunked\r\n\r\n11\r\n{\"content\": \"ab\"}\r\n0\r\n\r\n")
+    with listening() as (url, _), sent(url, twice + health) as wire:
+        answer = wire.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1 ") == 1
+    assert b"Content-Length and Transfer-Encoding" in answer
+
+
+def test_half_sent_bodies_have_a_common_limit(monkeypatch):
+    monkeypatch.setattr(access, "ARRIVING", 2)
+    half = request("/tokenize", b'{"content": "%s"}' % (b"a" * 900_000))[:-10]
+    with ExitStack() as stack, listening(None, max_body=1) as (url, _):
+        wires = [stack.enter_context(sent(url, half)) for _ in range(3)]
+        refused = select.select(wires, [], [], 20)[0]
+        assert len(refused) == 1 and refused[0].recv(64).startswith(b"HTTP/1.1 429")
+        assert httpx.post(f"{url}/tokenize", json={"content": "ab"}).status_code == 200, "small ones are taken"
+        kept = next(wire for wire in wires if wire is not refused[0])
+        kept.sendall(b'aaaaaaaa"}')
+        assert kept.recv(64).startswith(b"HTTP/1.1 200")
+        assert httpx.post(f"{url}/tokenize", json={"content": "a" * 900_000}, timeout=30).status_code == 200
 
 
 def test_the_page_and_health_answer_head():

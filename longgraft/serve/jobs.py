@@ -1,7 +1,4 @@
-"""A job of the decoding thread, its end, its steps as a coroutine sees them, and why it may be refused.
-
-Knows steps and asyncio; knows no session's inside and no HTTP.
-"""
+"""A job of the decoding thread, its end, its steps as a coroutine sees them, and why it may be refused."""
 
 from __future__ import annotations
 
@@ -45,6 +42,7 @@ class Job:
     seconds:  of decoding, from the first new token; None: no limit
     session:  decodes instead of the worker's own; None: the worker's
     complete: whether the answer is complete with this step; called in the decoding thread
+    constraint_field: the request's field that has the constraint, for errors
     """
 
     ids: Sequence[int]
@@ -58,6 +56,7 @@ class Job:
     complete: Callable[[Step], bool] | None = None
     budget: int | None = None
     corpus: str | None = None
+    constraint_field: str | None = None
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Prompts:
         budget, corpus = speculation_of(state, body)
         job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
                   (*body.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds,
-                  budget=budget, corpus=corpus)
+                  budget=budget, corpus=corpus, constraint_field=next(iter(body.constraints()), None))
         fields = () if body.stream else body.response_fields or ()
         return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
 

@@ -61,7 +61,7 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
     budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
                (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               seconds=state.options.max_seconds)
+               seconds=state.options.max_seconds, constraint_field=next(iter(body.constraints()), None))
 
 
 def several(job: Job, count: int) -> list[Job]:
