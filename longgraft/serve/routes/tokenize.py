@@ -15,7 +15,7 @@ from longgraft.serve.formats.request_fields import TokenIds
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
-MOST_CHARACTERS = 2 ** 22   # at once: the tokenizer holds all threads up for about 25 ns for each
+MOST_CHARACTERS = 2 ** 20   # at once: longer texts hold up all threads for more than 0.1 s
 PART = 8192     # tokens that are written at once, in about a millisecond
 JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}    # for the OpenAPI schema
 
