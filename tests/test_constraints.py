@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import sys
-import time
 from dataclasses import replace
 from functools import cache
 
@@ -212,12 +211,11 @@ def test_answers_do_not_depend_on_the_time_limits(monkeypatch):
 
 
 def test_grammar_that_takes_too_long_to_convert_is_refused_in_time(monkeypatch):
-    monkeypatch.setattr(constraints, "CONVERT_SECONDS", 0.3)
+    monkeypatch.setattr(constraints, "CONVERT_SECONDS", 1)
     rules = "".join(f'\nr{n} ::= "a" r{n + 1} | "b"' for n in range(8000))
-    began = time.monotonic()
-    with pytest.raises(ValueError, match=r"grammar cannot be followed: it takes more than 0\.3 s to compile"):
+    with pytest.raises(ValueError, match="grammar cannot be followed: it takes more than 1 s to convert") as refused:
         constraint("grammar", f'root ::= r0{rules}\nr8000 ::= "c"', TOKENIZER, 96, [END])
-    assert time.monotonic() - began < 20, "the conversion was not ended"
+    assert refused.value.__cause__.__cause__ is None, "it was ended by the clock and not by its CPU time"
 
 
 def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypatch):

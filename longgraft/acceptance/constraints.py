@@ -39,9 +39,12 @@ MOST_READ = 64      # tokens that may come next, for their texts to be compared
 END = "<|an answer's end|>"
 # Characters of a constraint. llguidance looks ahead through all of a regular expression's forced text for each token.
 MOST_TEXT = {"json_schema": 2 ** 20, "grammar": 2 ** 18, "regex": 2 ** 15}
-CONVERT_SECONDS = 2.0   # for GBNF to Lark, which llguidance does in Python; the time grows quadratically with the rules
-# Runs in a process of its own, which can be killed, at the lowest priority.
-CONVERT = """import os, sys; os.nice(19)
+# CPU seconds for GBNF to Lark, which llguidance does in Python: the time grows quadratically with the rules.
+CONVERT_SECONDS = 2
+# Runs in a process of its own, which the system ends after these seconds.
+CONVERT = """import os, resource, sys
+os.nice(10)
+resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(sys.argv[1]),))
 from llguidance.gbnf_to_lark import any_to_lark
 try:
     sys.stdout.write(any_to_lark(sys.stdin.read()))
@@ -219,14 +222,14 @@ def _as_lark(text: str) -> str:
 
     if is_lark_syntax(text):
         return text
+    slow = f"it takes more than {CONVERT_SECONDS} s to convert from GBNF; simplify it, or write it in Lark"
     try:
-        done = subprocess.run([sys.executable, "-P", "-X", "utf8", "-c", CONVERT], input=text, capture_output=True,
-                              encoding="utf-8", timeout=CONVERT_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"it takes more than {CONVERT_SECONDS:g} s to compile; simplify it, or write it in Lark"
-                         ) from error
+        done = subprocess.run([sys.executable, "-P", "-X", "utf8", "-c", CONVERT, str(CONVERT_SECONDS)], input=text,
+                              capture_output=True, encoding="utf-8", timeout=10 * CONVERT_SECONDS)
+    except subprocess.TimeoutExpired as error:      # on a machine that has no time for it
+        raise ValueError(slow) from error
     if done.returncode:
-        raise ValueError(done.stderr.strip() or "it ended the process that converts it from GBNF to Lark")
+        raise ValueError(slow if done.returncode < 0 else done.stderr.strip())
     return done.stdout
 
 
