@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import sys
 from dataclasses import replace
 from functools import cache
@@ -13,12 +15,12 @@ from jsonschema import validate
 from toys.covering import covering, named
 from toys.models import toy_model
 from toys.oracle import draw
-from toys.served import asking
+from toys.served import Gate, asking, tokens_of, working
 from toys.sessions import toy_parts, toy_prompt, toy_session
 from toys.tokenizers import ascii_tokenizer
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from longgraft.acceptance import constraints
+from longgraft.acceptance import constraints, shaping
 from longgraft.acceptance.constraints import DeadEnd, constraint
 from longgraft.acceptance.sampling import LogitOptions, Sampling
 from longgraft.acceptance.shaping import Shaping
@@ -27,7 +29,9 @@ from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
 from longgraft.methods.find import METHODS, build
 from longgraft.runtime.clock import Clock
+from longgraft.serve import worker
 from longgraft.serve.formats.openai_answers import chat_logprobs
+from longgraft.serve.jobs import Job
 from longgraft.trees.tree import FORCED, ProposalTree
 
 TOKENIZER = ascii_tokenizer()
@@ -43,6 +47,7 @@ OPTIONS = {"schema": dict(json_schema=SCHEMA), "regex": dict(regex=DATE), "gramm
            "both": dict(json_schema=SCHEMA, repetition_penalty=1.2, frequency_penalty=0.5)}
 DRAWS = {"greedy": {}, "sampled": dict(temperature=1.0, seed=5),
          "warped": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)}
+MANY_OPTIONAL = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(2000)}}
 NEW = 24
 EXACT = [name for name in METHODS if not name.startswith("specpv")]    # it accepts on a part of the cache
 
@@ -156,6 +161,12 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     (dict(json_schema={"$ref": "#"}), "json_schema cannot be followed: The answer cannot go on"),
     (dict(json_schema={"const": {1}}), "json_schema cannot be written as JSON"),
     (dict(json_schema=" " * 2 ** 21), "json_schema has 2,097,152 characters, and 1,048,576 are allowed"),
+    (dict(regex="a" * 2 ** 16), "regex has 65,536 characters, and 32,768 are allowed"),
+    (dict(json_schema={"type": "array", "items": MANY_OPTIONAL}),
+     "json_schema cannot be followed: an object has 2,000 optional properties, and 480 are allowed"),
+    (dict(grammar='root ::= "a'), "grammar cannot be followed: Failed to convert the grammar from GBNF to Lark"),
+    (dict(json_schema={"enum": [[{"text": "a" * 99, "n": n}] for n in range(9000)]}),
+     "json_schema has more than 1,048,576 characters. Shorten it."),
     (dict(regex=5), "regex is 5; it must be text"),
     (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be from 0.001 to 1000"),
     (dict(repetition_penalty=float("nan")), "repetition_penalty is nan"),
@@ -173,6 +184,60 @@ def test_mistakes_are_one_sentence(options, said):
 def test_a_schema_of_many_references_is_compiled_and_does_not_end_the_process():
     chain = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(4000)} | {"d4000": {"enum": ["ab"]}}
     assert session("ar").generate(toy_prompt(20), 8, json_schema={"$defs": chain, "$ref": "#/$defs/d0"}).text == '"ab"'
+
+
+AMBIGUOUS = 'root ::= s\ns ::= s s s | s s | "a" | "b" | " "'
+
+
+def test_grammar_that_needs_too_much_work_ends_its_answer():
+    with pytest.raises(DeadEnd, match=r"cannot be followed further: .*(Too many|Current row has \d+) items"):
+        session("ar").generate(toy_prompt(20), 200, grammar=AMBIGUOUS)
+
+
+def test_slow_proposals_are_cut_at_the_deadline():
+    follows, path = constraint("grammar", AMBIGUOUS, TOKENIZER, 96, [END]), ids_of("ab" * 80)
+    assert follows.accepted(path[:9]) == 9 > follows.accepted(path[:9], deadline=0.0) == 0
+    assert 40 < follows.accepted(path) < 80, "no limit on the items of a row"
+
+
+def test_answers_do_not_depend_on_the_time_limits(monkeypatch):
+    monkeypatch.setattr(shaping, "FIT_SECONDS", -1.0)
+    kept = session("pld").generate(toy_prompt(60), NEW, **OPTIONS["both"])
+    monkeypatch.undo()
+    monkeypatch.setattr(shaping, "WALK_SECONDS", -1.0)
+    one_by_one = session("pld").generate(toy_prompt(60), NEW, **OPTIONS["both"])
+    assert kept.token_ids == one_by_one.token_ids == plain("both", "greedy")
+    assert one_by_one.stats.steps == len(one_by_one.token_ids) - 1
+
+
+def test_grammar_that_takes_too_long_to_convert_is_refused_in_time(monkeypatch):
+    monkeypatch.setattr(constraints, "CONVERT_SECONDS", 1)
+    rules = "".join(f'\nr{n} ::= "a" r{n + 1} | "b"' for n in range(8000))
+    with pytest.raises(ValueError, match="grammar cannot be followed: it takes more than 1 s to convert") as refused:
+        constraint("grammar", f'root ::= r0{rules}\nr8000 ::= "c"', TOKENIZER, 96, [END])
+    assert refused.value.__cause__.__cause__ is None, "it was ended by the clock and not by its CPU time"
+
+
+def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypatch):
+    monkeypatch.setattr(worker, "SLOW", 0.0)
+    monkeypatch.setattr(worker, "REST", 1e9)
+    parts, steps = toy_parts(), []
+
+    def another() -> Session:
+        own = replace(parts, kept={}, clock=Clock())
+        return Session(Engine(own.target, build("ar", own), own.clock, 16), TOKENIZER, made_again=another)
+
+    class Order(Gate):
+        def stepped(self, running, step, seconds):
+            super().stepped(running, step, seconds)
+            steps.append(running.job.sampling.regex)
+
+    async def play(made):
+        jobs = [Job(toy_prompt(20), 20, Sampling(regex=regex), eos=(END,)) for regex in ("[ab]{99}", None)]
+        return [len(ids) for ids in await asyncio.gather(*(tokens_of(made.submit(job)) for job in jobs))]
+    assert working(play, Order(1000), another(), running=2) == [20, 20]
+    last = max(n for n, regex in enumerate(steps) if regex is None)
+    assert steps[:last].count("[ab]{99}") < 6 < 19 <= steps[:last + 1].count(None)
 
 
 def test_without_the_extra_a_sentence_says_which_to_install(monkeypatch):
@@ -232,9 +297,15 @@ def test_the_server_takes_the_fields_of_others(fields, options):
     assert answer["token_ids"] == session("ar").generate(prompt, 60, **options).token_ids
 
 
+def test_guided_choice_takes_thousands_of_answers():
+    answer = asked("/v1/completions", prompt=toy_prompt(40), guided_choice=[f"answer{n}" for n in range(4000)])
+    assert re.fullmatch(r"answer[0-9]{1,4}", answer["choices"][0]["text"])
+
+
 def test_an_answer_that_cannot_go_on_is_the_requests_fault():
     error = asked("/v1/completions", prompt=toy_prompt(40), guided_regex="aé")["error"]
     assert error["type"] == "invalid_request_error" and "no token of this model spells" in error["message"]
+    assert error["param"] == "guided_regex"
 
 
 def test_the_server_gives_log_probabilities_as_openai_does():

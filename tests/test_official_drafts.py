@@ -76,7 +76,8 @@ def test_every_round_s_tree_and_accepted_length_are_the_official_ones(golden, pr
         assert Counter(zip(tree.tokens.tolist(), tree.depths.tolist(), strict=True)) == Counter(
             zip(official["draft_tokens"], official["tree_position_ids"], strict=True))
         following = [*said, official["next_token"]]     # beyond the last round's tokens there is one more
-        path, after = walk(tree, [following[min(length + depth + 1, len(said))] for depth in tree.depths.tolist()])
+        draws = [following[min(length + depth + 1, len(said))] for depth in tree.depths.tolist()]
+        path, after = walk(tree, draws.__getitem__)
         assert tree.tokens[path].tolist() == official["accepted_tokens"] and after == official["next_token"]
         made.memory.observe(Observation(tree, path, after, hidden=by_layer(features[length:length + len(path)])))
         length += len(path)

@@ -169,7 +169,7 @@ def test_walks_are_the_host_trees_walks():
         everywhere = torch.tensor([dice.randrange(9) for _ in range(padded.rows)])
         everywhere[places] = torch.tensor(draws)
         path, length, token = padded.walk(everywhere)
-        wanted, last = walk(tree, draws)
+        wanted, last = walk(tree, draws.__getitem__)
         assert (length.shape, token.shape, path.shape) == ((1,), (1,), (padded.rows,))
         assert (int(length), int(token)) == (len(wanted), last) and (path[len(wanted):] == -1).all()
         assert torch.equal(path[:len(wanted)], places[wanted])
@@ -180,7 +180,7 @@ def test_walks_are_the_host_trees_walks():
 def test_rows_are_written_in_the_host_trees_order():
     for dice, tree in trees(400):
         padded = scattered(dice, tree, rows_for(dice, tree))
-        places, (path, token) = padded.live.nonzero().flatten(), walk(tree, drawn(dice, tree))
+        places, (path, token) = padded.live.nonzero().flatten(), walk(tree, drawn(dice, tree).__getitem__)
         rows = torch.full((padded.rows,), -1)
         rows[:len(path)] = places[path]
         order = padded.update_order(rows)

@@ -132,7 +132,7 @@ RULES = [Greedy(), Replay([2, 1, 1, 2, 0], start=100), Sampled(seed=1), Sampled(
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_walk_that_draws_where_it_goes_is_the_walk_along_all_draws(rule, monkeypatch):
     logits, positions, asked = random_logits(6, 3, 1.0)[BRANCHES.tokens], 100 + BRANCHES.depths, []
-    path, after = walk(BRANCHES, rule.draw(logits, positions).tolist())
+    path, after = walk(BRANCHES, rule.draw(logits, positions).tolist().__getitem__)
     draw = type(rule).draw
     monkeypatch.setattr(type(rule), "draw", lambda *given: asked.append(len(given[1])) or draw(*given))
     found = rule(BRANCHES, logits, positions)
@@ -185,15 +185,16 @@ def test_draws_follow_the_law_of_the_warped_logits(sampling):
 
 def test_a_walk_goes_as_far_as_the_draws_agree():
     chain = ProposalTree.chain(torch.arange(40))
-    path, after = walk(chain, [*range(1, 40), 77])
+    path, after = walk(chain, [*range(1, 40), 77].__getitem__)
     assert path.tolist() == list(range(40)) and after == 77
-    path, after = walk(chain, [*range(1, 13), 5, *range(14, 40), 77])
+    path, after = walk(chain, [*range(1, 13), 5, *range(14, 40), 77].__getitem__)
     assert path.tolist() == list(range(13)) and after == 5
 
 
 def test_a_walk_goes_to_children_of_its_own_only():
-    assert walk(BRANCHES, [2, 0, 1, 9, 9, 9])[0].tolist() == [0, 2]        # 1 is a child of node 1, not of node 2
-    assert walk(BRANCHES, [1, 1, 9, 9, 2, 0])[0].tolist() == [0, 1, 4, 5]
+    # 1 is a child of node 1, not of node 2.
+    assert walk(BRANCHES, [2, 0, 1, 9, 9, 9].__getitem__)[0].tolist() == [0, 2]
+    assert walk(BRANCHES, [1, 1, 9, 9, 2, 0].__getitem__)[0].tolist() == [0, 1, 4, 5]
 
 
 def test_greedy_takes_the_first_of_equal_ones_at_every_node():

@@ -108,6 +108,7 @@ def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, said):
     (COMPLETIONS, b'{"prompt": "a", "seed": ' + b"9" * 10_000 + b"}", "more than 4,300 digits"),
     (COMPLETIONS, b'{"prompt": "a", "temperature": NaN}', "temperature is nan"),
     (COMPLETIONS, b'{"prompt": "a", "temperature": Infinity}', "temperature is inf"),
+    ("/tokenize", b'{"content": "%s"}' % (b"a" * (2 ** 20 + 1)), "content has 1,048,577 characters, and 1,048,576"),
     ("/tokenize", b'{"content": 3}', "content must be"), ("/tokenize", b'{"content": "\\ud800"}', "content"),
     ("/detokenize", b'{"tokens": [96]}', "tokens holds 96"), ("/detokenize", b'{"tokens": "a"}', "tokens must be"),
 ])

@@ -8,17 +8,20 @@ import select
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
 from pydantic import ValidationError
-from toys.served import Gate, asking, listening, until
+from toys.served import Gate, asking, characters, listening, until
 
 from longgraft.completion.prompt.encoding import PartEncoder
-from longgraft.serve import http_server, request_body
+from longgraft.engine.session import Session
+from longgraft.serve import access, http_server, request_body
 from longgraft.serve.encoding_pool import THREADS
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest
+from longgraft.serve.routes import tokenize
 from longgraft.serve.routes.infill import InfillRequest
 from longgraft.serve.routes.tokenize import DetokenizeRequest
 
@@ -104,6 +107,44 @@ def test_a_large_body_does_not_hold_up_a_small_one(held):
     assert asking(ask) == [200] * (THREADS + 2)
 
 
+def test_constraints_that_are_compiled_do_not_hold_up_other_requests(monkeypatch):
+    permits, compiling, compiled = threading.Semaphore(0), [], Session.constraint
+
+    def wait(self, sampling, ends):
+        if sampling.constraint:
+            compiling.append(sampling)
+            assert permits.acquire(timeout=20)
+        return compiled(self, sampling, ends)
+    monkeypatch.setattr(Session, "constraint", wait)
+
+    async def ask(http):
+        body = {"prompt": "a", "max_tokens": 2}
+        held = [asyncio.create_task(http.post(COMPLETIONS, json=body | {"guided_regex": "a"}))
+                for _ in range(THREADS + 1)]
+        while len(compiling) < THREADS:
+            await asyncio.sleep(0.002)
+        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+        permits.release(1000)
+        await asyncio.gather(*held)
+    asking(ask)
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_tokens_of_a_long_text_are_written_in_parts(monkeypatch, pieces):
+    monkeypatch.setattr(tokenize, "PART", 7)
+    written, dumps = [], json.dumps
+    monkeypatch.setattr(json, "dumps", lambda value, **how: written.append(value) or dumps(value, **how))
+    text = "ab" * 100
+
+    async def ask(http):
+        response = await http.post("/tokenize", content=dumps({"content": text, "with_pieces": pieces}),
+                                   headers={"Content-Type": "application/json"})
+        return response.json()["tokens"]
+    found, ids = asking(ask), characters()(text)["input_ids"]
+    assert found == [{"id": token, "piece": "ab"[n % 2]} if pieces else token for n, token in enumerate(ids)]
+    assert len(written) <= 3, "each distinct token is written once"
+
+
 def sent(url: str, data: bytes) -> socket.socket:
     """A connection over which this was sent."""
     host, port = url.removeprefix("http://").split(":")
@@ -182,6 +223,31 @@ def test_what_is_no_http_is_refused_in_the_form_of_the_api(data):
     assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
     assert json.loads(body)["error"] == {"message": "The request is no valid HTTP/1.1.", "type":
                                          "invalid_request_error", "param": None, "code": None}
+
+
+def test_two_lengths_of_a_body_are_refused_and_the_connection_is_closed():
+    """Else a proxy and this server may find other requests in the same bytes."""
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    twice = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5\r\n"
+             b"Transfer-Encoding: chunked\r\n\r\n11\r\n{\"content\": \"ab\"}\r\n0\r\n\r\n")
+    with listening() as (url, _), sent(url, twice + health) as wire:
+        answer = wire.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1 ") == 1
+    assert b"Content-Length and Transfer-Encoding" in answer
+
+
+def test_half_sent_bodies_have_a_common_limit(monkeypatch):
+    monkeypatch.setattr(access, "ARRIVING", 2)
+    half = request("/tokenize", b'{"content": "%s"}' % (b"a" * 900_000))[:-10]
+    with ExitStack() as stack, listening(None, max_body=1) as (url, _):
+        wires = [stack.enter_context(sent(url, half)) for _ in range(3)]
+        refused = select.select(wires, [], [], 20)[0]
+        assert len(refused) == 1 and refused[0].recv(64).startswith(b"HTTP/1.1 429")
+        assert httpx.post(f"{url}/tokenize", json={"content": "ab"}).status_code == 200, "small ones are taken"
+        kept = next(wire for wire in wires if wire is not refused[0])
+        kept.sendall(b'aaaaaaaa"}')
+        assert kept.recv(64).startswith(b"HTTP/1.1 200")
+        assert httpx.post(f"{url}/tokenize", json={"content": "a" * 900_000}, timeout=30).status_code == 200
 
 
 def test_the_page_and_health_answer_head():

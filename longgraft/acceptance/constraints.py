@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +26,31 @@ STUCK = "The answer cannot go on: no token of this model spells what its constra
 NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not installed. Install it: pip install "
                  "longgraft[grammar].")
 
-FEW = 4             # up to this many alternative texts are all proposed
-MOST_READ = 64      # above this many allowed tokens, their texts are not compared
-END = "<|an answer's end|>"     # end token that is added to llguidance's copy of the vocabulary
-MOST_TEXT = 2 ** 20     # longest constraint, in characters
-STACK = 2 ** 28         # thread stack in bytes, mostly never touched: llguidance recurses into references, 3 KiB each
+# llguidance's limits of the work for one token. With these an ambiguous grammar takes at most about 50 ms for a token
+# on a 3 GHz core, and llama.cpp's json.gbnf still passes with a vocabulary of 150,000 (it needs 25,000 items).
+LIMITS: Any = {"step_max_items": 30_000, "initial_lexer_fuel": 300_000, "step_lexer_fuel": 100_000,
+               "max_grammar_size": 100_000, "verbose_errors": False}
+# Parser items at one place of the text. In an ambiguous grammar, which a schema never is, their work grows cubically.
+MOST_ITEMS = {"json_schema": 2000, "regex": 500, "grammar": 500}
+MOST_OPTIONAL = 480     # properties of one object: llguidance makes four items of each, and a few more
+FIT_SECONDS = 0.02  # CPU time of a step for fitting its tree; what is not looked at by then is not proposed
+FEW = 4             # texts among which a choice is proposed as a whole
+MOST_READ = 64      # tokens that may come next, for their texts to be compared
+END = "<|an answer's end|>"
+# Characters of a constraint. llguidance looks ahead through all of a regular expression's forced text for each token.
+MOST_TEXT = {"json_schema": 2 ** 20, "grammar": 2 ** 18, "regex": 2 ** 15}
+# CPU seconds for GBNF to Lark, which llguidance does in Python: the time grows quadratically with the rules.
+CONVERT_SECONDS = 2
+# Runs in a process of its own, which the system ends after these seconds.
+CONVERT = """import os, resource, sys
+os.nice(10)
+resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(sys.argv[1]),))
+from llguidance.gbnf_to_lark import any_to_lark
+try:
+    sys.stdout.write(any_to_lark(sys.stdin.read()))
+except Exception as error:
+    sys.exit(f"Failed to convert the grammar from GBNF to Lark: {error}")"""
+STACK = 2 ** 28         # bytes, of which most are never touched: llguidance descends references, 3 KiB for each
 
 _stack_size = threading.Lock()     # threading.stack_size is global to the process
 
@@ -44,12 +69,14 @@ class Constraint:
         """matcher, vocabulary: llguidance's objects; ends: the end tokens of the answer."""
         self._matcher, self._vocabulary, self._vocab_size, self._ends = matcher, vocabulary, vocab_size, list(ends)
         self.ended = False
+        self._next: Any = None      # ids that the grammar allows next, once they are computed
 
     def allowed(self) -> Tensor:
         """Returns [V] bool on the host: the tokens that may come next.  Raises DeadEnd if there is none."""
+        self._check()       # the last token may have been one too many
         bits = torch.zeros(self._vocab_size, dtype=torch.bool)
         if not self.ended and not self._matcher.is_stopped():
-            found = _ids(self._matcher.compute_bitmask())
+            found = self._next_ids()
             self._check()
             # llguidance's own end token may share its number with a token of the model; that bit has no meaning here.
             bits[found[(found < self._vocab_size) & (found != self._vocabulary.eos_token)]] = True
@@ -62,22 +89,28 @@ class Constraint:
         """Moves past an allowed token."""
         self.ended = self.ended or token in self._ends
         if not self.ended:
+            self._next = None
             self._matcher.consume_token(token)
             self._check()
 
-    def accepted(self, tokens: Sequence[int]) -> int:
-        """Returns how many of these tokens are allowed, one after the other.
+    def accepted(self, tokens: Sequence[int], deadline: float = math.inf) -> int:
+        """Count how many of these tokens may come next, one after the other, as far as `deadline` allows.
 
-        The first end token counts if all tokens before it are allowed: the draw decides if the answer ends there.
+        The first end token counts where only allowed tokens precede it: the draw decides about it.
         """
-        end = next((n for n, token in enumerate(tokens) if token in self._ends), len(tokens))
-        followed = 0 if self.ended else self._matcher.validate_tokens(list(tokens[:end]))
-        return followed + (followed == end < len(tokens))
+        ahead = self._matcher.deep_copy()       # `validate_tokens` has no limit on the items of a row
+        for count, token in enumerate(tokens):
+            if token in self._ends:
+                return count + 1
+            if self.ended or time.thread_time() > deadline or not ahead.consume_token(token):
+                return count
+        return len(tokens)
 
     def continuations(self, tokens: Sequence[int] = ()) -> list[list[int]]:
-        """Returns the texts that may follow the allowed `tokens`, each up to its next choice.
+        """List the texts that may follow `tokens`, which are allowed: each up to its next choice.
 
-        There is one text if it is forced, and at most FEW; [] if there are more.
+        Returns:
+            At most FEW lists of tokens; [] where more texts may follow.
         """
         if self.ended or any(token in self._ends for token in tokens):
             return []
@@ -87,10 +120,15 @@ class Constraint:
             return [list(forced)]
         if ahead.is_stopped():
             return [self._ends] if len(self._ends) == 1 and not ahead.is_error() else []
-        allowed = _ids(ahead.compute_bitmask())
+        allowed = _ids(ahead.compute_bitmask()) if tokens else self._next_ids()
         if len(allowed) > MOST_READ:
             return []
         return [[token, *self._forced(ahead, token)] for token in self._longest(allowed)]
+
+    def _next_ids(self) -> Any:
+        if self._next is None:
+            self._next = _ids(self._matcher.compute_bitmask())
+        return self._next
 
     def _longest(self, tokens: Sequence[int]) -> list[int]:
         """Returns the tokens whose text is no proper prefix of another's; [] if they are more than FEW."""
@@ -126,8 +164,8 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
     """
     if not ends:
         raise ValueError(f"{name} needs an end token to follow a complete answer, and this model names none. Give eos.")
-    if len(text) > MOST_TEXT:
-        raise ValueError(f"{name} has {len(text):,} characters, and {MOST_TEXT:,} are allowed. Shorten it.")
+    if len(text) > (most := MOST_TEXT[name]):
+        raise ValueError(f"{name} has {len(text):,} characters, and {most:,} are allowed. Shorten it.")
     matcher = _compiled(name, text, tokenizer, vocab_size).deep_copy()
     found = Constraint(matcher, _vocabulary(tokenizer, vocab_size), vocab_size, ends)
     try:
@@ -141,18 +179,18 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
 def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
     """Returns llguidance's matcher at the beginning of an answer."""
     try:
-        from llguidance import LLMatcher, grammar_from
+        from llguidance import LLMatcher, LLParserLimits
     except ImportError as error:
         raise ValueError(NOT_INSTALLED.format(name)) from error
-    vocabulary, form = _vocabulary(tokenizer, vocab_size), cast(Any, name)
+    vocabulary = _vocabulary(tokenizer, vocab_size)
 
     def compiled() -> Any:
-        source = (LLMatcher.grammar_from_json_schema(text, defaults=SPACING) if name == "json_schema" else
-                  grammar_from(form, text))
-        wrong, messages = LLMatcher.validate_grammar_with_warnings(source, vocabulary)
-        if wrong:
-            raise ValueError(messages[0])
-        matcher = LLMatcher(vocabulary, source, log_level=0)
+        source = (_of_schema(text) if name == "json_schema" else LLMatcher.grammar_from_regex(text) if name == "regex"
+                  else LLMatcher.grammar_from_lark(_as_lark(text)))
+        limits = LLParserLimits(max_items_in_row=MOST_ITEMS[name], **LIMITS)
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
         tried = matcher.deep_copy()
         if not tried.consume_tokens(tried.compute_ff_tokens()):     # A schema that requires itself has no document.
             raise ValueError(tried.get_error())
@@ -161,6 +199,45 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
         return _with_stack(compiled)
     except ValueError as error:
         raise ValueError(f"{name} cannot be followed: {reason(str(error))}.") from error
+
+
+def _of_schema(text: str) -> str:
+    """Convert a JSON schema; ValueError where an object has too many optional properties, wherever it is nested."""
+    from llguidance import LLMatcher
+
+    try:
+        waiting = [json.loads(text)]
+    except RecursionError as error:
+        raise ValueError("it nests too deeply") from error
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += part.values()
+            properties, required = part.get("properties"), part.get("required")
+            if isinstance(properties, dict):
+                optional = len(properties.keys() - set(map(str, required if isinstance(required, list) else ())))
+                if optional > MOST_OPTIONAL:
+                    raise ValueError(f"an object has {optional:,} optional properties, and {MOST_OPTIONAL} are allowed")
+        elif isinstance(part, list):
+            waiting += part
+    return LLMatcher.grammar_from_json_schema(text, defaults=SPACING)
+
+
+def _as_lark(text: str) -> str:
+    """Convert GBNF to Lark, which is left as it is."""
+    from llguidance.gbnf_to_lark import is_lark_syntax
+
+    if is_lark_syntax(text):
+        return text
+    slow = f"it takes more than {CONVERT_SECONDS} s to convert from GBNF; simplify it, or write it in Lark"
+    try:
+        done = subprocess.run([sys.executable, "-P", "-X", "utf8", "-c", CONVERT, str(CONVERT_SECONDS)], input=text,
+                              capture_output=True, encoding="utf-8", timeout=10 * CONVERT_SECONDS)
+    except subprocess.TimeoutExpired as error:      # on a machine that has no time for it
+        raise ValueError(slow) from error
+    if done.returncode:
+        raise ValueError(slow if done.returncode < 0 else done.stderr.strip())
+    return done.stdout
 
 
 def _with_stack(run: Callable[[], Any]) -> Any:

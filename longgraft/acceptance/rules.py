@@ -7,7 +7,7 @@ the past: the output has the target's distribution.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
@@ -40,17 +40,19 @@ class AcceptanceRule(Protocol):
         """
 
 
-class Draws(Protocol):
-    """A token per node: a list, or an object that draws a token when it is read."""
+def walk(tree: ProposalTree, draw: Callable[[int], int], goes_on: Callable[[], bool] = lambda: True
+         ) -> tuple[Tensor, int]:
+    """Walk from the root as long as a child carries the drawn token.
 
-    def __getitem__(self, node: int, /) -> int:
-        """The token drawn after this node."""
+    Args:
+        draw: The token after a node. It is called once for each node of the path, in order.
+        goes_on: Whether another node may be accepted.
 
-
-def walk(tree: ProposalTree, draws: Draws) -> tuple[Tensor, int]:
-    """Returns (path [a] from the root to the last accepted node, the token drawn there); reads draws on it only."""
+    Returns:
+        The path [a] from the root to the last accepted node, and the token drawn there.
+    """
     path = [0]
-    while (child := tree.children.get((path[-1], token := draws[path[-1]]))) is not None:
+    while (child := tree.children.get((path[-1], token := draw(path[-1])))) is not None and goes_on():
         path.append(child)
     return torch.tensor(path), token
 
@@ -86,20 +88,8 @@ class DrawThenWalk(ABC):
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device sync.
         if logits.device.type == "cpu":
-            return walk(tree, _OneByOne(self, logits, positions))
-        return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist())
-
-
-@dataclass(frozen=True)
-class _OneByOne:
-    """Draws a node's token when it is read."""
-
-    rule: DrawThenWalk
-    logits: Tensor
-    positions: Tensor
-
-    def __getitem__(self, node: int) -> int:
-        return int(self.rule.draw(self.logits[node:node + 1], self.positions[node:node + 1]))
+            return walk(tree, lambda node: int(self.draw(logits[node:node + 1], positions[node:node + 1])))
+        return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist().__getitem__)
 
 
 @dataclass(frozen=True)

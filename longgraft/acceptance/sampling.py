@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
+from longgraft.acceptance.constraints import MOST_TEXT
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
@@ -74,11 +76,13 @@ class LogitOptions:
             if not isinstance(value, (str, Mapping) if name == "json_schema" else str):
                 raise ValueError(f"{name} is {value!r}; it must be text{' or a mapping' * (name == 'json_schema')}.")
 
-    @property
+    @cached_property
     def constraint(self) -> tuple[str, str] | None:
-        """The constraint's name and text; raises ValueError for a schema that cannot be written as JSON."""
+        """The constraint's name and text; ValueError for a schema that is too large or that JSON cannot say."""
         name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
         value = name and getattr(self, name)
+        if not isinstance(value, str) and _least_length(value) > MOST_TEXT["json_schema"]:
+            raise ValueError(f"{name} has more than {MOST_TEXT['json_schema']:,} characters. Shorten it.")
         try:
             return None if name is None else (name, value if isinstance(value, str) else json.dumps(value))
         except (TypeError, ValueError, RecursionError) as error:
@@ -165,6 +169,22 @@ class Sampling(LogitOptions):
         if self.temperature == 0:
             return Greedy()
         return Sampled(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
+
+def _least_length(value: object) -> int:
+    """Return a length that the JSON of a value has at least: writing a large one would hold up all threads."""
+    waiting, length = [value], 0
+    while waiting and length <= MOST_TEXT["json_schema"]:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            length += sum(len(str(key)) + 6 for key in part)    # two quotes, colon, comma, two spaces
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            length += 2 * len(part)
+            waiting += part
+        else:
+            length += len(part) if isinstance(part, str) else 1
+    return length
 
 
 def _check_number(name: str, value: object, kind: type, wanted: str) -> None:

@@ -6,6 +6,7 @@ the same settings.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longgraft.acceptance.constraints import Constraint, DeadEnd
+from longgraft.acceptance.constraints import FIT_SECONDS, Constraint, DeadEnd
 from longgraft.acceptance.rules import DrawThenWalk, walk
 from longgraft.acceptance.sampling import LogitOptions
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import FORCED, ProposalTree
 
-DEAD = -1       # drawn below the root where the constraint allows no token
+DEAD = -1       # drawn behind the root where the constraint allows no token
+WALK_SECONDS = 0.03     # CPU time of a step for draws under a constraint, after which no further node is accepted
+
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -41,6 +44,7 @@ class Shaping:
         self._prompt, self._answer = prompt, list[int]()
         self._counts = self._seen = self._bias = torch.empty(0)
         self._logprobs: list[TokenLogprob] = []
+        self.seconds = 0.0      # CPU time of the last step for constraint and draws
 
     def shaped(self, logits: Tensor) -> Tensor:
         """Returns the next token's logits after biases, penalties and constraint: [1, V] -> [1, V] float32.
@@ -78,28 +82,31 @@ class Shaping:
         return found
 
     def fitted(self, tree: ProposalTree, budget: int) -> ProposalTree:
-        """Fits a tree to the constraint: removes forbidden nodes and adds what must or may follow.
+        """Fit a tree to the constraint: drop forbidden nodes, and add texts that may follow the root or a leaf.
 
-        A text that is forced after the root is always added, and displaces other nodes; up to `budget` nodes, texts
-        that are among few possible ones are added after the root and the leaves.
+        The only text that may follow the root displaces other nodes; nothing else does. The tree only decides how fast
+        the answer is found, so a slow constraint gets a smaller one (FIT_SECONDS).
         """
         if (rule := self.constraint) is None or rule.ended:
             return tree
-        tree = _without_forbidden(tree, rule)
-        at_root = rule.continuations()
+        began = time.thread_time()
+        deadline = began + FIT_SECONDS
+        tree = _without_forbidden(tree, rule, deadline)
+        at_root = [tokens[:budget] for tokens in rule.continuations()]
         if len(at_root) == 1:
             tree = tree.top(max(1, budget - len(at_root[0])))
         waiting = deque([0, *_leaves(tree)])
-        while waiting and len(tree) < budget:
+        while waiting and len(tree) < budget and time.thread_time() < deadline:
             node = waiting.popleft()
             for tokens in rule.continuations(_path(tree, node)) if node else at_root:
-                chain = ProposalTree.chain(torch.tensor([0, *tokens]), origin=FORCED)
+                chain = ProposalTree.chain(torch.tensor([0, *tokens[:budget]]), origin=FORCED)
                 tree = tree.merge(chain, at=node, budget=budget)
                 last = node
                 for token in tokens:
                     last = tree.children.get((last, token), 0)
                 if last:
                     waiting.append(last)
+        self.seconds = time.thread_time() - began
         return tree
 
     def _begin(self, logits: Tensor) -> None:
@@ -113,9 +120,9 @@ class Shaping:
 
 @dataclass(frozen=True)
 class Shaped:
-    """A rule that draws, at each node of the walk, from the shaped logits.  Nodes off the walk are not looked at.
+    """A rule that draws from the shaped logits at each node of the walk, and at no other node.
 
-    It also takes the place of rejection sampling and of typical acceptance: its answers are plain decoding's.
+    It also replaces rejection sampling and typical acceptance: its answers are plain decoding's.
     """
 
     rule: DrawThenWalk
@@ -126,37 +133,30 @@ class Shaped:
         return self.rule.guesses
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        path, token = walk(tree, _InOrder(self, logits, positions))
+        """Draw and walk. The walk may stop before a leaf (WALK_SECONDS); the next step goes on from there."""
+        began = time.thread_time()
+
+        def draw_and_advance(node: int) -> int:
+            row = logits[node:node + 1]
+            try:
+                token = int(self.rule.draw(self.shaping.shaped(row), sent(positions[node:node + 1], row.device)))
+                self.shaping.advance(token, row)
+            except DeadEnd:
+                if node:
+                    return DEAD
+                raise
+            return token
+        path, token = walk(tree, draw_and_advance, lambda: time.thread_time() < began + WALK_SECONDS)
+        self.shaping.seconds += time.thread_time() - began
         # The answer may end before a dead end, at a stop string. If it does not, the next step raises.
         return (path, token) if token != DEAD else (path[:-1], int(tree.tokens[path[-1]]))
 
 
-@dataclass(frozen=True)
-class _InOrder:
-    """Draws of a walk, each made when it is read, once."""
-
-    of: Shaped
-    logits: Tensor
-    positions: Tensor
-
-    def __getitem__(self, node: int) -> int:
-        logits = self.logits[node:node + 1]
-        positions = sent(self.positions[node:node + 1], logits.device)
-        try:
-            token = int(self.of.rule.draw(self.of.shaping.shaped(logits), positions))
-            self.of.shaping.advance(token, logits)
-        except DeadEnd:
-            if node:
-                return DEAD
-            raise
-        return token
-
-
-def _without_forbidden(tree: ProposalTree, constraint: Constraint) -> ProposalTree:
+def _without_forbidden(tree: ProposalTree, constraint: Constraint, deadline: float) -> ProposalTree:
     kept = {0}
     for leaf in _leaves(tree):
         nodes = _nodes(tree, leaf)
-        kept.update(nodes[:constraint.accepted(tree.tokens[nodes].tolist())])
+        kept.update(nodes[:constraint.accepted(tree.tokens[nodes].tolist(), deadline)])
     return tree if len(kept) == len(tree) else tree.select(sorted(kept))
 
 

@@ -88,6 +88,12 @@ class Request:
         return 1 + self.written / self._decoder.verifier.target.costly_context
 
     @property
+    def constraint_seconds(self) -> float:
+        """CPU time of its last step for its constraint; 0.0 without one."""
+        shaping = self._decoder.shaping
+        return 0.0 if shaping is None or shaping.constraint is None else shaping.seconds
+
+    @property
     def rows(self) -> int:
         """Number of rows of its last pass; 1 before the first pass."""
         return self._rows

@@ -2,16 +2,18 @@
 
 Every page in a browser on this machine can send requests to a server on this machine.  A request of another origin has
 an Origin header, and is refused unless the origin is allowed.  A request of a page whose name resolves to this machine
-(DNS rebinding) has that name in its Host header, and is refused, too.  Knows HTTP; knows no route.
+(DNS rebinding) has that name in its Host header, and is refused, too.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from longgraft.serve.encoding_pool import LARGE
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving, of_this_machine
 
@@ -21,6 +23,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 MIB = 2 ** 20
+ARRIVING = 4    # times --max-body: memory for all large bodies that are not complete yet
 # The page is the same for everyone, and sends the key itself.
 PUBLIC_PATHS = ("/", "/health", "/v1/health", "/live")
 
@@ -30,6 +33,7 @@ class Guard:
 
     def __init__(self, app: Asgi, options: Serving) -> None:
         self.app, self.options = app, options
+        self._arriving = 0      # bytes of large bodies that are not complete yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,10 +44,11 @@ class Guard:
             self._check_origin(headers.get("origin"), headers.get("host", ""))
             if scope["path"] not in PUBLIC_PATHS:
                 self._check_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
-            self._check_length(headers.get("content-length", ""))
+            self._check_length(headers)
         except ApiError as error:
             return await error.response()(scope, receive, send)
-        await self.app(scope, self._limited(receive), send)
+        with self._limited(receive) as limited:
+            await self.app(scope, limited, send)
 
     def _check_host(self, host: str) -> None:
         """The names of a server on this machine are known; those of a server on a network are not."""
@@ -72,13 +77,24 @@ class Guard:
                            "This server needs an API key. Send it as `Authorization: Bearer KEY`.",
                            code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def _check_length(self, length: str) -> None:
+    def _check_length(self, headers: dict[str, str]) -> None:
+        length = headers.get("content-length", "")
+        if length and "transfer-encoding" in headers:
+            # A proxy may see other requests on this connection than we do (RFC 9112, section 6.1).
+            raise ApiError(400, "The request has Content-Length and Transfer-Encoding. Send one of them.",
+                           headers={"Connection": "close"})
         if length.isdecimal() and int(length[:20]) > self.options.max_body * MIB:
             raise self._too_large()
 
-    def _limited(self, receive: Receive) -> Receive:
-        """`receive` up to the largest body: not every client sends a Content-Length."""
-        seen = 0
+    @contextmanager
+    def _limited(self, receive: Receive) -> Iterator[Receive]:
+        """Limit what `receive` gives: not every client sends a Content-Length, and many may send half a body."""
+        seen = counted = 0
+
+        def count(size: int) -> None:
+            nonlocal counted
+            self._arriving += size - counted
+            counted = size
 
         async def limited() -> Message:
             nonlocal seen
@@ -86,8 +102,16 @@ class Guard:
             seen += len(message.get("body", b""))
             if seen > self.options.max_body * MIB:
                 raise self._too_large()
+            count(seen if seen > LARGE and message.get("more_body") else 0)
+            if counted and self._arriving > (most := ARRIVING * self.options.max_body * MIB):
+                count(0)
+                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB together, which is "
+                                    "the most. Send this one again later.", headers={"Retry-After": "5"})
             return message
-        return limited
+        try:
+            yield limited
+        finally:
+            count(0)
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that is read. "

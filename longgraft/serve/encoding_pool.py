@@ -1,7 +1,7 @@
 """Threads that parse, validate and encode request bodies, so that the event loop only moves bytes.
 
-Bounded as the queue of jobs is.  A large body has a thread of its own, so that no small one waits for it.  Knows
-asyncio; knows no HTTP.
+As many tasks may wait as jobs in the queue. Large bodies, and requests with a constraint to compile, have threads of
+their own, so that no other request waits for them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class EncodingPool:
         self.limit, self.refused = waiting + THREADS, 0
         self._small = ThreadPoolExecutor(THREADS, "longgraft-encoding")
         self._large = ThreadPoolExecutor(1, "longgraft-encoding-large")
+        self._constrained = ThreadPoolExecutor(THREADS, "longgraft-encoding-constrained")
         self._tasks: list[Future[Any]] = []
 
     @property
@@ -36,15 +37,21 @@ class EncodingPool:
         self._tasks = [task for task in self._tasks if not task.done()]
         return len(self._tasks)
 
-    async def run(self, size: int, work: Callable[..., T], *args: Any) -> T:
-        """What `work` returns; Busy where too many wait.  size: bytes of the body.
+    async def run(self, size: int, work: Callable[..., T], *args: Any, constrained: bool = False) -> T:
+        """Run `work` in a thread. Cancelled before a thread takes it, it never runs.
 
-        Cancelled before a thread takes it, it never runs.
+        Args:
+            size: Bytes of the body.
+            constrained: Whether `work` compiles a constraint.
+
+        Raises:
+            Busy: Too many tasks wait.
         """
         if self.active >= self.limit:
             self.refused += 1
             raise Busy(self.active, 1)
-        task = (self._large if size > LARGE else self._small).submit(work, *args)
+        threads = self._constrained if constrained else self._large if size > LARGE else self._small
+        task = threads.submit(work, *args)
         self._tasks.append(task)
         return await asyncio.wrap_future(task)
 
@@ -59,7 +66,7 @@ class EncodingPool:
 
     def close(self) -> None:
         """Drop waiting tasks.  Running ones go on, and the process ends when they have."""
-        for threads in (self._small, self._large):
+        for threads in (self._small, self._large, self._constrained):
             threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,7 +1,4 @@
-"""A job of the decoding thread, its end, its steps as a coroutine sees them, and why it may be refused.
-
-Knows steps and asyncio; knows no session's inside and no HTTP.
-"""
+"""A job of the decoding thread, its end, its steps as a coroutine sees them, and why it may be refused."""
 
 from __future__ import annotations
 
@@ -45,6 +42,7 @@ class Job:
     seconds:  of decoding, from the first new token; None: no limit
     session:  decodes instead of the worker's own; None: the worker's
     complete: whether the answer is complete with this step; called in the decoding thread
+    constraint_field: the request's field that has the constraint, for errors
     """
 
     ids: Sequence[int]
@@ -58,6 +56,7 @@ class Job:
     complete: Callable[[Step], bool] | None = None
     budget: int | None = None
     corpus: str | None = None
+    constraint_field: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,7 @@ class Running:
     def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
         self.job, self.since, self.queued = job, time.monotonic(), 0.0
         self.until = math.inf       # when `Job.seconds` are over
+        self.rests_until = 0.0      # takes no step before, while others do
         self.end: End | None = None
         self.cancelled = False
         self._loop, self._remove = loop, remove

@@ -1,6 +1,4 @@
 """From the bytes of a request body to a pydantic model, off the event loop; or to one sentence about its first mistake.
-
-Knows FastAPI and pydantic; knows no field.
 """
 
 from __future__ import annotations
@@ -34,11 +32,16 @@ class BodyRequest(Request):
         """An instance of the model, which FastAPI's own validation passes through."""
         return await self.run(parse, self._model, await self.body())
 
-    async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """What `work` returns, in a thread of the pool.  ApiError: 429 where the pool is full, 499 where the client
-        has gone; work that has not begun by then never does."""
+    async def run(self, work: Callable[..., T], *args: Any, constrained: bool = False) -> T:
+        """Run `work` in a thread of the pool (`EncodingPool.run`).
+
+        Raises:
+            ApiError: 429 where the pool is full, 499 where the client has gone; work that has not begun by then never
+                does.
+        """
         self.size = len(await self.body())
-        task = asyncio.ensure_future(self.app.state.longgraft.pool.run(self.size, work, *args))
+        task = asyncio.ensure_future(self.app.state.longgraft.pool.run(self.size, work, *args,
+                                                                          constrained=constrained))
         gone = asyncio.create_task(disconnected(self))
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -70,7 +70,9 @@ class State:
         """Of text; special: with the tokens that the tokenizer puts around a prompt.  ApiError about this field."""
         tokenizer = self.need_tokenizer(param)
         self.check_text(text, param)
-        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+        # A mask of a million tokens would be made while the interpreter is held.
+        return list(tokenizer(text, add_special_tokens=special, return_attention_mask=False,
+                              return_token_type_ids=False)["input_ids"])
 
     def check_text(self, text: str, param: str) -> None:
         """ApiError about this field where its text has half a surrogate pair, which no tokenizer encodes."""

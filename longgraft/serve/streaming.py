@@ -87,7 +87,7 @@ async def whole_answer(request: Request, running: JobSteps, begun: Callable[[], 
     """The complete answer.  ApiError where the session refuses the job.  begun: called when its prompt was read."""
     text, ids, logprobs = [], list[int](), list[TokenLogprob]()
     async with cancelled_on_disconnect(request.receive, running):
-        with client_errors():
+        with client_errors(constraint=running.job.constraint_field):
             async for step in running:
                 if step.tokens:
                     begun()
@@ -132,7 +132,7 @@ class EventStream(Response):
     async def _events(self) -> AsyncIterator[str]:
         """An error after the first byte is an event: the status was sent before."""
         try:
-            with client_errors():
+            with client_errors(constraint=self.running.job.constraint_field):
                 async for event in self._parts():
                     yield event
         except Exception as error:

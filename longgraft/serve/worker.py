@@ -24,6 +24,8 @@ from longgraft.serve.jobs import Busy, Closing, End, Failed, Job, Running, Watch
 
 LOG = logging.getLogger(__name__)
 RECENT = 16     # requests whose mean duration is Retry-After
+SLOW = 0.025    # seconds of a step for a constraint, after which the request rests while others are decoded
+REST = 4.0      # times these seconds: such a request takes a fifth of the time at most
 STALLED = 120.0     # seconds of one step after which no requests should come here
 
 
@@ -202,15 +204,19 @@ class Worker:
                 running.cancelled |= self._closed
 
     def _advance(self) -> None:
-        """One step of each request; cancelled ones end instead."""
+        """One step of each request that does not rest; cancelled ones end instead."""
         requests = dict(self._requests)
         for running, request in requests.items():
             if running.cancelled:
                 request.cancel()
         began = time.monotonic()
+        requests = {running: request for running, request in requests.items()
+                    if running.cancelled or running.rests_until <= began} or requests
         steps = advance(list(requests.values()), self._sessions.low_latency)
         seconds = time.monotonic() - began
         for (running, request), step in zip(requests.items(), steps, strict=True):
+            if request.constraint_seconds > SLOW:
+                running.rests_until = time.monotonic() + REST * request.constraint_seconds
             try:
                 found = self._stepped(running, request, step, seconds)
             except Exception as error:

@@ -1,7 +1,4 @@
-"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}, one sentence each.
-
-Knows HTTP; knows no model.
-"""
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}, one sentence each."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from longgraft.acceptance.constraints import DeadEnd
 from longgraft.serve.jobs import Busy, Closing, Failed
 
 LOG = logging.getLogger(__name__)
@@ -71,12 +69,18 @@ class ApiError(HTTPException):
 
 
 @contextmanager
-def client_errors(param: str | None = None) -> Iterator[None]:
-    """Turns a ValueError into a 400 about this field."""
+def client_errors(param: str | None = None, constraint: str | None = None) -> Iterator[None]:
+    """Turn a ValueError into a 400.
+
+    Args:
+        param: The field that it is about.
+        constraint: The field that a DeadEnd is about.
+    """
     try:
         yield
     except ValueError as error:
-        raise ApiError(400, " ".join(str(error).split()), param) from error
+        field = constraint if isinstance(error, DeadEnd) else param
+        raise ApiError(400, " ".join(str(error).split()), field) from error
 
 
 def install_handlers(app: FastAPI) -> None:

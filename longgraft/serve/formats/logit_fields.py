@@ -1,7 +1,5 @@
 """The fields of requests that change logits: penalties, biases, and what an answer must follow, in the words of OpenAI,
 vLLM and llama.cpp.
-
-Knows no HTTP and no model.
 """
 
 from __future__ import annotations
@@ -63,6 +61,13 @@ class LogitFields(BaseModel):
     json_schema: dict[str, Any] | None = Field(None, description="llama.cpp's")
     grammar: str | None = Field(None, description="llama.cpp's: GBNF, or Lark")
 
+    @property
+    def constrained(self) -> bool:
+        """Whether there may be a constraint to compile."""
+        return any(value is not None for value in (
+            self.response_format, self.structured_outputs, self.guided_json, self.guided_regex, self.guided_choice,
+            self.guided_grammar, self.json_schema, self.grammar))
+
     def logit_options(self) -> dict[str, Any]:
         """Fields of `LogitOptions`; ValueError where several constraints are given."""
         found = {name: value for name in ("presence_penalty", "frequency_penalty")
@@ -103,5 +108,5 @@ class LogitFields(BaseModel):
 
 
 def _any_of(choice: list[str] | None) -> str | None:
-    """A grammar of these answers."""
-    return f"start: {' | '.join(map(json.dumps, choice))}" if choice else None
+    """A grammar of these answers, as one terminal: as rules, each answer would be an item of the parser's row."""
+    return f"start: ANSWER\nANSWER: {' | '.join(map(json.dumps, choice))}" if choice else None

@@ -91,7 +91,7 @@ def router(state: State) -> APIRouter:
     async def infill(body: InfillRequest, request: BodyRequest) -> Response:
         """The text between a prefix and a suffix, for llama.vim and similar plugins."""
         check_request(state, body)
-        laid, job, prompt = await request.run(prompts.job_of, body)
+        laid, job, prompt = await request.run(prompts.job_of, body, constrained=body.constrained)
         stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
         running = TrimmedJob(state.worker.submit(replace(job, complete=stop.detector())), stop)
         form = LlamaCppFormat(state, body, laid, prompt, running)
@@ -133,7 +133,7 @@ class Prompts:
         budget, corpus = speculation_of(state, body)
         job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
                   (*body.eos(state.session.eos), *laid.ends), prediction, state.options.max_seconds,
-                  budget=budget, corpus=corpus)
+                  budget=budget, corpus=corpus, constraint_field=next(iter(body.constraints()), None))
         fields = () if body.stream else body.response_fields or ()
         return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
 

@@ -75,7 +75,7 @@ def router(state: State) -> APIRouter:
     async def watch(body: WatchRequest, request: BodyRequest) -> StreamingResponse:
         """One answer as events."""
         check_request(state, body)
-        running = state.worker.submit(await request.run(prepare, body))
+        running = state.worker.submit(await request.run(prepare, body, constrained=body.constrained))
         # Also for a client that disconnects before the first event.
         return StreamingResponse(_lines(state, running, body.compare), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
@@ -87,7 +87,7 @@ def router(state: State) -> APIRouter:
 async def _lines(state: State, running: Running, compare: bool) -> AsyncIterator[str]:
     """Server-sent events: start; read, step, done; with `compare` plain, compared; error; end, and comments between."""
     try:
-        with client_errors():
+        with client_errors(constraint=running.job.constraint_field):
             async for event in _answer(state, running, compare):
                 yield ": waiting\n\n" if event is None else _line(*event)
     except Exception as error:

@@ -61,7 +61,7 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
     budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
                (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               seconds=state.options.max_seconds)
+               seconds=state.options.max_seconds, constraint_field=next(iter(body.constraints()), None))
 
 
 def several(job: Job, count: int) -> list[Job]:
@@ -82,7 +82,7 @@ async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,
         return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
 
     check_request(state, body)
-    prompt, job, expected = await request.run(prepare)
+    prompt, job, expected = await request.run(prepare, constrained=body.constrained)
     form = OpenAIFormat(kind, state.name, job.sampling, expected, prompt.echo, prompt.layout,
                         bool(body.return_token_ids), body.with_usage_chunk, state.text)
     if body.stream:
