@@ -130,13 +130,13 @@ class _Chain:
         columns = torch.arange(self.known[layer][0].shape[2], device=q.device)
         seen = columns < (self.starts if self.own else self.at)[:, None]
         itself = torch.eye(len(seen), dtype=torch.bool, device=q.device)
-        beside = [itself] * len(made)
+        own = [itself] * len(made)
         if self.window is not None:
             seen = seen & (columns > self.at[:, None] - self.window)
-            beside = [itself & (age < self.window) for age in range(len(made) - 1, -1, -1)]
+            own = [itself & (age < self.window) for age in range(len(made) - 1, -1, -1)]
         keys, values = (torch.cat([rows, *column], dim=2)
                         for rows, column in zip(self.known[layer], zip(*made, strict=True), strict=True))
-        return _masked(q, keys, values, torch.cat([seen, *beside], dim=1))
+        return _masked(q, keys, values, torch.cat([seen, *own], dim=1))
 
 
 @torch.inference_mode()
