@@ -26,16 +26,16 @@ LOSSY = "lossy"
 class TableCell:
     """One method on one suite and length in one mode.
 
-    prompts, loops: measured prompts, and those that loop
+    prompts, loops: numbers of measured prompts, and of prompts whose answer loops
     failures:       failed decodings
     mat, speedup:   means over prompts; the speedup is paired with plain decoding on the same prompt and repeat
-    mat_pooled:     over all steps, so that long answers count for more
+    mat_pooled:     MAT over all steps, in which long answers count for more
     rate:           tokens per second: (first quartile, median, third quartile) over prompts
     checks:         one per prompt; none for a lossy method, which promises nothing
     lengths:        tokens of each checked answer
-    speedups:       of each prompt, ascending
+    speedups:       speedup of each prompt, ascending
     tokens_per_step: over all repeats, which differ if costs are measured while running
-    kinds:          steps by what was spent on them, over all repeats
+    kinds:          number of steps by the kind of proposal, over all repeats
     forwards:       forwards per step besides the verification, by network
     step_cost:      seconds of a step relative to plain decoding's on the same prompt and repeat, median over prompts
     """

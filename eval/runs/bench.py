@@ -148,7 +148,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
         draw = draw_of(config, bench, example, mode)
         checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
-        with suppress(*FAILURES):       # the first decoding is not timed; what fails here will fail again below
+        with suppress(*FAILURES):       # the first decoding is not timed; a failure will occur again below
             state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
         for repeat in range(config.repeats):
             # The order alternates, so that a machine that warms or slows down favours no method; plain decoding is

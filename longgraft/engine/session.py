@@ -74,8 +74,8 @@ class Session:
 
     def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
                  method: str = "unnamed", made_again: Callable[[], Session] | None = None) -> None:
-        """about: what was chosen, for people; promise, method: the method's promise and name; made_again: makes another
-        session for `another`."""
+        """about: sentences on the choices that `load` made; promise, method: the method's promise and name; made_again:
+        makes another session for `another`."""
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.method, self._made_again = method, made_again
         # The model never predicts ids beyond its vocabulary.
