@@ -85,7 +85,7 @@ class Loaded:
 
     def _made(self, budget: Budget, chunk: int | None, prefixes: Prefixes | None, costs: LiveCosts | None = None
               ) -> Session:
-        """Makes a session; costs: those of a session that was made before; None: they are read or measured."""
+        """Makes a session; costs: the costs of an earlier session; None: they are read or measured."""
         method, nodes = self.method, self.method.usual_budget(budget)
         # Each session has its own memories and clock, because two sessions may share one target.
         parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())

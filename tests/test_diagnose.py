@@ -114,7 +114,7 @@ def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(comma
     assert all(int(row["starts"]) == 37 >= int(row["agreed"]) for row in rows)
     firsts = {(row["drafter"], row["agreed"]) for row in rows if row["depth"] == "1"}
     assert len(firsts) == 2         # under all conditions
-    assert int(rows[0]["agreed"]) > 10      # of 37: it was trained for this target
+    assert int(rows[0]["agreed"]) > 5       # of 37, also for prose: it was trained for this target
     assert "| acceptance | gap |" in said and said.split("\n\n")[0] in (tmp_path / "run/summary.md").read_text()
     assert "<svg" in (tmp_path / "run/diagnosis.svg").read_text()
 

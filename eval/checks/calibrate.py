@@ -1,6 +1,7 @@
-"""Calibration: a warm-up of dense drafting on a few prompts fills the matrix and logs what every gate would have seen.
+"""Calibrates thresholds on warm-up prompts, which are drafted densely.
 
-It is the paper's warm-up: arXiv 2605.20104, section 3.3.
+The warm-up fills the adjacency matrix and logs the values that every gate would have compared with its threshold.
+Source: Graft (arXiv 2605.20104), section 3.3.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class _Warmup:
 
 
 def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = None) -> Prompt:
-    """Returns what is fed and what is replayed; ids: those of an example that was cut to a length."""
+    """Returns (prompt ids, ids of the replayed answer).  ids: prompt ids, if the example was cut to a length."""
     recorded = session.tokenizer(example.recording, add_special_tokens=False)["input_ids"]
     return session.encode(ids or example.encode(session.tokenizer)), recorded
 
@@ -114,7 +115,7 @@ def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = No
 class WarmupSettings:
     """Settings of a calibration: how it answers its warm-up prompts and chooses thresholds.
 
-    budget:     nodes per verification; None: what a session would use
+    budget:     nodes per verification; None: as many as a session would use
     draft_cost: cost of one drafted level, in verifications; None: measured
     keep:       only choose thresholds that accept at least as much as the dense tree does
     """
@@ -130,8 +131,8 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     """Runs the prompts, chooses thresholds on half of them, reports on the other half, and writes the file."""
     from tqdm import tqdm
 
-    # The matrix rows outlive each answer, because the warm-up is to fill them.  Regions are eager, because what is
-    # drafted here is read on the host.
+    # Matrix rows are kept after each answer, because the warm-up must fill them.  Regions are eager, because the host
+    # reads the drafts.
     parts, shape = loaded.parts, replace(loaded.parts.shape, persist=True)
     warmup = _Warmup(replace(parts, shape=shape, calibration=replace(parts.calibration, snapshot=None), kept={},
                              regions=EAGER))

@@ -3,15 +3,15 @@
 The method follows KVShot ("When Hidden States Drift", arXiv 2604.26412), which claims that drafters which feed on their
 own states lose with depth what the target's states would keep.  Chains of first choices are drafted from many starting
 points of a given text: a row's recorded continuation, or the target's own greedy answer.  A choice is right if it is
-the text's next token.  At a start s (token s is the root), depth d predicts token s + d.  The tokens that are fed are
-the text's, so that a chain can be followed beyond its first wrong token.  The conditions differ in what the drafter
-knows of the d - 1 drafted tokens before:
+the text's next token.  At a start s (token s is the root), depth d predicts token s + d.  The drafter reads the text's
+tokens instead of its own choices, so that a chain can be followed beyond its first wrong choice.  The conditions differ
+in the states of the d - 1 drafted tokens before:
 
-own:    its own.  EAGLE-3: at each depth the feature is the state that it made at the depth before, and the keys and
-        values of drafted positions are those that it made of such features, as in decoding.
-rows:   only keys and values are replaced: those of all positions before the one that is fed are made of the target's
-        hidden states; the feature that is fed is still its own state of the depth before.
-target: the feature, too, is the target's: each depth is a first depth, from a start that lies d - 1 tokens later.
+own:    the drafter's own.  At each depth an EAGLE-3 head reads its state of the depth before as feature, and it made
+        the keys and values of drafted positions from such features, as in decoding.
+rows:   only keys and values are replaced: at all earlier positions they are made from the target's hidden states, but
+        the feature is still the head's own state of the depth before.
+target: the feature is the target's too: each depth is a first depth, from a start that lies d - 1 tokens later.
 
 A LongSpec drafter's own keys and values follow from tokens alone, and it has no features.  With `own` it sees the
 target's last keys and values of tokens before the root, with `target` also those of the drafted tokens except the last;
@@ -55,7 +55,7 @@ class Depth:
     starts:   number of starts
     agreed:   starts whose choice was right
     reached:  starts that were right at all depths before
-    accepted: those of them that are right here, too: alpha is accepted / reached
+    accepted: starts that are also right at this depth; the acceptance rate alpha is accepted / reached
     """
 
     drafter: str
@@ -130,13 +130,13 @@ class _Chain:
         columns = torch.arange(self.known[layer][0].shape[2], device=q.device)
         seen = columns < (self.starts if self.own else self.at)[:, None]
         itself = torch.eye(len(seen), dtype=torch.bool, device=q.device)
-        beside = [itself] * len(made)
+        own = [itself] * len(made)
         if self.window is not None:
             seen = seen & (columns > self.at[:, None] - self.window)
-            beside = [itself & (age < self.window) for age in range(len(made) - 1, -1, -1)]
+            own = [itself & (age < self.window) for age in range(len(made) - 1, -1, -1)]
         keys, values = (torch.cat([rows, *column], dim=2)
                         for rows, column in zip(self.known[layer], zip(*made, strict=True), strict=True))
-        return _masked(q, keys, values, torch.cat([seen, *beside], dim=1))
+        return _masked(q, keys, values, torch.cat([seen, *own], dim=1))
 
 
 @torch.inference_mode()

@@ -78,13 +78,13 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
         lines.append(f"context {context:,}: too long, {positions:,} positions are allowed")
     wants = Wants(layers=head[0].feature_layers if head else (), topk=WIDTH)
     rows = min(context, largest_chunk(text, dtype, device, wants))
-    beside = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
+    fixed = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
               f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
     left = free_bytes(device)
-    needed, enough = memory(shares, beside, context, left, programs)
+    needed, enough = memory(shares, fixed, context, left, programs)
     if packed and device.type == "cpu" and dtype in DTYPES and enough:
         name = "packed int8 weights" if weights == "int8" else "packed weights"
-        both, room = memory(shares, beside | {name: packed}, context, left, programs)
+        both, room = memory(shares, fixed | {name: packed}, context, left, programs)
         needed = both if room else [*needed, "memory: none for packed weights, so torch multiplies, at half the speed"]
     return FitReport([*lines, *needed], fits and enough)
 
@@ -104,15 +104,15 @@ def machine(device: torch.device) -> list[str]:
     return [*lines, *(f"attention {name}: {reason or 'available'}" for name, reason in available().items())]
 
 
-def memory(shares: dict[str, Footprint], beside: dict[str, int], context: int, left: int,
+def memory(shares: dict[str, Footprint], fixed: dict[str, int], context: int, left: int,
            process: int = 0) -> tuple[list[str], bool]:
     """Computes the most memory that a prompt of `context` tokens takes, in words, and if `left` bytes hold it.
 
-    beside: bytes of what does not grow with the prompt; process: bytes of the programs, which lie in a CPU's memory
+    fixed: name -> bytes that do not grow with the prompt; process: bytes of the programs, which lie in a CPU's memory
     already; a GPU's peak excludes them
     """
     parts = {f"{who} {what}": size for who, share in shares.items()
-             for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | beside
+             for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | fixed
     total = sum(parts.values())
     shown = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in parts.items())
     lines = [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown})"]

@@ -1,8 +1,8 @@
-"""Length buckets: which prompts represent which length, in tokens that are fed, and how longer ones are cut to it.
+"""Chooses the prompts for each length bucket, in prompt tokens, and cuts longer prompts to the bucket's length.
 
-A prompt is cut at one side of its body only, at a boundary of its unit.  Text to be continued (code, books) keeps its
-end, because what is asked for follows from what precedes it, and a recorded continuation stays true.  A document or a
-meeting that is asked about keeps its beginning, which says what it is about, and continues without a gap.
+A prompt is cut only at one side of its body, at a boundary of its unit.  Text to be continued (code, books) keeps its
+end, so that a recorded continuation stays true.  A document or meeting with a question about it keeps its beginning,
+which introduces its topic, and continues without a gap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from longgraft.eval.prompts.suites import Example
 
-# The gap between two units; it is dropped with what is cut.
+# The gap between two units; at a cut it is dropped.
 GAPS = {
     "turn": re.compile(r"\n+(?=[^\n:]{1,100}:)"),       # a turn starts a line with its speaker: "PhD A: ..."
     "line": re.compile(r"\n"),

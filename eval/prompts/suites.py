@@ -88,14 +88,14 @@ def turn_id(first: str, turn: int) -> str:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Recorded texts; given: those that the user gave; beside: those in files beside the rows."""
+    """Recorded texts; given: from the user; in_data: from files in the folder of the rows."""
 
     given: Recordings
-    beside: Recordings
+    in_data: Recordings
 
     def of(self, identity: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
         """Returns source -> text of a row, in the order of `Example.continuations`; own: texts in the row itself."""
-        given, others = self.given.get(identity, {}), {**(own or {}), **self.beside.get(identity, {})}
+        given, others = self.given.get(identity, {}), {**(own or {}), **self.in_data.get(identity, {})}
         ranked = sorted(others.items(), key=lambda one: (one[0] != "true", -len(one[1])))
         return given | {source: text for source, text in ranked if source not in given}
 
@@ -123,9 +123,9 @@ def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = (
     if suite is not None and suite.kinds:
         rows = [(where, row) for where, row in rows if row.get("category") in suite.kinds]
     name = suite_name(name)
-    beside = [] if data is None else [Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"]
+    files = [] if data is None else [Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"]
     texts = _Recorded(_recordings([(Path(file), Path(file).stem) for file in recorded], name, strict=True),
-                      _recordings([(file, "true") for file in beside if file.is_file()], name, strict=False))
+                      _recordings([(file, "true") for file in files if file.is_file()], name, strict=False))
     catalogue = _catalogue(data)
     return _distinct([(where, _example(name, where, number, row, catalogue, texts))
                       for number, (where, row) in enumerate(rows, 1)])

@@ -23,19 +23,19 @@ LOSSY = "lossy"
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One method on one suite and length in one mode.
 
-    prompts, loops: measured prompts, and those that loop
+    prompts, loops: numbers of measured prompts, and of prompts whose answer loops
     failures:       failed decodings
     mat, speedup:   means over prompts; the speedup is paired with plain decoding on the same prompt and repeat
-    mat_pooled:     over all steps, so that long answers count for more
+    mat_pooled:     MAT over all steps, in which long answers count for more
     rate:           tokens per second: (first quartile, median, third quartile) over prompts
     checks:         one per prompt; none for a lossy method, which promises nothing
     lengths:        tokens of each checked answer
-    speedups:       of each prompt, ascending
+    speedups:       speedup of each prompt, ascending
     tokens_per_step: over all repeats, which differ if costs are measured while running
-    kinds:          steps by what was spent on them, over all repeats
+    kinds:          number of steps by the kind of proposal, over all repeats
     forwards:       forwards per step besides the verification, by network
     step_cost:      seconds of a step relative to plain decoding's on the same prompt and repeat, median over prompts
     """
@@ -75,7 +75,7 @@ def first_repeats(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def cells(rows: Sequence[Result], with_loops: bool = True) -> list[Cell]:
+def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
     """Returns the cells of every mode x suite (and all suites together) x length x method, in the order of the rows."""
     # Rows override failures, because failures of older versions have no promise.
     promises = {row.key.method: row.promise for row in sorted(rows, key=lambda row: isinstance(row, Row))}
@@ -95,7 +95,7 @@ def cells(rows: Sequence[Result], with_loops: bool = True) -> list[Cell]:
 
 
 def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mapping[Key, Row], promise: str,
-          with_loops: bool) -> Cell:
+          with_loops: bool) -> TableCell:
     failures = sum(isinstance(row, Failure) for row in own)
     answers = [row for row in own if isinstance(row, Row)]
     by_prompt: dict[tuple, list[Row]] = {}
@@ -109,7 +109,7 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
     found, lengths = tuple(check for check, _ in checked), tuple(length for _, length in checked)
     loops = len(looping) if with_loops else 0
     if not kept:
-        return Cell(*about, promise, 0, loops, failures, None, None, None, None, None, found, lengths)
+        return TableCell(*about, promise, 0, loops, failures, None, None, None, None, None, found, lengths)
     every = [row for mine in kept for row in mine]
     firsts = first_repeats(every)
     speedups = [ratio for mine in kept if (ratio := _ratio(mine, plain, _rate)) is not None]
@@ -117,7 +117,7 @@ def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mappin
     forwards, steps = summed(row.forwards for row in every), sum(row.steps for row in every)
     rates = [median(row.decode_tokens_per_second for row in mine) for mine in kept]
     q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
-    return Cell(*about, promise, len(kept), loops, failures, Mean.of([row.mat for row in firsts]),
+    return TableCell(*about, promise, len(kept), loops, failures, Mean.of([row.mat for row in firsts]),
                 pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
                 median(row.prefill_seconds for row in firsts), found, lengths, tuple(sorted(speedups)),
                 sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every),

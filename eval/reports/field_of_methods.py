@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import ALL, LOSSY, Cell
+from longgraft.eval.reports.cells import ALL, LOSSY, TableCell
 from longgraft.eval.reports.tables import length_name
 
 COLUMNS = ("mode", "suite", "bucket", "method", "promise", "prompts", "mat", "draft_forwards", "own_passes",
@@ -23,25 +23,25 @@ decoding, over plain decoding on the same prompt and repeat: the median prompt a
 """
 
 
-def field(found: Sequence[Cell]) -> str:
+def field(found: Sequence[TableCell]) -> str:
     """Returns a table for each mode, suite and length; lossy methods have their own tables."""
     out = [DEFINITIONS]
     for mode, suite, bucket in dict.fromkeys((cell.mode, cell.suite, cell.bucket) for cell in found):
         here = ranked([cell for cell in found if (cell.mode, cell.suite, cell.bucket) == (mode, suite, bucket)])
         for lossy in (False, True):
             if mine := [cell for cell in here if (cell.promise == LOSSY) == lossy]:
-                beside = ", LOSSY methods: tokens may differ from the target's" if lossy else ""
-                out.append(f"## {suite_name(suite)}, {length_name(bucket)}, {mode}{beside}\n\n{_table(mine)}\n")
+                warning = ", LOSSY methods: tokens may differ from the target's" if lossy else ""
+                out.append(f"## {suite_name(suite)}, {length_name(bucket)}, {mode}{warning}\n\n{_table(mine)}\n")
     return "\n".join(out)
 
 
-def ranked(found: Sequence[Cell]) -> list[Cell]:
+def ranked(found: Sequence[TableCell]) -> list[TableCell]:
     """Returns the cells that are paired with plain decoding, the fastest first; suites separately."""
     paired = [cell for cell in found if cell.speedups and cell.suite != ALL]
     return sorted(paired, key=lambda cell: -median(cell.speedups))
 
 
-def lines(found: Sequence[Cell]) -> Iterator[list[Any]]:
+def lines(found: Sequence[TableCell]) -> Iterator[list[Any]]:
     """Yields rows for programs, in the order of COLUMNS."""
     for cell in found:
         if cell.speedups and cell.suite != ALL:
@@ -49,11 +49,11 @@ def lines(found: Sequence[Cell]) -> Iterator[list[Any]]:
                    *_forwards(cell), cell.step_cost, median(cell.speedups), cell.speedups[0]]
 
 
-def _forwards(cell: Cell) -> tuple[float, float]:
+def _forwards(cell: TableCell) -> tuple[float, float]:
     return cell.forwards.get("draft", 0.0), cell.forwards.get("own", 0.0)
 
 
-def _table(found: Sequence[Cell]) -> str:
+def _table(found: Sequence[TableCell]) -> str:
     head = ("method", "promise", "MAT", "draft forwards", "own passes", "step", "speed", "worst")
     rows = [(cell.method, cell.promise, *map(_number, (cell.mat_pooled, *_forwards(cell), cell.step_cost,
                                                        median(cell.speedups), cell.speedups[0]))) for cell in found]

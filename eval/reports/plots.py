@@ -10,7 +10,7 @@ from typing import Any
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import ALL, LOSSY, Cell, acceptance_by_depth, cells, first_repeats, measured
+from longgraft.eval.reports.cells import ALL, LOSSY, TableCell, acceptance_by_depth, cells, first_repeats, measured
 from longgraft.eval.reports.estimates import FEWEST, judged
 from longgraft.eval.reports.panels import COLOURS, HATCHES, legend, pyplot, side_by_side, style_of
 from longgraft.eval.reports.report import PARTS
@@ -91,7 +91,7 @@ def _nothing(rows: Sequence[Result], of: str) -> str:
     return f"All rows{of} ({len(rows)}) are failures. The first: {errors[0]}"
 
 
-def _caption(run: Run, found: Sequence[Cell], each: str) -> str:
+def _caption(run: Run, found: Sequence[TableCell], each: str) -> str:
     """Returns the model, where it ran, and the number of prompts per suite or length."""
     counts = sorted({cell.prompts for cell in found if cell.mat})
     count = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
@@ -99,7 +99,7 @@ def _caption(run: Run, found: Sequence[Cell], each: str) -> str:
     return f"{e['target']}, {numbers(e)}, {e['device']}; {count} prompt{'s' * (counts != [1])} a {each}"
 
 
-def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
+def _by_length(plt: Any, found: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str], what: str,
                label: str) -> Any:
     """Draws the mean over prompts and its 95 % interval against prompt length, one panel per mode."""
     figure, panels = side_by_side(plt, modes)
@@ -123,7 +123,7 @@ def _by_length(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes:
     return figure
 
 
-def _by_suite(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str], what: str,
+def _by_suite(plt: Any, found: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str], what: str,
               label: str) -> Any:
     """Draws the mean over uncut prompts and its 95 % interval: a group of bars per suite, a panel per mode."""
     suites = list(dict.fromkeys(cell.suite for cell in found))
@@ -158,7 +158,7 @@ def _finish(panels: Sequence[Any], what: str, label: str) -> None:
     legend(panels)
 
 
-def _frontier(plt: Any, found: Sequence[Cell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
+def _frontier(plt: Any, found: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
     """Draws speed against MAT, a point per method, averaged over lengths (the paper's Figure 1).
 
     The lengths are those that plain decoding has; a method that lacks one of them is left out.

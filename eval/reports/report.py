@@ -11,7 +11,7 @@ from typing import Any
 
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import Cell, acceptance_by_depth, cells, check_of, first_repeats, measured
+from longgraft.eval.reports.cells import TableCell, acceptance_by_depth, cells, check_of, first_repeats, measured
 from longgraft.eval.reports.concurrency import concurrency_table
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
@@ -175,7 +175,7 @@ def _listed(lines: Sequence[str]) -> list[str]:
     return [f"- {line}" for line in lines[:LISTED]] + more
 
 
-def _line(cell: Cell, dtype: str) -> list[Any]:
+def _line(cell: TableCell, dtype: str) -> list[Any]:
     """Returns a row of summary.csv."""
     return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
             cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds, cell.promise,

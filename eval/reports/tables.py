@@ -9,9 +9,9 @@ from longgraft.comparison.levels import EPSILON, Check, level
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import ALL, LOSSY, Cell
+from longgraft.eval.reports.cells import ALL, LOSSY, TableCell
 
-Columns = Mapping[str, Sequence[Cell]]
+Columns = Mapping[str, Sequence[TableCell]]
 KINDS = ("plain", "memory", "draft")
 
 
@@ -20,7 +20,7 @@ def length_name(length: int) -> str:
     return "whole" if length == WHOLE else f"{length / 1024:g}K" if length % 512 == 0 else str(length)
 
 
-def tables(found: Sequence[Cell], which: str = "") -> list[str]:
+def tables(found: Sequence[TableCell], which: str = "") -> list[str]:
     """Returns the tables of one mode.
 
     They are speed against plain decoding and what is behind it; MAT and speed by length for every suite (the paper's
@@ -30,16 +30,16 @@ def tables(found: Sequence[Cell], which: str = "") -> list[str]:
     out = []
     for lossy in (False, True):
         here = [cell for cell in found if (cell.promise == LOSSY) == lossy]
-        beside = ", LOSSY methods: tokens may differ from the target's" if lossy else ""
-        out += _against_plain(here, which + beside)
+        warning = ", LOSSY methods: tokens may differ from the target's" if lossy else ""
+        out += _against_plain(here, which + warning)
         for name, columns in _columns(here).items():
             if any(cell.mat for column in columns.values() for cell in column):
-                out.append(_table(f"{name}: MAT{which}{beside}", columns, _mat, but=PLAIN))
-                out.append(_table(f"{name}: decoding speed{which}{beside}", columns, _speed, mean=True))
+                out.append(_table(f"{name}: MAT{which}{warning}", columns, _mat, but=PLAIN))
+                out.append(_table(f"{name}: decoding speed{which}{warning}", columns, _speed, mean=True))
     return out
 
 
-def _against_plain(found: Sequence[Cell], which: str) -> list[str]:
+def _against_plain(found: Sequence[TableCell], which: str) -> list[str]:
     """Returns a line for each suite, length and method that is paired with plain decoding."""
     lines = [f"\n### Speed against plain decoding{which}\n",
              "| suite | length | method | prompts | that loop | median | worst prompt | best prompt | tokens per step "
@@ -55,7 +55,7 @@ def _against_plain(found: Sequence[Cell], which: str) -> list[str]:
     return ["\n".join(lines)] if paired else []
 
 
-def _columns(found: Sequence[Cell]) -> dict[str, Columns]:
+def _columns(found: Sequence[TableCell]) -> dict[str, Columns]:
     """Returns title -> column -> cells."""
     if {cell.bucket for cell in found} == {WHOLE}:
         apart = dict.fromkeys(cell.suite for cell in found if cell.suite != ALL)
@@ -66,7 +66,7 @@ def _columns(found: Sequence[Cell]) -> dict[str, Columns]:
         for bucket in buckets} for suite in dict.fromkeys(cell.suite for cell in found)}
 
 
-def _table(title: str, columns: Columns, shown: Callable[[Cell], str], but: str = "", mean: bool = False) -> str:
+def _table(title: str, columns: Columns, shown: Callable[[TableCell], str], but: str = "", mean: bool = False) -> str:
     """Returns a table with methods as rows; but: a method that is left out; mean: add a column for the mean speedup."""
     head = [f"{name} ({_count(column)})" for name, column in columns.items()] + ["mean speedup"] * mean
     lines = [f"\n### {title}\n", f"| method | {' | '.join(head)} |", "|---|" + "---|" * len(head)]
@@ -83,7 +83,7 @@ def _table(title: str, columns: Columns, shown: Callable[[Cell], str], but: str 
     return "\n".join(lines)
 
 
-def _count(column: Sequence[Cell]) -> str:
+def _count(column: Sequence[TableCell]) -> str:
     """Returns a column's prompts, as "5 prompts" or "4-5 prompts" if methods differ, and the most answers that loop."""
     counts = sorted({cell.prompts for cell in column if cell.mat})
     if not counts:
@@ -93,11 +93,11 @@ def _count(column: Sequence[Cell]) -> str:
             + f", {looping} loop{'s' * (looping == 1)}" * bool(looping))
 
 
-def _mat(cell: Cell) -> str:
+def _mat(cell: TableCell) -> str:
     return "-" if cell.mat is None else f"{cell.mat:.2f}; {cell.mat_pooled:.2f}"
 
 
-def _speed(cell: Cell) -> str:
+def _speed(cell: TableCell) -> str:
     if cell.rate is None:
         return "-"
     if cell.method == PLAIN:
@@ -105,7 +105,7 @@ def _speed(cell: Cell) -> str:
     return "-" if cell.speedup is None else f"{cell.speedup:.2f}"
 
 
-def lossless_level(found: Sequence[Cell], dtype: str) -> str:
+def lossless_level(found: Sequence[TableCell], dtype: str) -> str:
     """Describes the losslessness of one method in one mode.
 
     It is the level that `longgraft verify` would name, and how many answers and tokens were compared.
@@ -140,7 +140,7 @@ def _compared(checks: Sequence[Check], lengths: Sequence[int]) -> str:
     return f"all {least} tokens" if least == most else f"all {least} to {most} tokens"
 
 
-def lossless_table(found: Sequence[Cell], dtype: str) -> str:
+def lossless_table(found: Sequence[TableCell], dtype: str) -> str:
     """Returns the table of one mode, over all suites and lengths: what each method promised and reached, and
     failures."""
     lines = ["\n### Losslessness and failures\n", "| method | level | answers | that loop | failed decodings |",

@@ -68,9 +68,9 @@ def write_batches(folder: Path, batches: list[Batch]) -> None:
     """Writes the file, whole or not at all."""
     lines = [json.dumps(batch.key._asdict() | {name: value for name, value in asdict(batch).items() if name != "key"})
              for batch in batches]
-    beside = folder / f"{BATCHES}.part"
-    with open(beside, "w", encoding="utf-8") as file:
+    partial = folder / f"{BATCHES}.part"
+    with open(partial, "w", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(folder / BATCHES)
+    partial.replace(folder / BATCHES)

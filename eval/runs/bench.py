@@ -148,7 +148,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
         draw = draw_of(config, bench, example, mode)
         checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
-        with suppress(*FAILURES):       # the first decoding is not timed; what fails here will fail again below
+        with suppress(*FAILURES):       # the first decoding is not timed; a failure will occur again below
             state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
         for repeat in range(config.repeats):
             # The order alternates, so that a machine that warms or slows down favours no method; plain decoding is
@@ -211,7 +211,7 @@ class _Checks:
     def __init__(self, config: SweepConfig, state: Prefilled) -> None:
         self._config, self.state = config, state
         self.plain: dict[str, list[int]] = {}
-        self._beside: dict[str, Check | None] = {}
+        self._drawn: dict[str, Check | None] = {}
 
     def of(self, variant: Variant, mode: str, draw: Draw, tokens: list[int]) -> Check | None:
         """Returns the comparison of a variant's tokens with plain decoding's.
@@ -224,19 +224,19 @@ class _Checks:
             return None
         if mode != "replay":
             return self._compare(self.plain[mode], draw, tokens)
-        if variant.name not in self._beside:
+        if variant.name not in self._drawn:
             # In half precision only greedy draws have a margin to judge a divergence by.
             exact = self.state.target.dtype == torch.float32 and variant.promise == "exact"
             how = "sampled" if exact else "greedy"
             draw = Draw(self._config.sampling(how), self._config.check_tokens or draw.limit, ())
-            beside = f"{how} beside replay"
+            mode = f"{how} beside replay"
             ours = self.state.decode(variant, draw.sampling, draw.limit)[0]
             if variant.name == PLAIN:
-                self.plain[beside] = ours
-            elif beside not in self.plain:
-                self.plain[beside] = self.state.decode(Variant.plain(), draw.sampling, draw.limit)[0]
-            self._beside[variant.name] = self._compare(self.plain[beside], draw, ours)
-        return self._beside[variant.name]
+                self.plain[mode] = ours
+            elif mode not in self.plain:
+                self.plain[mode] = self.state.decode(Variant.plain(), draw.sampling, draw.limit)[0]
+            self._drawn[variant.name] = self._compare(self.plain[mode], draw, ours)
+        return self._drawn[variant.name]
 
     def _compare(self, theirs: list[int], draw: Draw, ours: list[int]) -> Check | None:
         if not theirs:

@@ -1,5 +1,4 @@
-"""The plan of a sweep: reads suites, and cuts prompts for a target of which only tokenizer and configuration are known.
-"""
+"""Plans a sweep: reads suites and cuts prompts, for which only the target's tokenizer and configuration are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resumes a run: with what it was measured, and what may be added to it."""
+"""Saves and checks the options of a run, so that it can be resumed or extended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import rows_file
 
 CONFIG = "config.json"
-# Options of which a run may have more than before, because its rows stay valid.
+# Options whose value may be larger, or have more items, in a resumed run, because its rows stay valid.
 MORE = ("prompts", "repeats")
 ADDED = ("suites", "lengths", "methods", "modes", "heads", "calibrations", "concurrency")
 
@@ -31,7 +31,7 @@ def resume_config(folder: Path) -> SweepConfig:
             raise ValueError(f"{folder} has {rows.name} and no {CONFIG}: nothing says with which options its rows were "
                              f"measured. Put its {CONFIG} back, or give another --out.")
         raise ValueError(f"{folder} holds no run: it has no {CONFIG}. Give the --out folder of a sweep.")
-    read_object(path, {})           # names what is broken
+    read_object(path, {})           # its error names the broken place
     return SweepConfig.load(path)
 
 

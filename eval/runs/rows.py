@@ -238,9 +238,9 @@ class RowLog:
             kept = [(row, line) for row, line in _read(found) if not (retry and isinstance(row, Failure))]
             self.rows = [row for row, _ in kept]
             if (whole_lines := b"".join(line + b"\n" for _, line in kept)) != found.read_bytes():
-                beside = path.with_suffix(".part")
-                beside.write_bytes(whole_lines)
-                beside.replace(path)
+                partial = path.with_suffix(".part")
+                partial.write_bytes(whole_lines)
+                partial.replace(path)
             if found != path:
                 found.unlink()
         self._file = open(path, "a", encoding="utf-8")      # noqa: SIM115 - held for the sweep's life

@@ -93,7 +93,21 @@ class Completer:
 
     def complete(self, root: Path, cursor: Cursor, options: CompletionOptions, sampling: Sampling | None = None,
                  tell: Callable[[str], None] = lambda text: None) -> Completion:
-        """Completes at a cursor; tell: called with each piece of text that is final."""
+        """Completes code at a cursor.
+
+        Args:
+            root: Folder of the repository, from whose files snippets are gathered.
+            cursor: File, text before and text after the cursor.
+            options: Settings of the completion.
+            sampling: How tokens are drawn; None: greedily.
+            tell: Called with each piece of text that is final.
+
+        Returns:
+            The completion with its prompt and figures.
+
+        Raises:
+            ValueError: a setting is wrong, or the prompt does not fit the model's positions.
+        """
         started = time.perf_counter()
         prompt, gathered, seconds = self.lay_out(root, cursor, options)
         eos = {*self.session.eos, *prompt.ends}

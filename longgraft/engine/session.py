@@ -74,8 +74,8 @@ class Session:
 
     def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
                  method: str = "unnamed", made_again: Callable[[], Session] | None = None) -> None:
-        """about: what was chosen, for people; promise, method: the method's promise and name; made_again: makes another
-        session for `another`."""
+        """about: sentences on the choices that `load` made; promise, method: the method's promise and name; made_again:
+        makes another session for `another`."""
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.method, self._made_again = method, made_again
         # The model never predicts ids beyond its vocabulary.
@@ -178,7 +178,19 @@ class Session:
         return self.corpus(name)
 
     def save_prefix(self, prompt: Prompt, path: str | Path, progress: bool | None = None) -> Saved:
-        """Prefills a prompt and writes its rows to a file, for `load(prefix=path)`; ValueError if the file exists."""
+        """Prefills a prompt and writes its rows to a file, for `load(prefix=path)`.
+
+        Args:
+            prompt: Text, chat messages or token ids.
+            path: New file.
+            progress: Show a progress bar; None: on a terminal.
+
+        Returns:
+            Number of tokens, bytes of the file, and duration in seconds.
+
+        Raises:
+            ValueError: the file exists, or the prompt is wrong.
+        """
         path = new_file(path)
         ids = self.encode(prompt)
         if isinstance(prompt, str) and len(ids) > 1:

@@ -65,7 +65,10 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """mat + 1, without a last bonus token that an end inside the last step cuts off; 1 for plain decoding."""
+        """Mean tokens per step; 1 for plain decoding.
+
+        This is mat + 1, except that an end inside the last step cuts off that step's bonus token.
+        """
         return (self.new_tokens - 1) / self.steps if self.steps else 0.0
 
     @property

@@ -104,7 +104,7 @@ class Continuations:
             end = _counted(self._passages, end, token)
 
     def _learn(self, token: int) -> None:
-        foretold, (levels, own) = False, self._levels(self._end, self.run)
+        predicted, (levels, own) = False, self._levels(self._end, self.run)
         if passage := self._passage(self._end, own):
             self._score(passage[:2], token in passage[2])
         for level in levels:
@@ -113,10 +113,10 @@ class Continuations:
                 expected = REPEATS_FADE * self._repeats[1] + self._rate(level)
                 self._repeats = [REPEATS_FADE * self._repeats[0] + hit, expected]
             self._score((level.bin, level.overall), hit)
-            foretold |= level.first and level.new[-1][0] == token
+            predicted |= level.first and level.new[-1][0] == token
             if hit:
                 break
-        self.run = self.run + 1 if foretold else 0
+        self.run = self.run + 1 if predicted else 0
 
     def _score(self, places: Iterable[int], hit: bool) -> None:
         for place in places:

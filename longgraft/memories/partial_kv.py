@@ -19,14 +19,17 @@ from longgraft.target_model.model import Target
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """rows: layer -> [m] or [Hkv, m] of the target's cache; at: the cache's length when they were selected."""
+    """Selected rows of the target's cache.
+
+    rows: layer -> [m] or [Hkv, m] row indices; at: the cache's length when they were selected
+    """
 
     rows: Mapping[int, Tensor]
     at: int
 
     @property
     def length(self) -> int:
-        """m."""
+        """Number m of selected rows."""
         return next(iter(self.rows.values())).shape[-1]
 
     @property

@@ -141,6 +141,6 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
 
 
 def verifies(what: str | Method | Proposer, parts: Parts) -> Callable[[Verifier], Verifier]:
-    """Returns the function by which the method changes a request's verifier; parts: those of its proposer."""
+    """Returns the function by which the method changes a request's verifier; parts: the parts of its proposer."""
     method = find(what)
     return method.verifies(replace(parts, choices=method.choices))

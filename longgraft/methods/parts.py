@@ -58,9 +58,9 @@ class DraftShape:
 
 @dataclass(frozen=True)
 class Parts:
-    """A target, what was loaded with it, settings, and the memories that were made from them.
+    """The parts that a method is built from: target, loaded needs, settings, and the memories made from them.
 
-    Each memory is made once, and shared by all proposers that need it, also by those of two methods:
+    Each memory is made once and shared by all proposers that need it, also by proposers of two methods, because
     `replace(parts, ...)` shares `kept`.
 
     Attributes:

@@ -55,7 +55,7 @@ class Entry:
 
 
 def _wheels(requirement: str, file: str, part: int, size: int) -> tuple[Wheel, ...]:
-    """List the wheels of a file of `size` bytes that was cut every `part` bytes.
+    """Lists the wheels of a file of `size` bytes that was cut every `part` bytes.
 
     In `requirement` and `file`, {n} stands for the part's number from one on, {index} for its number from zero on.
     """
@@ -86,7 +86,7 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
 
 
 def entry_of(name: str) -> Entry:
-    """Look a model up.
+    """Looks a model up.
 
     Raises:
         ValueError: The catalogue has no such name; the message lists the names it has.
@@ -97,12 +97,12 @@ def entry_of(name: str) -> Entry:
 
 
 def shipped_head(model: str) -> Path | None:
-    """Return the folder of the EAGLE-3 head that ships for a model of the catalogue, or None."""
+    """Returns the folder of the EAGLE-3 head that ships for a model of the catalogue, or None."""
     entry = CATALOGUE.get(model)
     folder = shipped(entry.head) if entry and entry.head else None
     return folder if folder and folder.is_dir() else None
 
 
 def shipped(part: str) -> Path:
-    """Return the path of a file or folder that ships in longgraft.yarn_drafters."""
+    """Returns the path of a file or folder that ships in longgraft.yarn_drafters."""
     return Path(str(importlib.resources.files("longgraft.yarn_drafters"))) / part

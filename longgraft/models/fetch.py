@@ -18,12 +18,12 @@ from longgraft.runtime.hub import cached_by_client, download, hub_answers
 
 
 def cached(entry: Entry) -> Path:
-    """Return the path of a model's file in the cache, where it is whole if it exists."""
+    """Returns the path of a model's file in the cache; if the file exists, it is complete."""
     return models_folder() / f"{entry.name}.gguf"
 
 
 def here(entry: Entry) -> Path | None:
-    """Return the path of a model's file if it is on this machine: in the cache, a package or the hub's cache."""
+    """Returns the path of a model's file if it is on this machine: in the cache, a package or the hub's cache."""
     if (path := cached(entry)).exists():
         return path
     found = [installed(entry.wheels[0])] if len(entry.wheels) == 1 and not entry.terms else []
@@ -33,7 +33,7 @@ def here(entry: Entry) -> Path | None:
 
 
 def get(entry: Entry, accept: str = "") -> Path:
-    """Return the path of a model's file, and fetch it if it is not on this machine.
+    """Returns the path of a model's file, and fetches it if it is not on this machine.
 
     An interrupted fetch goes on where it ended.  Two processes that want the same model fetch it once.
 
@@ -60,7 +60,8 @@ def get(entry: Entry, accept: str = "") -> Path:
 
 
 def remove(entry: Entry) -> list[Path]:
-    """Remove a model's file, the rest of an interrupted fetch, and the folders made of it; return what was removed."""
+    """Removes a model's file, the rest of an interrupted fetch, and the folders made from it; returns the removed
+    paths."""
     paths = (cached(entry), _partial(entry), *models_folder().glob(f"{entry.sha256[:32]}*"))
     if not (found := [path for path in paths if path.exists()]):
         return []
@@ -76,7 +77,7 @@ def _partial(entry: Entry) -> Path:
 
 
 def _fetch(entry: Entry, scratch: Path) -> None:
-    """Complete the partial file from the hub, or else from the wheels."""
+    """Completes the partial file from the hub, or else from the wheels."""
     failed = ""
     if entry.hub and not all(map(installed, entry.wheels)):
         try:
@@ -96,7 +97,7 @@ def _fetch(entry: Entry, scratch: Path) -> None:
 
 
 def _from_hub(entry: Entry) -> None:
-    """Complete the partial file from the hub."""
+    """Completes the partial file from the hub."""
     path = _partial(entry)
     if not hub_answers():
         raise NotFetched("it cannot be reached")
@@ -109,7 +110,7 @@ def _from_hub(entry: Entry) -> None:
 
 
 def _check(entry: Entry) -> None:
-    """Remove the partial file if it is not the model."""
+    """Removes the partial file if it is not the model."""
     if (found := hashed(_partial(entry))) != entry.sha256:
         _partial(entry).unlink()
         raise NotFetched(f"it gave a file with SHA-256 {found[:12]}..., and {entry.sha256[:12]}... is needed")

@@ -158,10 +158,10 @@ def check_packages(name: str) -> None:
 def _read(file: Path, name: str) -> Any:
     """Returns the file's reader; raises ValueError if the file is cut, or is no language model."""
     check_packages(name)
-    from longgraft.models.gguf_reader import Reader
+    from longgraft.models.gguf_reader import FastGGUFReader
 
     try:
-        reader = Reader(file)
+        reader = FastGGUFReader(file)
         metadata = {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
         arch = metadata["general.architecture"]
     except Exception as error:      # cut and foreign files raise errors of numpy, and of the package's enums

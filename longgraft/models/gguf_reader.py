@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 
 
-class Reader(gguf.GGUFReader):
+class FastGGUFReader(gguf.GGUFReader):
     """Reads a GGUF file's metadata and tensors, as `gguf.GGUFReader` does."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:

@@ -26,16 +26,17 @@ ROOM = 1.05         # free bytes that are required per byte that will be written
 
 
 def models_folder() -> Path:
-    """Return the folder of models, which may not exist yet."""
+    """Returns the folder of models, which may not exist yet."""
     return cache_folder() / "models"
 
 
 @contextmanager
 def making(what: str, path: Path, size: int) -> Iterator[Path | None]:
-    """Yield an empty folder in which the caller makes the file or folder, and from which the caller moves it to `path`.
+    """Yields an empty folder in which the caller makes the file or folder, and from which the caller moves it to
+    `path`.
 
-    Only one process at a time makes anything.  The folder is removed at the end; what a killed process left in it is
-    removed at the next beginning.
+    Only one process at a time makes anything.  The folder is removed at the end; files that a killed process left in it
+    are removed at the next call.
 
     Args:
         what: Name of what is made, with which error messages begin.
@@ -63,7 +64,8 @@ def making(what: str, path: Path, size: int) -> Iterator[Path | None]:
 
 @contextmanager
 def locked(what: str) -> Iterator[None]:
-    """Wait until no other process changes the cache of models, and clear what a killed one left in the scratch folder.
+    """Waits until no other process changes the cache of models, and clears what a killed one left in the scratch
+    folder.
 
     Raises:
         ValueError: The cache cannot be written. Other OSErrors of the body are reported in the same way.
@@ -81,13 +83,13 @@ def locked(what: str) -> Iterator[None]:
 
 
 def check_room(size: int) -> None:
-    """Raise an OSError if the disk of the cache has no room for `size` more bytes."""
+    """Raises an OSError if the disk of the cache has no room for `size` more bytes."""
     if (free := shutil.disk_usage(models_folder()).free) < ROOM * size:
         raise OSError(f"{size / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} are free")
 
 
 def sha256_of(path: Path) -> str:
-    """Return a file's SHA-256 in hexadecimal, remembered by its path, size and time of change."""
+    """Returns a file's SHA-256 in hexadecimal, remembered by its path, size and time of change."""
     found = path.stat()
     known = models_folder() / "hashes" / digest([str(path.resolve()), found.st_size, found.st_mtime_ns])
     if known.exists():
@@ -102,7 +104,7 @@ def sha256_of(path: Path) -> str:
 
 
 def hashed(path: Path) -> str:
-    """Compute a file's SHA-256, in hexadecimal."""
+    """Computes a file's SHA-256, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -29,7 +29,7 @@ from longgraft.target_model.weights import check_finite, read_config, read_model
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """The source of a target.
 
     Args:
@@ -41,19 +41,19 @@ class Source:
     given: tuple[PreTrainedModel, Any] | None = None
 
 
-def resolve(model: Any) -> Source:
+def resolve(model: Any) -> ModelSource:
     """Returns the source that a `load(model)` argument means, without reading; raises ValueError if it is no model."""
     if model in (None, EMBEDDED):
-        return Source(EMBEDDED)
+        return ModelSource(EMBEDDED)
     if isinstance(model, (str, Path)):
-        return Source(str(model))
+        return ModelSource(str(model))
     if not isinstance(model, tuple):
         raise ValueError(f"A {type(model).__name__} was given as the model. "
                          "Pass (model, tokenizer), a name of `longgraft models`, a folder, a GGUF file or a hub id.")
     if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
         raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
                          "(model, tokenizer): a transformers model, and its tokenizer or None.")
-    return Source(getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__, given=model)
+    return ModelSource(getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__, given=model)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LoadedTarget:
     notes: tuple[str, ...] = ()
 
 
-def load_target(source: Source, settings: Settings) -> LoadedTarget:
+def load_target(source: ModelSource, settings: Settings) -> LoadedTarget:
     """Loads a target with its kernels and with the weights that the settings ask for.
 
     Raises:
@@ -91,7 +91,7 @@ def load_target(source: Source, settings: Settings) -> LoadedTarget:
     return LoadedTarget(target, tokenizer, notes)
 
 
-def _given(source: Source, settings: Settings) -> Target:
+def _given(source: ModelSource, settings: Settings) -> Target:
     """Returns the target of a model that was given loaded."""
     assert source.given is not None
     model, _ = source.given

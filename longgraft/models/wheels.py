@@ -32,7 +32,7 @@ class NotFetched(ValueError):
 
 
 def installed(wheel: Wheel) -> Path | None:
-    """Return the path of a wheel's part in an installed package; None if it is missing or of another size."""
+    """Returns the path of a wheel's part in an installed package; None if it is missing or of another size."""
     package, _, file = wheel.file.partition("/")
     found = importlib.util.find_spec(package)       # finds a package of the top level without importing it
     places = [Path(place) / file for place in (found and found.submodule_search_locations) or ()]
@@ -40,7 +40,7 @@ def installed(wheel: Wheel) -> Path | None:
 
 
 def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
-    """Write the GGUF file from its wheels, one after another, going on where `path` ends.
+    """Writes the GGUF file from its wheels, one after another, going on where `path` ends.
 
     At most one wheel is on disk besides the file.  On a terminal, stderr has a progress bar over all bytes.
 
@@ -65,7 +65,7 @@ def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
 
 
 def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
-    """Append a wheel's part without its first bytes, which the file already has."""
+    """Appends a wheel's part without its first bytes, which the file already has."""
     if place := installed(wheel):
         with open(place, "rb") as part:
             part.seek(skipped)
@@ -87,7 +87,7 @@ def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
 
 
 def _download(wheel: Wheel, folder: Path) -> Path:
-    """Download one wheel into an empty folder by this environment's pip, which reads the user's configuration."""
+    """Downloads one wheel into an empty folder by this environment's pip, which reads the user's configuration."""
     done = subprocess.run([sys.executable, *PIP, "-d", str(folder), wheel.requirement], stdin=subprocess.DEVNULL,
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
                           env=os.environ | {"TMPDIR": str(folder)})
@@ -98,7 +98,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
 
 
 def _why(errors: str) -> str:
-    """Say in one clause what pip's messages mean."""
+    """Returns the meaning of pip's messages in one clause."""
     lower = errors.lower()
     if "no module named pip" in lower:
         return "this environment has no pip (python -m ensurepip installs it)"

@@ -94,7 +94,16 @@ class Retriever(Proposer, Protocol):
     """A proposer whose nodes cost no forward, so that it can offer more nodes than there are free slots."""
 
     def candidates(self, root: int, slots: int) -> Tree:
-        """Returns nodes for `slots` free slots, best first, followed by nodes to replace duplicates."""
+        """Returns a tree of candidates for the free slots of another tree.
+
+        Args:
+            root: Token of the root.
+            slots: Number of free slots.
+
+        Returns:
+            A tree with this root, best nodes first.  Nodes beyond the first `slots` replace those that the other tree
+            already has.
+        """
 
 
 def memories_of(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:

@@ -32,7 +32,7 @@ def offline() -> Iterator[None]:
 
 
 def cached_by_client(name: str) -> Path | None:
-    """Return the path of a file in the cache of the hub's client, or None.
+    """Returns the path of a file in the cache of the hub's client, or None.
 
     Args:
         name: OWNER/REPOSITORY/FILE.
@@ -44,7 +44,7 @@ def cached_by_client(name: str) -> Path | None:
 
 
 def download(name: str, path: Path, size: int, sha256: str) -> None:
-    """Download a file of the hub, going on where `path` ends. The client shows its progress bar on a terminal.
+    """Downloads a file of the hub, going on where `path` ends. The client shows its progress bar on a terminal.
 
     `hf_hub_download` is not used: as of huggingface_hub 2.4 it removes what an interrupted download has written.
 

@@ -45,20 +45,20 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
             return error
 
     lanes = [greenlet(begin, here) for _ in actions]
-    said: list[Any] = []        # for each lane the pass it asks for or, once it has ended, its result
+    results: list[Any] = []     # for each lane the pass that it waits for or, when it has ended, its result
     try:
-        said += map(greenlet.switch, lanes, actions)
+        results += map(greenlet.switch, lanes, actions)
         while waiting := [index for index, lane in enumerate(lanes) if not lane.dead]:
-            target, _, wants = said[waiting[0]]
-            group = [index for index in waiting if said[index][0] is target and said[index][2] == wants]
-            for index, reports in zip(group, _passed(target, [said[index][1] for index in group], wants), strict=True):
+            target, _, wants = results[waiting[0]]
+            group = [index for index in waiting if results[index][0] is target and results[index][2] == wants]
+            for index, reports in zip(group, _passed(target, [results[at][1] for at in group], wants), strict=True):
                 resume = lanes[index].throw if isinstance(reports, Exception) else lanes[index].switch
-                said[index] = resume(reports)
+                results[index] = resume(reports)
     finally:
         for lane in lanes:      # after an interrupt each lane leaves its blocks
             if not lane.dead:
                 lane.throw()
-    return said
+    return results
 
 
 def _mode() -> tuple[bool, bool]:

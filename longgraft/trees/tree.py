@@ -43,7 +43,7 @@ class ProposalTree:
     @classmethod
     def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
               stage: int | None = None, match: list[int] | None = None) -> ProposalTree:
-        """Builds a tree from plain lists, root first."""
+        """Builds a tree from plain lists with one item per node, root first; the arguments are as in the class."""
         return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
                    torch.tensor(origin, dtype=torch.int8), stage, None if match is None else torch.tensor(match))
 
@@ -89,7 +89,7 @@ class ProposalTree:
 
     @cached_property
     def children(self) -> dict[tuple[int, int], int]:
-        """(parent index, token) -> node index."""
+        """Maps (parent index, token) to the node index."""
         pairs = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         return {pair: node for node, pair in enumerate(pairs) if node}
 
@@ -103,7 +103,7 @@ class ProposalTree:
                             None if self.law is None else self.law[index.to(self.law.device)])
 
     def top(self, budget: int) -> ProposalTree:
-        """The best `budget` nodes, root included, by (score, shallower, earlier); nan scores rank last, by node."""
+        """Returns the best `budget` nodes, root included; ties go to shallower, then earlier nodes; nan ranks last."""
         if len(self) <= budget:
             return self
         scores, depths, parents = self.scores.tolist(), self.depths.tolist(), self.parents.tolist()
@@ -119,16 +119,22 @@ class ProposalTree:
         return self.select(sorted(kept))
 
     def shallower(self, depth: int) -> ProposalTree:
-        """The tree without the nodes deeper than `depth`."""
+        """Returns the tree without the nodes deeper than `depth`."""
         if len(self) <= depth + 1 or int(self.depths.max()) <= depth:
             return self
         return self.select((self.depths <= depth).nonzero().flatten().tolist())
 
     def merge(self, other: ProposalTree, at: int, budget: int) -> ProposalTree:
-        """This tree with `other`'s nodes added in order under node `at`, as in a trie, up to `budget` nodes.
+        """Returns this tree with another tree's nodes added under one of its nodes, as in a trie.
 
         A node that exists already takes no slot: it gets the other's origin bits and children.
-        Trie merge with refilling: Graft, arXiv 2605.20104, Eq. 11.
+
+        Source: trie merge with refilling, Graft (arXiv 2605.20104), Equation 11.
+
+        Args:
+            other: The tree whose nodes are added, in order; its root stands for node `at`.
+            at: Index of the node of this tree.
+            budget: Most nodes of the result, root included.
         """
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
         scores, origin = self.scores.tolist(), self.origin.tolist()
