@@ -123,7 +123,7 @@ def test_constraints_that_are_compiled_do_not_hold_up_other_requests(monkeypatch
                 for _ in range(THREADS + 1)]
         while len(compiling) < THREADS:
             await asyncio.sleep(0.002)
-        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+        assert (await asyncio.wait_for(http.post(COMPLETIONS, json=body), 10)).status_code == 200
         permits.release(1000)
         await asyncio.gather(*held)
     asking(ask)
@@ -244,9 +244,10 @@ def test_half_sent_bodies_have_a_common_limit(monkeypatch):
         refused = select.select(wires, [], [], 20)[0]
         assert len(refused) == 1 and refused[0].recv(64).startswith(b"HTTP/1.1 429")
         assert httpx.post(f"{url}/tokenize", json={"content": "ab"}).status_code == 200, "small ones are taken"
-        kept = next(wire for wire in wires if wire is not refused[0])
-        kept.sendall(b'aaaaaaaa"}')
-        assert kept.recv(64).startswith(b"HTTP/1.1 200")
+        for wire in wires:
+            if wire is not refused[0]:
+                wire.sendall(b'aaaaaaaa"}')
+                assert wire.recv(64).startswith(b"HTTP/1.1 200")
         assert httpx.post(f"{url}/tokenize", json={"content": "a" * 900_000}, timeout=30).status_code == 200
 
 
