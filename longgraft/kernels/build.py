@@ -64,7 +64,7 @@ def _compiler() -> str:
 
 
 def _machine() -> str:
-    """What `-march=native` depends on: the processor and its features."""
+    """Returns the processor and its features, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -263,7 +263,7 @@ class CpuKernels:
 
 
 def fits(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether the compiled functions can take these: contiguous on the CPU, of this dtype, without gradients."""
+    """Returns whether the kernels can take these: contiguous, on the CPU, of this dtype, without gradients."""
     return not torch.is_grad_enabled() and all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in tensors)
 
 

@@ -89,7 +89,7 @@ void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n,
                 turned + first * steps, weights, steps, {fetch ? weights + AHEAD / 8 : nullptr, nullptr}, sums);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t v = 0; v < VECTORS; ++v)
-                    give(sums[r * VECTORS + v], bias, y + (first + r) * out, o + v * LANES, out);
+                    store_row(sums[r * VECTORS + v], bias, y + (first + r) * out, o + v * LANES, out);
         }
     });
 }
@@ -148,17 +148,17 @@ template <int (*LANE)(int), int... J> inline Sums picked(Sums a, Sums b, std::in
 #if defined(__clang__) || __GNUC__ >= 12
     return __builtin_shufflevector(a, b, LANE(J)...);
 #else
-    return __builtin_shuffle(a, b, Of<LANES>::Whole{LANE(J)...});
+    return __builtin_shuffle(a, b, VectorOf<LANES>::Whole{LANE(J)...});
 #endif
 }
 template <int (*LANE)(int)> inline Sums picked(Sums a, Sums b) {
     return picked<LANE>(a, b, std::make_integer_sequence<int, LANES>());
 }
 // In each four lanes: the first or last two of a and b in turns, one by one or two by two.
-template <int LAST> constexpr int ones(int j) { return j / 4 * 4 + 2 * LAST + j % 4 / 2 + j % 2 * LANES; }
-template <int LAST> constexpr int twos(int j) { return j / 4 * 4 + 2 * LAST + j % 2 + j % 4 / 2 * LANES; }
+template <int LAST> constexpr int interleave_1(int j) { return j / 4 * 4 + 2 * LAST + j % 4 / 2 + j % 2 * LANES; }
+template <int LAST> constexpr int interleave_2(int j) { return j / 4 * 4 + 2 * LAST + j % 2 + j % 4 / 2 * LANES; }
 // Every second four lanes, first those of a.
-template <int ODD> constexpr int fours(int j) {
+template <int ODD> constexpr int interleave_4(int j) {
     return (j % (LANES / 2) / 4 * 2 + ODD) * 4 + j % 4 + (j < LANES / 2 ? 0 : LANES);
 }
 
@@ -172,29 +172,29 @@ template <class T> void turn(const T* columns, int64_t apart, int64_t first, int
                 Sums own[4];
                 for (int64_t t = 0; t < 4; ++t)
                     own[t] = lanes(columns + std::min(first + v + f * 4 + t, last - 1) * apart + d);
-                const Sums a = picked<ones<0>>(own[0], own[1]), b = picked<ones<0>>(own[2], own[3]);
-                const Sums c = picked<ones<1>>(own[0], own[1]), e = picked<ones<1>>(own[2], own[3]);
-                some[f][0] = picked<twos<0>>(a, b);
-                some[f][1] = picked<twos<1>>(a, b);
-                some[f][2] = picked<twos<0>>(c, e);
-                some[f][3] = picked<twos<1>>(c, e);
+                const Sums a = picked<interleave_1<0>>(own[0], own[1]), b = picked<interleave_1<0>>(own[2], own[3]);
+                const Sums c = picked<interleave_1<1>>(own[0], own[1]), e = picked<interleave_1<1>>(own[2], own[3]);
+                some[f][0] = picked<interleave_2<0>>(a, b);
+                some[f][1] = picked<interleave_2<1>>(a, b);
+                some[f][2] = picked<interleave_2<0>>(c, e);
+                some[f][3] = picked<interleave_2<1>>(c, e);
             }
             for (int64_t t = 0; t < 4; ++t) {
                 Sums out[FOURS];
                 if constexpr (FOURS == 1) {
                     out[0] = some[0][t];
                 } else if constexpr (FOURS == 2) {
-                    out[0] = picked<fours<0>>(some[0][t], some[1][t]);
-                    out[1] = picked<fours<1>>(some[0][t], some[1][t]);
+                    out[0] = picked<interleave_4<0>>(some[0][t], some[1][t]);
+                    out[1] = picked<interleave_4<1>>(some[0][t], some[1][t]);
                 } else {
-                    const Sums even = picked<fours<0>>(some[0][t], some[1][t]);
-                    const Sums odd = picked<fours<1>>(some[0][t], some[1][t]);
-                    const Sums more = picked<fours<0>>(some[2][t], some[3][t]);
-                    const Sums rest = picked<fours<1>>(some[2][t], some[3][t]);
-                    out[0] = picked<fours<0>>(even, more);
-                    out[1] = picked<fours<0>>(odd, rest);
-                    out[2] = picked<fours<1>>(even, more);
-                    out[3] = picked<fours<1>>(odd, rest);
+                    const Sums even = picked<interleave_4<0>>(some[0][t], some[1][t]);
+                    const Sums odd = picked<interleave_4<1>>(some[0][t], some[1][t]);
+                    const Sums more = picked<interleave_4<0>>(some[2][t], some[3][t]);
+                    const Sums rest = picked<interleave_4<1>>(some[2][t], some[3][t]);
+                    out[0] = picked<interleave_4<0>>(even, more);
+                    out[1] = picked<interleave_4<0>>(odd, rest);
+                    out[2] = picked<interleave_4<1>>(even, more);
+                    out[3] = picked<interleave_4<1>>(odd, rest);
                 }
                 for (int64_t f = 0; f < FOURS; ++f)
                     *reinterpret_cast<Loose*>(tile + (d + f * 4 + t) * OUTPUTS + v) = out[f];
@@ -429,7 +429,7 @@ template <class T> void gated(T* gate, const T* up, int64_t count, bool tanh, in
             other = std::copy_n(other, some, padded[1]) - some;
         }
         const Sums x = lanes(own);
-        give<T>((tanh ? gelu(x) : silu(x)) * lanes(other), nullptr, gate, i, count);
+        store_row<T>((tanh ? gelu(x) : silu(x)) * lanes(other), nullptr, gate, i, count);
     });
 }
 

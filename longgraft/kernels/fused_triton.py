@@ -1,7 +1,7 @@
 """Norms, gated products, rotary embeddings and cache writes in Triton, one launch each, rounded where the modules that
 they replace round.
 
-Knows tensors and strides; knows no model.  Only the summation order of a norm and the last bit of tanh differ from
+Only the summation order of a norm and the last bit of tanh differ from
 torch's kernels: products are not fused into multiply-adds, and exponentials are split as in CUDA's expf.
 """
 

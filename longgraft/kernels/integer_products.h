@@ -370,7 +370,7 @@ template <class T> void integer_product(const RoundedRows& x, const Weight& w, T
                 return integer_tile_of<decltype(type)::value>(rows, std::make_integer_sequence<int, UNROLLED + 1>());
             })(block, w, tile, sums);
             for (int64_t r = 0; r < rows; ++r)
-                give(sums[r], static_cast<const T*>(w.bias), y + (first + r) * w.out, tile * LANES, w.out);
+                store_row(sums[r], static_cast<const T*>(w.bias), y + (first + r) * w.out, tile * LANES, w.out);
         });
     });
 }

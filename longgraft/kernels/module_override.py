@@ -1,4 +1,4 @@
-"""Replaces the forwards of a model's modules for the time of a pass.  Knows modules; knows no kernel."""
+"""Replaces the forwards of a model's modules for the time of a pass."""
 
 from __future__ import annotations
 

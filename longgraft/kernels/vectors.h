@@ -20,7 +20,7 @@ namespace {
 
 constexpr float LOG2_E = 1.44269504088896341f;
 
-template <int L> struct Of {
+template <int L> struct VectorOf {
     typedef float Vector __attribute__((vector_size(4 * L)));
     typedef float Loose __attribute__((vector_size(4 * L), aligned(4), may_alias));      // at any address
     typedef int32_t Whole __attribute__((vector_size(4 * L)));
@@ -54,9 +54,9 @@ constexpr int64_t LANES = 4, MOST_ROWS = 12;
 #define HELD(v)
 #endif
 constexpr int64_t VECTORS = 2, OUTPUTS = LANES * VECTORS;   // of a tile
-typedef Of<LANES>::Vector Sums;
+typedef VectorOf<LANES>::Vector Sums;
 typedef uint32_t Steps __attribute__((vector_size(4 * LANES), may_alias));
-typedef Of<LANES>::Loose Loose;
+typedef VectorOf<LANES>::Loose Loose;
 typedef uint16_t Bfloats __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 // a * b + c, rounded once where the machine can.  By name: whether a compiler contracts the expression depends on what is
@@ -75,7 +75,7 @@ inline Sums fused(Sums a, Sums b, Sums c) {
 
 // 2^x for x <= 0, within 2e-7 of it; 0 below 2^-126.  The polynomial is Cephes' exp2f.
 inline Sums power_of_two(Sums x) {
-    typedef Of<LANES>::Whole Whole;
+    typedef VectorOf<LANES>::Whole Whole;
     const Whole vanishes = x < -126.0f;
     x = vanishes ? x * 0.0f : x;
     const Whole whole = __builtin_convertvector(x - 0.5f, Whole);
@@ -110,7 +110,7 @@ inline void store(float x, uint16_t* y) {       // rounded to the nearest, ties 
 }
 
 // One row's outputs [o, o + LANES) of all [out].
-template <class T> inline void give(Sums sums, const T* bias, T* y, int64_t o, int64_t out) {
+template <class T> inline void store_row(Sums sums, const T* bias, T* y, int64_t o, int64_t out) {
     if (std::is_same<T, float>::value && !bias && o + LANES <= out) {
         *reinterpret_cast<Loose*>(y + o) = sums;
         return;
