@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,8 @@ COPIES = 2              # matrices that are multiplied with in turn, so that no 
 def _matrix(kind: str, shape: tuple[int, int], kernels: CpuKernels) -> tuple[nn.Parameter | PackedWeight, int]:
     """A random matrix of this type, and its bytes in memory."""
     if kind in BLOCK_TYPES:
+        import gguf  # an optional dependency, which the other benchmarks do without
+
         inputs, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         raw = np.random.default_rng(0).integers(0, 60, (shape[0], shape[1] // inputs * size), dtype=np.uint8)
         packed = kernels.packed_blocks(BLOCK_TYPES[kind], shape, torch.float32, [torch.from_numpy(raw)])

@@ -105,7 +105,7 @@ def test_a_text_that_is_too_short_says_so():
 
 
 def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(command, tmp_path):
-    text = (Path(__file__).parents[1] / "longgraft/trees/tree.py").read_text()
+    text = (Path(__file__).parent / "toys/diagnosed.txt").read_text()
     (tmp_path / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:1500], "continuation": text[1500:1700]}))
     said = command("diagnose", "--suites", tmp_path / "rows.jsonl", "--buckets", 128, "--depth", 3,
                    "--max-new-tokens", 40, "--head", "short=" + str(embedded("drafter-2k")), "--out", tmp_path / "run")
@@ -114,7 +114,7 @@ def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(comma
     assert all(int(row["starts"]) == 37 >= int(row["agreed"]) for row in rows)
     firsts = {(row["drafter"], row["agreed"]) for row in rows if row["depth"] == "1"}
     assert len(firsts) == 2         # under all conditions
-    assert int(rows[0]["agreed"]) > 5       # of 37, also for prose: it was trained for this target
+    assert int(rows[0]["agreed"]) > 10      # of 37, also for prose: it was trained for this target
     assert "| acceptance | gap |" in said and said.split("\n\n")[0] in (tmp_path / "run/summary.md").read_text()
     assert "<svg" in (tmp_path / "run/diagnosis.svg").read_text()
 
