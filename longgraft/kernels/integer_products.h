@@ -1,6 +1,6 @@
 // Products with weights in blocks of integers: a GGUF file's blocks, or weights rounded to bytes.
 //
-// Outputs are the lanes of a vector, LANES of them a tile.  The inputs of an output come in groups that share a scale:
+// A tile has LANES outputs, one in each lane of a vector.  The inputs of an output come in groups that share a scale:
 // weight = scale * (code - zero) - low.  A row is rounded to bytes by itself, each SPAN inputs by their own scale.  Sums
 // of codes are exact, so that their order is free; the groups are summed in order, whatever the number of rows.
 
@@ -357,7 +357,7 @@ template <class T> void integer_product(const RoundedRows& x, const Weight& w, T
                 for (int64_t r = 0; r < rows; ++r, ++at) {
                     const int32_t sum = parts == 1 ? halves[r] + halves[rows + r] : halves[part * rows + r];
                     starts[at] = start * sum;
-                    totals[at] = scales[r] * static_cast<float>(sum);
+                    if (form.lows) totals[at] = scales[r] * static_cast<float>(sum);
                 }
         }
     });
