@@ -124,8 +124,8 @@ def memory(shares: dict[str, Footprint], fixed: dict[str, int], context: int, le
     if total <= left:
         return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: tight; lower --chunk, or use a "
                         "smaller dtype"], True
-    fixed = total - context * sum(share.per_token for share in shares.values())
-    most = int((TIGHT * left - fixed) / sum(share.per_token for share in shares.values()))
+    per_token = sum(share.per_token for share in shares.values())
+    most = int((TIGHT * left - (total - context * per_token)) / per_token)
     advice = f"up to {most:,} tokens would" if most > 0 else "not even its weights do"
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
