@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from longgraft.eval.prompts.suites import Example
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, failed_turn, failures, missing
 from longgraft.eval.runs.measure import Learned, Prefilled, Stock
+from longgraft.eval.runs.quiet import OtherLoad
 from longgraft.eval.runs.rows import Failure, Key, Result, Row, done
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.eval.scores import score
@@ -151,9 +153,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
         with suppress(*FAILURES):       # the first decoding is not timed; a failure will occur again below
             state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
         for repeat in range(config.repeats):
-            # The order alternates, so that a machine that warms or slows down favours no method; plain decoding is
-            # first.
-            for variant in variants if repeat % 2 == 0 else reversed(variants):
+            for variant in interleaved(variants, example.id, repeat):
                 key = job.key(fitted, mode, variant.name, repeat)
                 if key in wanted:
                     yield _measure(bench, checks, variant, draw, key, fitted)
@@ -163,11 +163,25 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
         yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise)
 
 
+def interleaved(variants: Sequence[Variant], prompt: str, repeat: int) -> list[Variant]:
+    """Returns the order in which variants are timed, so that a machine that warms up or slows down favours none.
+
+    Every prompt begins with another variant, and every second repeat goes backwards. Plain decoding, with which the
+    others are compared, is first in even repeats and last in odd ones.
+    """
+    plain, *others = variants
+    first = zlib.crc32(prompt.encode()) % max(1, len(others))
+    order = [plain, *others[first:], *others[:first]]
+    return order if repeat % 2 == 0 else order[::-1]
+
+
 def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: Key, fitted: Fitted) -> Result:
     """Measures one row."""
     state, example, tokenizer = checks.state, fitted.example, bench.session.tokenizer
+    load = OtherLoad()
     try:
         tokens, stats = state.decode(variant, draw.sampling, draw.limit, draw.eos, key.mode)
+        other_load = load.cores()
         if key.method == PLAIN and key.repeat == 0:
             checks.plain[key.mode] = tokens
         check = checks.of(variant, key.mode, draw, tokens)
@@ -178,7 +192,8 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
         scored = score(example.suite, tokenizer.decode(tokens, skip_special_tokens=True), example.answers)
     return Row(key, **stats.as_dict(), token_ids=tokens, loop=loops(tokens), lossless=check,
                promise=variant.promise, score=scored, limit=draw.limit,
-               learned_from=state.learned_from(variant, key.mode), turn=example.turn, cut_tokens=fitted.cut_tokens)
+               learned_from=state.learned_from(variant, key.mode), turn=example.turn, cut_tokens=fitted.cut_tokens,
+               other_load=other_load)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Row:
     promise:      the method's promise: exact, distribution or lossy
     score:        (metric, 0..1) of the answer, in the first repeat of the target's own draws
     learned_from: earlier prompts from which the method had learnt; None if it does not learn over a run
+    other_load:   cores that other programs kept busy meanwhile; None if unknown
     """
 
     key: Key
@@ -89,6 +90,7 @@ class Row:
     turn: int = 1
     cut_tokens: int = 0
     reused_tokens: int = 0
+    other_load: float | None = None
 
 
 Result = Row | Failure
@@ -163,6 +165,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     int: ("a whole number", whole, _same),
     int | None: ("a whole number", lambda v: v is None or whole(v), _same),
     float: ("a number", _number, float),
+    float | None: ("a number", lambda v: v is None or _number(v), _same),
     bool: ("true or false", lambda v: isinstance(v, bool), _same),
     str: ("text", lambda v: isinstance(v, str), _same),
     tuple[float, ...]: ("a list of numbers", lambda v: isinstance(v, list) and all(map(_number, v)), tuple),

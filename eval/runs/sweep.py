@@ -20,11 +20,13 @@ from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import Reader, Suites, check_plan, planned
 from longgraft.eval.runs.progress import Progress
 from longgraft.eval.runs.provenance import argv, environment
+from longgraft.eval.runs.quiet import check_quiet
 from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.resume import check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
 
+TRIED = 512, 2048      # prompt tokens from which the time of a sweep is estimated
 INTERRUPTED = 130       # a shell's exit status for a command that Ctrl-C ended
 
 
@@ -42,6 +44,8 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
     resume = resume or retry
     check_folder(out, config, resume)
     suites = check_plan(config)
+    if config.quiet:
+        check_quiet()
     with sole_sweep(out):
         check_folder(out, config, resume)       # checked again: another sweep may have ended here in the meantime
         try:
@@ -120,6 +124,8 @@ def _rows(config: SweepConfig, bench: Bench | None, jobs: Sequence[Job], crew: C
     for job in jobs[:1]:
         warm_up(config, bench, job.fitted)
     for job in jobs:
+        if config.quiet:
+            check_quiet()
         yield from run_prompt(config, bench, job)
 
 
@@ -139,19 +145,37 @@ def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str
         variant.budget(config.budget) for variant in config.variants if variant.ours)
     size = longest * session.target.cache_bytes_per_token() / 2 ** 20
     decodings = len(config.variants) * len(config.modes) * config.repeats
-    prompt_rate, new_rate = _rates(config, bench, max(fitted, key=lambda f: len(f.ids)))
-    hours = (sum(len(f.ids) for f in fitted) / prompt_rate
-             + len(fitted) * decodings * config.max_new_tokens / new_rate) / 3600
+    seconds = sum(_seconds_of(config, bench, fitted, decodings))
     return [*out, f"{len(fitted)} prefills, {len(fitted) * decodings} decodings; the target's cache takes up to "
                   f"{size:,.0f} MiB",
-            f"about {hours:.1f} hours at {prompt_rate:,.0f} prompt and {new_rate:,.0f} new tokens a second (measured "
-            "on 2,048 tokens; longer prompts are slower)"]
+            f"about {seconds / 3600:.1f} hours, judging by prompts of {' and '.join(f'{n:,}' for n in TRIED)} tokens"]
 
 
-def _rates(config: SweepConfig, bench: Bench, fitted: Fitted) -> tuple[float, float]:
-    """Returns (prompt tokens, new tokens) per second, over all methods, on the end of one prompt."""
-    warm_up(config, bench, fitted)
-    ids, variants = fitted.ids[-2048:], bench.able(config.variants)
-    state = Prefilled(bench.stock, variants, ids, 16)
-    seconds = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
-    return len(ids) / state.prefill_seconds, 16 * len(variants) / seconds
+def _seconds_of(config: SweepConfig, bench: Bench, fitted: Sequence[Fitted], decodings: int) -> Iterator[float]:
+    """Yields the seconds that each prompt and its answers are likely to take.
+
+    The ends of the longest prompt are read, and tokens decoded after them; seconds a token grow linearly with the
+    tokens before it, because attention reads them all.
+    """
+    ids, variants = max(fitted, key=lambda f: len(f.ids)).ids, bench.able(config.variants)
+    warm_up(config, bench, fitted[0])
+    at, reading, decoding = [], [], []
+    for tokens in sorted({min(tokens, len(ids)) for tokens in TRIED}):
+        state = Prefilled(bench.stock, variants, ids[-tokens:], 16)
+        spent = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
+        at.append(tokens)
+        reading.append(state.prefill_seconds / tokens)
+        decoding.append(spent / (16 * len(variants)))
+        state.release()
+    for prompt in fitted:
+        count = len(prompt.ids)
+        yield (count * _line(at, reading, count)
+               + decodings * config.max_new_tokens * _line(at, decoding, count))
+
+
+def _line(at: Sequence[int], values: Sequence[float], where: int) -> float:
+    """Returns the value at `where` on the line through the first and the last point; it never falls."""
+    if len(at) < 2:
+        return values[0]
+    slope = max(0.0, (values[-1] - values[0]) / (at[-1] - at[0]))
+    return max(values[0] + slope * (where - at[0]), min(values))
