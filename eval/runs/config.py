@@ -74,8 +74,8 @@ class SweepConfig:
     weights: str = like(Settings, "weights")
     kv_dtype: str | None = like(Settings, "kv_dtype")
     attention: str = like(Settings, "attention")
-    quiet: bool = option(False, "Refuse to start, and to go on with a next prompt, while other programs use the "
-                                "processor")
+    quiet: bool = option(False, "Refuse to start while other programs use the processor, and wait for them "
+                                "between prompts")
     profile: bool = option(False, "On a GPU: true seconds by part, at the price of a wait each; `longgraft costs` "
                                   "needs it")
 

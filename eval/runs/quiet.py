@@ -9,6 +9,7 @@ from pathlib import Path
 STAT = Path("/proc/stat")
 BUSY = 0.3          # cores; above it a run that asks for a quiet machine does not start, and a row is marked
 SECONDS = 2.0       # for which a machine is watched before a run
+PATIENCE = 300.0    # seconds for which a run that has begun waits for a quiet machine
 
 
 class OtherLoad:
@@ -45,10 +46,21 @@ def _others() -> float | None:
 
 def check_quiet(seconds: float = SECONDS) -> None:
     """Watches the machine for some seconds; raises ValueError if other programs keep more than `BUSY` cores busy."""
-    load = OtherLoad()
-    time.sleep(seconds)
-    cores = load.cores()
-    if cores is not None and cores > BUSY:
+    if (cores := busy_cores(seconds)) > BUSY:
         raise ValueError(f"Other programs keep {cores:.1f} of {os.cpu_count()} cores busy (load average "
                          f"{os.getloadavg()[0]:.1f}). Stop them, or leave out --quiet: rows then say how busy the "
                          "machine was.")
+
+
+def wait_for_quiet(seconds: float = SECONDS, patience: float = PATIENCE) -> None:
+    """Waits until other programs leave the processor alone, and goes on after `patience` seconds if they do not."""
+    until = time.monotonic() + patience
+    while busy_cores(seconds) > BUSY and time.monotonic() < until:
+        pass
+
+
+def busy_cores(seconds: float) -> float:
+    """Watches the machine and returns how many cores other programs kept busy; 0 where that cannot be known."""
+    load = OtherLoad()
+    time.sleep(seconds)
+    return load.cores() or 0.0

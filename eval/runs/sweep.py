@@ -20,7 +20,7 @@ from longgraft.eval.runs.measure import Prefilled
 from longgraft.eval.runs.plan import Reader, Suites, check_plan, planned
 from longgraft.eval.runs.progress import Progress
 from longgraft.eval.runs.provenance import argv, environment
-from longgraft.eval.runs.quiet import check_quiet
+from longgraft.eval.runs.quiet import check_quiet, wait_for_quiet
 from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.resume import check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
@@ -125,7 +125,7 @@ def _rows(config: SweepConfig, bench: Bench | None, jobs: Sequence[Job], crew: C
         warm_up(config, bench, job.fitted)
     for job in jobs:
         if config.quiet:
-            check_quiet()
+            wait_for_quiet()
         yield from run_prompt(config, bench, job)
 
 
