@@ -18,6 +18,7 @@ from longgraft.eval.reports.estimates import lines_of, match_table
 from longgraft.eval.reports.field_of_methods import COLUMNS as FIELD_COLUMNS
 from longgraft.eval.reports.field_of_methods import field
 from longgraft.eval.reports.field_of_methods import lines as lines_of_field
+from longgraft.eval.reports.overview import disturbances, overview
 from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, lossless_table, tables
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
@@ -36,26 +37,19 @@ SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts
 LISTED = 20     # most divergences, and most failures, that are listed
 
 DEFINITIONS = """
-Speed against plain decoding: each prompt's tokens per second over plain decoding's of the same repeat, decoding alone,
-the median over repeats; of these the median, the worst and the best prompt. Steps: plain ones propose nothing, those
-from memory draft nothing.
-
-MAT: accepted draft tokens per verification step, without the bonus token; tokens per step = MAT + 1. It is given twice:
-the mean over prompts (with a 95 % bootstrap interval from five prompts on), and after the semicolon pooled over all
-steps, where long answers count for more. Decoding speed: of plain decoding (`ar`) the median tokens per second, of the
-others the speedup over it on the same prompt and repeat, decoding alone, after one shared prefill, a mean over prompts.
-The mean speedup is over the columns that plain decoding has, for methods that have all of them. Losslessness: answers
-whose tokens are plain decoding's, and how many tokens of each were compared. Answers that ended at once are left out.
-
-Beside this file: methods.md and methods.csv (methods beside one another, with the forwards that their drafts cost and
-what a step costs), summary.csv (all of it, and tokens per second with quartiles, time to the first token), steps.csv
-(milliseconds of a step by part, accepted tokens by origin, acceptance by depth, stages, memory), estimates.csv (what
-proposers expected of their nodes and what was accepted, where they say what they expect), scores.csv (LongBench's
-scores, where answers were drawn)."""
+- Speed-up: tokens per second over plain decoding's of the same prompt and repeat, decoding alone, after one shared
+  prefill; the geometric mean over prompts. In parentheses: tokens per step.
+- Losslessness: answers whose tokens are plain decoding's, and how many tokens of each were compared.
+- MAT: accepted draft tokens per verification step, without the bonus token: the mean over prompts (with a 95 %
+  bootstrap interval from five prompts on); after the semicolon over all steps, where long answers count for more.
+- Steps: plain ones propose nothing, those from memory draft nothing.
+- Answers that ended at once are left out.
+- Beside this file: methods.md (each method's step cost and draft forwards), summary.csv, steps.csv, estimates.csv and
+  scores.csv."""
 
 TURNS = """
-Each turn of a conversation counts as a prompt, measured from a prefill of its own; it follows plain decoding's answers
-to the turns before, for all methods."""
+- Each turn of a conversation counts as a prompt, measured from a prefill of its own; it follows plain decoding's
+  answers to the turns before, for all methods."""
 
 MODE_NOTES = {
     "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
@@ -91,29 +85,30 @@ def _csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> 
 
 
 def summary(run: Run) -> str:
-    """Returns the text of summary.md."""
+    """Returns the text of summary.md: the tables of speed-ups, how they were measured, and the details."""
     rows, dtype = run.rows, run.environment["dtype"]
-    out = ["# Sweep\n", _provenance(run), DEFINITIONS]
-    if any(row.turn > 1 for row in rows):
-        out.append(TURNS)
-    out += _learned(rows)
+    out, details = [f"# {run.environment['target']}: speed-up over plain decoding"], list[str]()
     for mode in dict.fromkeys([*(row.key.mode for row in rows), *run.config.get("modes", ())]):
         own = [row for row in rows if row.key.mode == mode]
-        out.append(f"\n## Mode: {mode}\n\n{MODE_NOTES.get(mode, '')}")
+        out.append(f"\n## Mode: {mode}")
         if gaps := _gaps(run.config, own):
             out.append(f"\nNo prompt measured: {gaps}.")
         if not own:
             continue
         found = cells(own)
-        out += tables(found)
+        out += overview(found, dtype)
+        details.append(f"\n## Details: {mode}\n\n{MODE_NOTES.get(mode, '')}")
+        details += tables(found)
         if any(cell.loops for cell in found):
-            out += tables(cells(own, with_loops=False), ", without answers that loop")
-        out += [*match_table(measured(own)), lossless_table(found, dtype), *_divergences(own)]
-        out += concurrency_table([batch for batch in run.batches if batch.key.mode == mode])
+            details += tables(cells(own, with_loops=False), ", without answers that loop")
+        details += [*match_table(measured(own)), lossless_table(found, dtype), *_divergences(own)]
+        details += concurrency_table([batch for batch in run.batches if batch.key.mode == mode])
     if failed := [row for row in rows if isinstance(row, Failure)]:
-        out.append("\n## Failures\n")
-        out += _listed(_by_error(failed))
-    return "\n".join(out) + "\n"
+        out += ["\n## Failures\n", *_listed(_by_error(failed))]
+    out += ["\n## How it was measured\n", " ".join([_provenance(run), *disturbances(rows)]), DEFINITIONS]
+    if any(row.turn > 1 for row in rows):
+        out.append(TURNS)
+    return "\n".join([*out, *_learned(rows), *details]) + "\n"
 
 
 def _provenance(run: Run) -> str:
@@ -131,7 +126,7 @@ def _learned(rows: Sequence[Result]) -> Iterator[str]:
         before = [row.learned_from for row in rows if isinstance(row, Row) and row.key.method == method
                   and row.learned_from is not None]
         if before:
-            yield (f"\n`{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
+            yield (f"- `{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
                    f"{max(before)} others of their mode. A prompt's repeats began alike.")
 
 
