@@ -15,6 +15,7 @@ from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import lines
 from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.field_of_methods import field
+from longgraft.eval.reports.overview import drifts
 from longgraft.eval.reports.plots import checked_suffix, draw
 from longgraft.eval.reports.projection import costs_of, costs_of_run, table
 from longgraft.eval.reports.report import summary, write
@@ -111,6 +112,34 @@ def test_failures_of_one_error_are_one_line():
     said = summary(run(rows)).split("## Failures")[1]
     assert said.split("\n- ")[1:] == ["graft, 3 decodings: RuntimeError: out of memory",
                                       "lcc 4K a, pld, replay: none\n"]
+
+
+def test_summary_begins_with_speed_ups_by_suite_and_length_and_names_the_slow_prompts():
+    more = {"tokens_per_step": 2.5}
+    rows = [made for suite, factors in (("lcc", (2.0, 0.5)), ("qmsum", (0.98, 8.0))) for prompt, factor in
+            zip("ab", factors, strict=True) for made in (
+        row(rate=10, prompt=prompt, suite=suite), row("pld", 10 * factor, (2, 1), prompt=prompt, suite=suite, **more),
+        row("graft-x-text", 20, (2, 4), prompt=prompt, suite=suite, **more),
+        row("typical", 90, (9, 9), prompt=prompt, suite=suite, promise="lossy"))]
+    lines = summary(run(rows)).split("## Details")[0].splitlines()
+    assert lines[4] == "| suite | length | prompts | ar, tokens/s | pld | graft-x-text | typical (LOSSY) |"
+    # Geometric means of 2 and 0.5, and of 0.98 and 8; the fastest lossless one is bold.
+    assert "| lcc | 4K | 2 | 10.0 | 1.00 (2.50) | **2.00** (2.50) | 9.00 (1.00) |" in lines
+    assert "| qmsum | 4K | 2 | 10.0 | **2.80** (2.50) | 2.00 (2.50) | 9.00 (1.00) |" in lines
+    assert ("`graft-x-text`, the default, is the fastest in 1 of 2 cells; it is behind in qmsum 4K (pld 2.80, -29%)."
+            in lines)
+    assert line_of("\n".join(lines), "| pld | 4 |").startswith("| pld | 4 | 2 | 1 | 0.50 | 1.49 | 8.00 |")
+
+
+def test_summary_counts_rows_that_other_programs_or_a_slower_machine_disturbed():
+    rates = (10.0, 10.0, 10.0, 8.0, 12.0, 10.5)     # of prompts in order of time: -20 %, +20 % and +5 %
+    rows = [row(rate=rate, prompt=str(n), other_load=0.5 if n == 2 else 0.02) for n, rate in enumerate(rates)]
+    assert drifts(rows) == pytest.approx([1, 1, 1, 0.8, 1.2, 1.05])
+    text = summary(run(rows))
+    assert "other programs kept 0.02 cores busy (median; at most 0.50); 1 of 6 rows had more than 0.3" in text
+    assert "Plain decoding ran at 0.80 to 1.20 of the speed" in text
+    assert "2 of 6 prompts are off by more than 15%" in text
+    assert "other programs" not in summary(run(ROWS))       # nothing was recorded
 
 
 def test_the_first_table_is_speed_against_plain_decoding_with_what_is_behind_it():

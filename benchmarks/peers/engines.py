@@ -60,7 +60,7 @@ def with_llama_cpp(file: str, text: str, threads: int) -> Engine:
                                     flash_attn=flash, logits_all=bool(drafts),
                                     draft_model=LlamaPromptLookupDecoding(num_pred_tokens=drafts) if drafts else None)
             if drafts and 4.0 * model.n_ctx() * model.n_vocab() > ROOM:
-                raise MemoryError(f"{name} would keep the logits of {length} tokens")
+                raise MemoryError(f"the binding would keep the logits of {length} tokens to speculate")
             ids = model.tokenize(text.encode(), add_bos=False, special=False)[:length]
             began, first, new = time.perf_counter(), 0.0, list[int]()
             for token in model.generate(ids, temp=0.0, repeat_penalty=1.0):
