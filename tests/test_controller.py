@@ -12,7 +12,7 @@ from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_sessio
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, TIMED_EVERY, AcceptanceEstimates, StepPlan
-from longgraft.budget.controller import LEAST, PROBED, STEPS, Controller, Prices, WhilePayingPolicy
+from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
 from longgraft.methods.find import METHODS, build
@@ -223,8 +223,8 @@ def test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path(c
 def test_prices_follow_the_prefix_and_the_rate():
     costs = Costs({}, "made up", {100: {1: 1.0}, 200: {1: 2.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
     controller = choosing(Ranks(KNOWN), costs)
-    plain = [controller._priced(Ask(0, 60, at)).plain for at in (100, 100 + STEPS - 1, 100 + STEPS, 200, 150)]
-    assert plain == pytest.approx([1.0, 1.0, 1.0 + STEPS / 100, 2.0, 1.5])
+    plain = [controller._priced(Ask(0, 60, at)).plain for at in (100, 100 + REPRICED_EVERY - 1, 100 + REPRICED_EVERY, 200, 150)]
+    assert plain == pytest.approx([1.0, 1.0, 1.0 + REPRICED_EVERY / 100, 2.0, 1.5])
     controller.estimates.learnt.rate = [90.0, 10.0]
     assert controller._priced(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
 

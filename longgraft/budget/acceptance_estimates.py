@@ -1,4 +1,7 @@
-"""Acceptance estimates of a request: the drafter's accuracy, what drafts brought, and recent tokens per second."""
+"""Acceptance estimates of a request: the drafter's accuracy, the tokens accepted because of drafts, and the rate.
+
+The costs that it corrects outlive the request.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import FORCED
 
 # These numbers were chosen by hand, on prompts that no table reports (docs/choices.md, spending).
-DECAY = 0.98            # decay of drafts and worth, per count
+DECAY = 0.98            # decay of earlier drafts' and proposals' counts, per draft or proposal
 RATE_DECAY = 0.95       # decay of earlier steps' tokens and seconds, per step
-RATE_PRIOR = 10.0       # weight of plain decoding in the rate, in steps
-FIRST_PROBE = 8         # answer tokens before a drafter's first probe; prompts are harder to predict than answers
-PATIENCE = 64           # tokens that must wait for a drafter before it is probed again, after a draft
+RATE_PRIOR = 10.0       # steps of plain decoding with which the rate begins
+FIRST_PROBE = 8         # answer tokens before the first probe; an accuracy measured on the prompt is too low
+PATIENCE = 64           # tokens before the next probe, after a draft or a proposal
+MOST_PATIENCE = MOST_WAITING // 2       # above MOST_WAITING a drafter is fed without being measured
 TIMED_EVERY = 4         # one verified pass in this many is compared with its expected time
+PRIOR_ACCURACY = 0.25   # of a drafter that was not measured yet
 PRIOR_TOKENS = 4        # weight of the prior accuracy, in tokens
-PRIOR = 2.0             # weight of the prior of `trust` (tokens accepted as expected), and of that of `worth`
+PRIOR = 2.0             # first entries of the pairs `drafts` and `worth`, whose ratios thus begin at 1
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,9 @@ class StepPlan:
         rows: Rows of the target pass.
         prefix: Tokens in the target's KV cache before the pass.
         seconds: Expected duration of the step.
-        remembered: Expected tokens from memories.
-        drafted: Expected tokens from a draft; None if nothing was drafted.
+        remembered: Accepted tokens expected without a draft, from memories alone; the bonus token is not counted.
+        drafted: Further accepted tokens expected because of the draft; None without a draft, or if nothing was expected
+            of it.
         alone: True if no other request shares the pass.
     """
 
@@ -49,17 +55,21 @@ class _Learnt:
     """Statistics of one request; the pairs are decaying counts.
 
     accuracy: share of tokens that the drafter's best guess has right; measured on the answer once it has begun
-    drafts:   [tokens accepted from drafts, tokens expected from them]
-    worth:    [tokens that proposals of a source without levels promised beyond their nodes' price, proposals]
-    idle:     tokens since the last such proposal
-    rate:     [tokens, seconds] of recent steps
-    passes:   number of verified trees
-    answered: tokens of the answer
+    drafts:   [accepted tokens beyond those expected from memories alone, the same as expected], over steps with a
+              draft; the first may be negative
+    worth:    [net gain of the proposals of a source without draft levels, number of proposals]; net gain: expected
+              tokens minus price of the tree with the proposal, less the same for the tree without it
+    idle:     tokens since the last proposal of such a source
+    rate:     [tokens, planned seconds] of recent steps; planned and not measured, so that a run with fixed costs makes
+              the same choices again
+    passes:   number of verified trees that had a plan
+    answered: tokens of the answer, without forced ones
     prior:    accuracy on the prompt
-    patience: tokens that must wait for the drafter before it is probed again; each probe doubles it
-    spent:    seconds of all steps
-    probing:  seconds of probes of sources that were expected to lose
-    unprobed: True if a prompt was read since the last probe
+    patience: tokens before the next probe: tokens waiting for the drafter or, for a source without draft levels,
+              `idle`; each probe of `probe_within` doubles it, up to MOST_PATIENCE
+    spent:    planned seconds of all steps
+    probing:  seconds of probes of sources that were expected to cost more than they bring
+    unprobed: True if a prompt was read and no probe followed yet
     """
 
     accuracy: float = 0.0
@@ -69,7 +79,7 @@ class _Learnt:
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
     passes: int = 0
     answered: int = 0
-    prior: float = 0.25
+    prior: float = PRIOR_ACCURACY
     patience: float = FIRST_PROBE
     spent: float = 0.0
     probing: float = 0.0
@@ -77,7 +87,7 @@ class _Learnt:
 
 
 class AcceptanceEstimates(Memory):
-    """Estimates for the controller; a function of observations and costs, so with costs from a file a run repeats.
+    """Estimates for the controller, computed from observations and costs: with fixed costs, a run can be reproduced.
 
     It also updates `costs` by the time of passes.  They are part of its state, so a rewound request decides as before.
     """
@@ -86,6 +96,7 @@ class AcceptanceEstimates(Memory):
 
     def __init__(self, costs: LiveCosts, cache: Eagle3Cache | None = None) -> None:
         self.costs, self.drafter_cache = costs, cache
+        # Last prompt tokens that are read again after a recalled prefix, so that the accuracy can be measured.
         self.tail = 1 if cache is None else ACCURACY_TOKENS
         self.reset(0)
 
@@ -104,12 +115,14 @@ class AcceptanceEstimates(Memory):
         self._plan = plan
 
     def probe(self) -> None:
-        """Measures the drafter's accuracy, which feeds it all waiting tokens.
+        """Gives sources another chance.
 
-        The estimates of sources that lost move halfway back to the prior.
+        An EAGLE-3 head is fed all waiting tokens, and its accuracy is measured on the newest ones, those of the answer
+        once it has begun.  In every case `drafts` and `worth` move halfway back to their priors, so that old failures
+        count less.  A source without draft levels is not run here; with a better estimate the controller may ask it.
         """
         if self.drafter_cache is not None:
-            self.drafter_cache.newest()
+            self.drafter_cache.newest()     # feeds the waiting tokens
             learnt = self.learnt
             right, tokens = self.drafter_cache.accuracy(learnt.answered or ACCURACY_TOKENS)
             learnt.accuracy = (right + PRIOR_TOKENS * learnt.prior) / (tokens + PRIOR_TOKENS)
@@ -118,15 +131,16 @@ class AcceptanceEstimates(Memory):
         self.learnt.drafts = [sum(pair) / 2 for pair in zip(self.learnt.drafts, (PRIOR, PRIOR), strict=True)]
 
     def probe_within(self, share: float, seconds: float) -> None:
-        """Probes, which takes `seconds`, if all probes together then take at most this share of the time."""
+        """Probes if all probes together, with this one of `seconds`, take at most this share of the time."""
         if self.learnt.probing + seconds <= share * self.learnt.spent:
             self.learnt.probing += seconds
-            self.learnt.patience = min(2 * self.learnt.patience, MOST_WAITING)
+            self.learnt.patience = min(2 * self.learnt.patience, MOST_PATIENCE)
             self.probe()
 
     def observe(self, seen: Observation) -> None:
         """Compares a step with its plan; prompts are measured by `begin`."""
-        # Tokens that a constraint forces are no merit of any source.
+        # The path begins with the root, so its length is accepted tokens + 1. Tokens that a constraint forces are no
+        # merit of any source.
         tokens, learnt = int((seen.tree.origin[seen.path] != FORCED).sum()), self.learnt
         learnt.unprobed = learnt.unprobed or seen.prompt
         if (plan := self._plan) is None:
@@ -148,25 +162,25 @@ class AcceptanceEstimates(Memory):
         """Does nothing: what was read for an earlier request tells nothing about this one."""
 
     def proposed(self, worth: float) -> None:
-        """Counts a proposal of a source without levels; worth: tokens that it promised beyond its nodes' price."""
+        """Counts a proposal of a source without draft levels; worth: its net gain, as in `_Learnt`."""
         _fade(self.learnt.worth, worth, 1.0)
         self.learnt.idle = 0
         self.learnt.patience = PATIENCE
 
     @property
     def worth(self) -> float:
-        """Tokens that a proposal is expected to bring beyond its nodes' price."""
+        """Net gain in tokens that is expected of a proposal by a source without draft levels."""
         promised, proposals = self.learnt.worth
         return self.trust * promised / proposals
 
     @property
     def trust(self) -> float:
-        """Ratio of tokens accepted from drafts to tokens expected, from 0 to 2."""
+        """Ratio of the tokens that drafts brought to those expected of them, from 0 to 2."""
         accepted, expected = self.learnt.drafts
         return min(2.0, max(0.0, accepted / expected))
 
     def rate(self, plain: float) -> float:
-        """Returns recent tokens per second, at least those of plain decoding, whose step takes `plain` seconds."""
+        """Returns recent tokens per planned second, at least those of plain decoding, which takes `plain` a step."""
         tokens, seconds = self.learnt.rate
         return max(1.0 / plain, (tokens + RATE_PRIOR) / (seconds + RATE_PRIOR * plain))
 

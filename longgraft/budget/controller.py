@@ -1,8 +1,8 @@
 """The controller: decides what each step spends.
 
-A step may propose nothing, nodes that memories predict, or a draft of n levels and a tree of m nodes.  The currency is
-tokens: an action that costs c more seconds must be expected to bring more than c times the present tokens per second.
-The controller's choices never change the answer.
+A step may propose nothing, nodes that memories predict, or a draft of n levels and a tree of m nodes.  Gains and prices
+are in tokens: an action that takes c more seconds is worth it if it is expected to bring more tokens than the request
+decodes in c seconds now.  The controller's choices never change the answer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 PROBED = 0.02           # share of the time that may go to probes of a source that is expected to lose
-LEAST = 0.08            # tokens that nodes must be expected to bring beyond their price: the estimates' precision
+LEAST = 0.08            # tokens that nodes must be expected to bring beyond their price: estimates are not more precise
 LEAST_DRAFTED = 0.2     # the same for a draft, whose estimates are made before drafting
-STEPS = 16              # positions for which prices in seconds are kept
+REPRICED_EVERY = 16     # tokens of prefix after which prices are computed again; costs change slowly
 ROUNDED = 8             # other requests' rows are rounded up to a multiple of this before pricing, to keep prices
-FED = (1, 64)           # numbers of fed tokens that are priced; the price is linear between and beyond them
+FED = (1, 64)           # numbers of fed tokens whose price is looked up; the others lie on the line through both
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,16 @@ class WhilePayingPolicy:
     price: float
 
     def __call__(self, level: Level) -> Verdict:
+        # At the last level there is nothing to decide. "Expand" marks the draft as not stopped early, and the mass is
+        # not read, which would wait for the device.
         return Verdict(expand=level.last or self.probability * mass(level, self.beam) > self.price)
 
 
 class Prices:
-    """Cost of trees of 1 to `most` nodes beyond a plain step at one prefix, in seconds, and in tokens at a rate.
+    """Prices of trees of 1 to `most` nodes at one prefix: the time beyond a plain step, in seconds, and in tokens.
 
-    beam: nodes that a draft level feeds, 0 without a drafter; level: seconds of such a level; others: rows of other
-    requests in the same pass, which a plain step has as well
+    beam: nodes that a draft level runs on, 0 without a drafter; level: seconds of such a level; others: rows of other
+    requests in the same pass, with or without a tree; rate: tokens per second, by which seconds become tokens
     """
 
     def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, others: int = 0) -> None:
@@ -62,10 +64,7 @@ class Prices:
         self._feeds = [costs.feed(rows, prefix) for rows in FED] if beam else [0.0, 0.0]
 
     def floors(self, budget: int) -> list[float]:
-        """Returns, by number of nodes so far, the probability that the next node must exceed.
-
-        Below it no larger tree can pay.
-        """
+        """Returns, by number of nodes so far, the probability below which a next node makes no larger tree pay."""
         return [self.rate * least for least in self._least[:budget]]
 
     def best(self, probabilities: Sequence[float]) -> int:
@@ -75,7 +74,7 @@ class Prices:
         return max(range(len(gains)), key=gains.__getitem__) + 1
 
     def feed(self, rows: int) -> float:
-        """Returns the seconds of feeding this many observed tokens into the drafter's cache."""
+        """Returns the seconds of feeding so many observed tokens to the drafter, which also gives the first level."""
         low, high = self._feeds
         return low + (high - low) * (rows - FED[0]) / (FED[1] - FED[0])
 
@@ -84,18 +83,20 @@ class Prices:
         return self.rate * self.seconds[min(nodes, len(self.seconds)) - 1]
 
     def worth(self, tree: ProposalTree) -> float:
-        """Returns the tokens that a ranked tree is expected to bring beyond its price."""
+        """Returns the tokens that a ranked tree is expected to bring, the root included, beyond its price."""
         return float(tree.scores.exp().sum()) - self.of(len(tree))
 
 
 class Controller:
-    """Proposes the nodes of a ranking that pay.
+    """Chooses each step's proposal: nothing, remembered nodes, or a draft, whichever is expected to gain most.
+
+    It also tells `AcceptanceEstimates` what it expects, and gives sources that were not used for long another chance.
 
     ranked:  ranks all drafted and remembered nodes
     beam:    nodes that a level of the EAGLE-3 drafter feeds; 0: there is no drafter, or a source without levels, whose
              proposals are timed
-    levels:  most draft forwards of a step
-    probing: True if a drafter that is expected to lose is probed now and then
+    levels:  most draft levels, including the first, which comes with the feed; the others are expansions
+    probing: True if a source that is expected to cost more than it brings gets another chance now and then
     """
 
     def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, *, beam: int = 0, levels: int = 0,
@@ -136,6 +137,7 @@ class Controller:
         estimates, cost = self.estimates, self.costs.proposal
         if estimates.worth <= prices.rate * cost:
             if self.probing and estimates.learnt.idle >= estimates.learnt.patience:
+                # A probe runs nothing; its price stands for the PRIOR proposals that the better estimate may cause.
                 estimates.probe_within(PROBED, PRIOR * cost)
             return tree, plan
         began = self.clock.now(wait=False)
@@ -148,13 +150,14 @@ class Controller:
                                drafted=promised if promised > 0.0 else None)
 
     def _priced(self, ask: Ask) -> Prices:
-        """Returns the prices at this prefix and the present rate.
+        """Returns the prices at this prefix.
 
-        It is the rate of all requests in the pass, because each row delays all of them.
+        The rate is this request's own times the number of requests in the pass, as if all were equally fast, because
+        each row delays all of them.
         """
         others = -(-ask.batch.rows // ROUNDED) * ROUNDED
-        if (self._prices is None or not 0 <= ask.position - self._prices[0] < STEPS or others != self._prices[1]
-                or len(self._prices[2].seconds) != ask.budget):
+        if (self._prices is None or not 0 <= ask.position - self._prices[0] < REPRICED_EVERY
+                or others != self._prices[1] or len(self._prices[2].seconds) != ask.budget):
             self._prices = ask.position, others, Prices(self.costs, ask.position, ask.budget, self.beam, others)
         prices = self._prices[2]
         prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.plain)
@@ -164,7 +167,7 @@ class Controller:
         """Tells if any number of levels is expected to gain more than it costs.
 
         first: probability that memories predict the next token, so that no draft is needed; waiting: tokens that must
-        be fed first
+        be fed first.  A tree of n expansions has a root and n + 1 nodes of the path.
         """
         missed = (1.0 - first) * self.estimates.trust
         least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
@@ -173,7 +176,8 @@ class Controller:
             missed * gain > least + prices.rate * n * prices.level + prices.of(2 + n) for n, gain in enumerate(gains))
 
     def _gains(self) -> list[float]:
-        """Returns the tokens expected of 0, 1, ... expansions, if each node is right with the measured accuracy."""
+        """Returns the expected tokens of a draft with 0, 1, ... expansions: one level more than expansions, each right
+        with the measured accuracy."""
         probability = self.estimates.learnt.accuracy
         return list(accumulate(probability ** depth for depth in range(1, self.levels + 1)))
 

@@ -1,4 +1,8 @@
-"""Continuous batching: several requests on one target share its passes; each gets the answer it would get alone."""
+"""Continuous batching: several requests on one target share its passes.
+
+In float32, or with whole compiled layers, an exact method gives each request the answer that it would get alone;
+elsewhere rounding may decide a near tie differently (docs/exactness.md).
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,13 @@ RETRY_SECONDS = 10.0    # time after which a session that could not be made is t
 
 
 class Sessions:
-    """Sessions of one target and method, one per running request; they are made when needed and kept with the first.
+    """Sessions of one target and method, one per running request; they are made when needed and kept in `first.others`.
 
-    max_running: most requests that run at once
-    low_latency: True if prefill chunks are kept small, so that new requests start soon and other requests' tokens keep
-           coming; not if no other request can join, nor on a GPU, where small chunks are much slower
+    max_running: most requests that run at once; 1 if the session cannot be repeated
+    low_latency: for `advance`, used by the server. True on a CPU if several requests may run: then a lone request also
+           reads at most PASS_TOKENS prompt tokens per pass, so that a new request starts soon, and long prompts get
+           fewer tokens while other requests decode. Requests that share a pass always divide PASS_TOKENS. On a GPU
+           small chunks are much slower, so a lone request reads full chunks
     """
 
     def __init__(self, session: Session, max_running: int) -> None:
@@ -38,7 +44,10 @@ class Sessions:
         self.low_latency = self.max_running > 1 and session.target.device.type == "cpu"
 
     def free(self, requests: Collection[Request], prompt_tokens: int, max_new_tokens: int) -> Session | None:
-        """Returns a session for another request; None while the most requests run, or memory has no room for it.
+        """Returns a session for another request, or None.
+
+        If no request runs it is the first session, even if memory may not suffice.  None if max_running requests run,
+        if memory has no room for another, or if no further session could be made.
 
         requests: the running ones
         """
@@ -53,7 +62,7 @@ class Sessions:
         return free
 
     def filled(self, requests: Collection[Request]) -> float:
-        """Returns the share, from 0 to 1, that these requests reserve of all rows that memory has room for.
+        """Returns the share, from 0 to 1, of the KV cache's possible rows that these requests fill or reserve.
 
         It may be called from any thread.
         """
@@ -62,7 +71,7 @@ class Sessions:
         return (written + reserved) / most if most else 0.0
 
     def _room(self) -> float:
-        """Returns the number of rows that the free memory has room for once the prefix cache has its full size."""
+        """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by."""
         engines = [session.engine for session in (self.first, *self.first.others)]
         free, kept = free_bytes(engines[0].target.device), engines[0].prefixes
         grows = 0 if kept is None else max(0, kept.most - kept.bytes)
@@ -84,7 +93,9 @@ class Sessions:
               ) -> Iterator[tuple[int, Step, Request]]:
         """Yields (index of the prompt, step, its request) until all prompts are answered.
 
-        Closing the iterator cancels the running requests.  opened: opens the prompt of this index on this session
+        Closing the iterator cancels the running requests.  A step is empty if its request rests in this pass.
+
+        opened: (session, index of a prompt) -> its opened request
         """
         waiting, running = deque(range(len(prompts))), dict[int, Request]()
         try:
@@ -95,7 +106,7 @@ class Sessions:
                 for (index, request), step in zip(list(running.items()), advance(list(running.values())), strict=True):
                     if isinstance(step, Exception):
                         raise step
-                    assert step is not None, "nobody else cancels it"
+                    assert step is not None, "only a cancelled request has no step"
                     if request.finish_reason is not None:
                         del running[index]
                     yield index, step, request
@@ -109,6 +120,7 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
 
     All requests wait for the slowest.  requests: the oldest first; low_latency: as in `Sessions`
     """
+    # The rows of each request's last pass stand for those of the pass to come.
     decoding = sum(one.rows for one in requests if not one.unread) if low_latency else 0
     chunks = shares([one.unread for one in requests], [one.weight for one in requests],
                     max(OLDEST_TOKENS, decoding) if decoding else PASS_TOKENS)
@@ -125,15 +137,16 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
 def shares(unread: Sequence[int], weights: Sequence[float], long_tokens: int = PASS_TOKENS) -> list[int]:
     """Returns the prompt tokens that each request may prefill in a shared pass.
 
-    The pass takes about as long as PASS_TOKENS tokens do at the beginning of a prompt.  OLDEST_TOKENS of them are for
-    the oldest prefill, so that it ends at last.  The rest goes to the shortest remaining prompts first, so that a short
-    prompt is answered before a long one is read.  Other requests may get 0.
+    Tokens are weighted by their cost: the pass takes about as long as PASS_TOKENS tokens at the beginning of a prompt.
+    OLDEST_TOKENS of them are for the oldest prefill, so that it never starves.  The rest goes to the shortest remaining
+    prompts first, so that a short prompt is answered before a long one is read.  A request with 0 rests in this pass.
 
     Args:
         unread: Remaining prompt tokens, the oldest request first; 0 for one that decodes.
         weights: Cost of each request's next token, as in `Request.weight`.
-        long_tokens: Most tokens for all prompts of which more than one pass remains.  As many as there are rows that
-            decode make a pass about twice as long, and so the time between two tokens of a stream.
+        long_tokens: Limit, in weighted tokens, for all prompts together that have more than PASS_TOKENS tokens left.
+            `advance` sets it to the number of decoding rows: a pass then has about twice as many rows, so a streamed
+            answer waits about twice as long for its next token.
     """
     found, room, long_room = [0] * len(unread), float(PASS_TOKENS), float(long_tokens)
     oldest = next((index for index, rest in enumerate(unread) if rest), None)

@@ -1,10 +1,11 @@
-"""Prediction by partial matching: a distribution of what follows a context in the text.
+"""Predicts the next token from repetitions of the text (prediction by partial matching, Cleary and Witten 1984).
 
-Each context of 1 to 32 tokens counts the continuations that it was seen with (Cleary and Witten 1984).  From the
-longest context down, each context shares its probability among the continuations that no longer context had.  How often
-the next token is among a context's continuations is learnt from contexts that look alike (secondary escapes of PPMII,
-Shkarin 2002).  Passages from elsewhere have their own counts: if they know a longer context than the text does, their
-continuations get a share that is learnt by both lengths.  `continuations.cpp` is the same algorithm, compiled.
+For contexts of 1 to 32 tokens the model counts which tokens followed.  A prediction starts with the longest context
+that was seen before and goes on to shorter ones, at most LEVELS in all.  Each context takes a share of the remaining
+probability, for those of its tokens that the longer contexts did not have.  The share is learned: how often was the
+next token among such tokens in similar contexts (secondary escapes of PPMII, Shkarin 2002)?  Passages of a corpus are
+counted apart.  They take part only if they match a longer context than the text does; their share is learned for each
+pair of the two lengths.  `continuations.cpp` computes the same numbers.
 """
 
 from __future__ import annotations
@@ -17,25 +18,29 @@ from typing import NamedTuple
 # These numbers were chosen by hand; others hardly differ (docs/choices.md, the text as a distribution).
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)     # context lengths, in tokens
 FAR = ORDERS[-1]    # longest context
-# Prior probability, by order, that the next token is among the continuations of the longest context.
+# Rates are smoothed twice: the rate of a bin by the rate of its order, and that by a prior. The priors, by order: the
+# probability that the next token is among the continuations of the longest context that was seen.
 PRIOR = (0.25, 0.35, 0.4, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95)
-OTHER = 0.3         # the same for a shorter context, given that no longer one has the next token
-OVERALL = 2.0       # weight of these priors in the rate of an order, in tokens
-STRENGTH = 12.0     # weight of an order's rate in the rate of a bin, in tokens
-FADE = 0.998        # decay of both rates, per token
-CARRIED = 8.0       # most weight of the prompt's rates once the answer has begun, in tokens
-REPEATS = 2.0       # weight of the prior that an answer repeats as often as predicted, in tokens
-REPEATS_FADE = 0.98     # decay of that comparison, per context
+OTHER = 0.3         # the same for each further (shorter) context, if the next token was in none of the longer ones
+OVERALL = 2.0       # weight of these priors in the rate of an order, in trials
+STRENGTH = 12.0     # weight of an order's rate in the rate of a bin, in trials
+FADE = 0.998        # decay of a rate's hits and trials, each time that this rate is scored
+CARRIED = 8.0       # most trials that each rate keeps from the prompt when the answer begins, which soon outweighs it
+REPEATS = 2.0       # first hits and expected hits of an answer, whose ratio thus begins at 1
+REPEATS_FADE = 0.98     # decay of these hits and expected hits, per scored context
 LEVELS = 4          # contexts that are blended
 KEPT = 24           # continuations that a context keeps, the newest ones
 NEGLIGIBLE = 0.005  # remaining share below which shorter contexts are ignored
 RUNS = 10           # bins for the number of tokens in a row that were predicted: 0, 1, 2 to 3, 4 to 7, ...
 BINS = len(ORDERS) * 5 * 4 * 3 * RUNS
-OVERALLS = BINS + 3 * len(ORDERS)   # after the bins: rates of orders as first level, as other levels, and of passages
+# Places after the bins: rates of orders as first level, as other levels, and of passages; then passages by both
+# lengths.
+OVERALLS = BINS + 3 * len(ORDERS)
 
 
 RankedPaths = tuple[list[int], list[int], list[float], list[int]]
-"""By node, the root first with token 0: tokens, parents, probabilities, lengths of the contexts that predicted them."""
+"""By node: tokens, parents, probabilities, lengths of the contexts that predicted them.  The root comes first; its
+token 0 is a placeholder."""
 
 
 Counts = list[dict[int, dict[int, int]]]
@@ -43,7 +48,7 @@ Counts = list[dict[int, dict[int, int]]]
 
 
 class Continuation(NamedTuple):
-    """A token that may come next; newest: True if it followed the longest context the last time."""
+    """A token that may come next; newest: True if it followed the longest context most recently."""
 
     token: int
     probability: float
@@ -52,7 +57,10 @@ class Continuation(NamedTuple):
 
 @dataclass
 class _Level:
-    """A context and those continuations (token, count) that no longer context had, the newest last."""
+    """A context, and its continuations (token, count) that the longer contexts did not have, the newest last.
+
+    first: True for the longest context
+    """
 
     order: int
     new: list[tuple[int, int]]
@@ -68,7 +76,8 @@ class _Level:
 class Continuations:
     """Counts of a growing text.  A negative id ends a text: no context reaches across it.
 
-    run: number of last tokens in a row that were the newest continuation of their longest context
+    run: how many tokens in a row the model predicted correctly, up to the end of the text. Correct: the token that
+        followed the longest context most recently.
     """
 
     def __init__(self) -> None:
@@ -78,7 +87,8 @@ class Continuations:
         self._passages: Counts = [{} for _ in ORDERS]
         self._hits = [0.0] * (OVERALLS + len(ORDERS) * (len(ORDERS) + 1))
         self._trials = self._hits.copy()
-        self._repeats: list[float] | None = None        # in the answer: [hits of the levels, expected hits]
+        # In the answer: [hits of levels, hits expected after this correction], which closes only part of a gap.
+        self._repeats: list[float] | None = None
 
     def answer(self) -> None:
         """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
@@ -98,7 +108,7 @@ class Continuations:
             self._end = _counted(self._counts, self._end, token)
 
     def read(self, passage: Sequence[int]) -> None:
-        """Counts continuations in a text from elsewhere, which may go on where this text ends."""
+        """Counts continuations in a passage of a corpus, which may contain the end of this text."""
         end: list[int] = []
         for token in passage:
             end = _counted(self._passages, end, token)
@@ -124,9 +134,9 @@ class Continuations:
             self._trials[place] = FADE * self._trials[place] + 1.0
 
     def _passage(self, context: Sequence[int], own: int) -> tuple[int, int, dict[int, int], int] | None:
-        """Returns the passages' longest context, if it is longer than the `own` tokens of the text's longest.
+        """Returns the longest context in the passages, if it is longer than the text's own longest one of `own` tokens.
 
-        The result is (bin, index of its order's rate, continuations, order).
+        The result is (bin, index of its order's rate, continuations, index of its order).
         """
         for order in range(len(ORDERS) - 1, -1, -1):
             n = ORDERS[order]
@@ -146,7 +156,7 @@ class Continuations:
             n = ORDERS[order]
             seen = self._counts[order].get(hash(tuple(context[-n:]))) if n <= len(context) else None
             longest = max(longest, n if seen else 0)
-            if not seen or len(seen) == known:
+            if not seen or len(seen) == known:      # equally many: the same continuations as the longer context's
                 continue
             known = len(seen)
             if new := [(token, count) for token, count in seen.items() if token not in used]:
@@ -184,6 +194,7 @@ class Continuations:
             nonlocal rest
             each = rest * rate / (sum(count for _, count in seen) + 1.0)
             for n, (token, count) in enumerate(seen, 1):
+                # The newest continuation counts once more.
                 last, before = n == len(seen), found[token].probability if token in found else 0.0
                 found[token] = Continuation(token, before + each * (count + (1.0 if last else 0.0)), last and first)
             rest *= 1.0 - rate
@@ -201,7 +212,7 @@ class Continuations:
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         """Returns the most probable paths below the text's last token, with at most as many nodes as floors.
 
-        floors: by number of nodes so far, the probability that the next node must exceed
+        floors: floors[n] is the probability that the node after n nodes must exceed
         """
         ranked: RankedPaths = ([], [], [], [])
         tokens, parents, probabilities, lengths = ranked

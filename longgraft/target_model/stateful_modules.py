@@ -1,8 +1,11 @@
-"""Runs a target's modules that carry a state from token to token over a tree.
+"""Runs modules whose state goes from token to token over a token tree, and commits the state of the accepted path.
 
 Such modules are short convolutions, gated delta nets, Mamba 2, and whatever else keeps its state in transformers'
 cache.  Each runs its own code on a batch of the paths from the root to the leaves, all of which begin with the
-committed state.
+committed state; the batch has as many entries as paths times the longest path.
+
+Committing an accepted path: a chain that is kept whole already has its state; a convolution's state is cut out of the
+inputs seen; any other module runs once more on the accepted path, from the committed state.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ if TYPE_CHECKING:
 
 INTERFACE = {"update_conv_state", "update_recurrent_state"}     # methods of a cache that keep a module's state
 UNLIMITED = (0.0, float("inf"))     # limits of the time step of a Mamba 2 module that has none
-TRIED = 8       # tokens before, and after, the state in the trial of a kind of modules
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # allowed difference, as a share of the outputs' deviation
+# The trial of a kind of modules reads 2 * TRIED tokens at once and in two halves, and the outputs must agree.
+TRIED = 8
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # allowed difference, in standard deviations
 HALF_TOLERANCE = 3e-2       # the same in 16 bits
 
 
@@ -45,7 +49,7 @@ class ModuleState:
     """The state of one module for B sequences; the module sees it as a cache of transformers (5.17 to 5.23).
 
     conv: index -> [B, C, K], the last inputs of a convolution; recurrent: index -> [B, ..], a recurrent state
-    seen: index -> [B, C, K + n], the last n inputs and the K inputs before them
+    seen: index -> [B, C, K + n], the last n inputs and the K inputs before them, from which earlier states are cut
     """
 
     conv: dict[int, Tensor] = field(default_factory=dict)
@@ -95,13 +99,12 @@ class ModuleState:
         return [*self.conv.values(), *self.recurrent.values()]
 
     def of_sequences(self, count: int) -> ModuleState:
-        """Returns copies for `count` sequences that begin alike; copies, because some modules write into their
-        state."""
+        """Returns a copy for the `count` paths of a tree, which begin alike; some modules write into their state."""
         conv, recurrent = tree_map(lambda one: one.expand(count, *one.shape[1:]).clone(), (self.conv, self.recurrent))
         return ModuleState(conv, recurrent)
 
     def after(self, path: int, tokens: int) -> ModuleState:
-        """Returns the state of path `path` after its first `tokens` tokens; for convolution states only."""
+        """Returns the state of the path of this index after its first `tokens` tokens; for convolution states only."""
         return ModuleState({index: seen[path:path + 1, :, tokens:tokens + self.conv[index].shape[-1]].clone()
                       for index, seen in self.seen.items()})
 
@@ -131,12 +134,13 @@ class _Call:
         """
         if singly:
             found = _joined([self(one, state) for one in nodes.split(1, dim=1)])
-            state.seen.clear()      # it covers only the last token
+            state.seen.clear()      # `seen` covers only the last token
             return found
 
         def of_nodes(value: Any) -> Any:
             if isinstance(value, Cache):
                 return state
+            # An argument with an entry for each row of the pass.
             if isinstance(value, Tensor) and value.shape[:2] == (1, self.rows):
                 return value[0, nodes]
             return value
@@ -156,7 +160,7 @@ def _limited(module: Any) -> Iterator[None]:
     if limits == UNLIMITED:
         yield
         return
-    low, high = torch.tensor(limits, dtype=torch.float64).expm1().log().tolist()    # limits before the softplus
+    low, high = torch.tensor(limits, dtype=torch.float64).expm1().log().tolist()    # inverse of the softplus
 
     def clamp(_: nn.Module, __: tuple, projected: Tensor) -> Tensor:
         rest, dt = projected.tensor_split([-len(module.dt_bias)], dim=-1)
@@ -176,7 +180,8 @@ class SegmentStates:
     start: the segment's first row in the pass
     paths: [P, L] int64, rows of the pass, one path per leaf
     first: node -> (path, index) of its first occurrence in the paths
-    found: number of a module -> (its call, or None if all rows will be kept; the state after it)
+    found: module number -> (its call, for running it again, or None for a prompt chunk, which is always kept whole; its
+        state after the pass)
     """
 
     segment: Segment
@@ -190,14 +195,14 @@ class SegmentStates:
         states = self.segment.cache.states
         row, place = self.first[int(path[-1])]
         for number, (call, state) in self.found.items():
-            if len(self.paths) == 1 and place + 1 == len(self.first):
+            if len(self.paths) == 1 and place + 1 == len(self.first):       # kept whole: this state is the one to keep
                 state.seen.clear()
-            elif state.seen and not state.recurrent:
+            elif state.seen and not state.recurrent:        # convolutions only: cut out of the inputs
                 state = state.after(row, place + 1)
-            else:
+            else:       # run the path again from the committed state
                 held = states.get(number)
                 state = ModuleState() if held is None else held.of_sequences(1)
-                assert call is not None, "of a prompt's chunk all rows are kept"
+                assert call is not None, "a prompt chunk is always kept whole"
                 run(call, sent(path, self.paths.device)[None] + self.start, state)
             states[number] = state
 
@@ -229,8 +234,9 @@ def paths_of(tree: ProposalTree) -> tuple[Tensor, list[tuple[int, int]]]:
 class StatefulModules:
     """Runs a model's stateful modules over the segments of a pass, inside a `with` block of this object.
 
-    It is false if the model has no such modules.  Kinds of modules that cannot go on from a state with several tokens
-    (Jamba's) read one token at a time there.  A trial with fixed inputs before the first such pass finds these kinds.
+    Its truth value is False if the model has no such modules.  Some modules (Jamba's) give wrong outputs if they
+    continue a state with several tokens at once; these get one token at a time.  A trial with fixed random inputs finds
+    them, before a module first continues a state with several tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -245,7 +251,10 @@ class StatefulModules:
 
     @contextmanager
     def __call__(self, segments: Sequence[Segment], device: torch.device) -> Iterator[list[SegmentStates]]:
-        """Yields the states of each segment, which can commit them."""
+        """Yields one SegmentStates per segment.
+
+        `KVCache.keep` calls its `keep` once the accepted path is known, after this block has ended.
+        """
         self._segments, start = [], 0
         for segment in segments:
             paths, first = paths_of(segment.tree)
@@ -270,6 +279,7 @@ class StatefulModules:
         held = own.segment.cache.states.get(number)
         state = ModuleState() if held is None else held.of_sequences(len(own.paths))
         found = self.run(call, own.paths, state)
+        # A prompt chunk is kept whole and never runs again, so its inputs need not be held.
         own.found[number] = None if own.segment.logits != "all" else call, state
         rows, places = torch.tensor(own.first).unbind(1)
         return tree_map(lambda one: one[rows, places][None], found)
@@ -287,7 +297,7 @@ class StatefulModules:
 def _continues(call: _Call) -> bool:
     """Tells if the module gives the same outputs from a state with several tokens as for all tokens at once.
 
-    It reads fixed random numbers, so that no request's tokens decide.
+    It reads fixed random numbers, so that the result does not depend on the first request.
     """
     def fixed(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape[:2] != (1, call.rows):
