@@ -1,4 +1,4 @@
-"""Every mistake of a client is one sentence in the API's form, and nothing that must not be read is read."""
+"""Every mistake of a client is answered by one sentence in the API's form; bodies over the limit are not read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
 
 
 def refused(path, body=None, method="POST", session=None, headers=None, content=None, **options):
-    """(status, error) of a request that is refused, in the form that all have."""
+    """Returns (status, error) of a refused request, and checks the form that all errors have."""
     async def ask(http):
         if body is None:
             return await http.request(method, path, content=content, headers=headers)
-        # Not as httpx writes it: half a character is no UTF-8, and JSON nevertheless.
+        # httpx cannot write half a character, which is valid in JSON and not in UTF-8.
         return await http.request(method, path, content=json.dumps(body), headers=JSON | (headers or {}))
     response = asking(ask, session, **options)
     assert response.headers["content-type"] == "application/json", response.text
@@ -128,13 +128,13 @@ def test_a_path_or_method_that_is_not_known_is_refused(method, path, status, sai
     assert found == status and said in error["message"]
 
 
-def test_a_form_is_told_that_json_is_wanted():
+def test_a_form_is_refused_with_the_content_type_that_is_needed():
     status, error = refused(COMPLETIONS, content=b'{"prompt": "a"}',
                             headers={"Content-Type": "application/x-www-form-urlencoded"})
     assert status == 400 and "Content-Type: application/json" in error["message"]
 
 
-def test_what_a_model_does_not_have_is_said():
+def test_requests_that_need_a_missing_template_or_tokenizer_are_refused():
     status, error = refused(CHAT, {"messages": HELLO}, session=text_session(template=None))
     assert status == 400 and "no chat template" in error["message"] and COMPLETIONS in error["message"]
     session = text_session()
@@ -153,7 +153,7 @@ def test_a_prompt_beyond_the_limit_is_refused_before_it_is_queued():
     assert status == 400 and error["code"] == "context_length_exceeded" and "31 tokens" in error["message"]
 
 
-def test_only_who_knows_the_key_is_let_in(capsys):
+def test_requests_without_the_api_key_are_refused(capsys):
     secret = "zaphod-42"
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": secret}, {"Authorization": "Bearer"},
                     {"Authorization": f"Basic {secret}"}, {"X-Api-Key": "wrong"},
@@ -198,7 +198,7 @@ def test_a_page_of_another_origin_is_refused_unless_it_was_allowed():
     assert status == 403
 
 
-def test_a_server_of_this_machine_is_called_by_its_own_names():
+def test_a_local_server_accepts_only_its_own_host_names():
     status, error = refused("/v1/models", method="GET", headers={"Host": "her.example:8012"})
     assert status == 403 and "'her.example'" in error["message"]
 
@@ -229,7 +229,7 @@ def test_a_body_beyond_the_limit_is_not_read():
     assert status == 413
 
 
-def test_what_nobody_foresaw_is_a_sentence_too_and_says_nothing_of_the_inside(monkeypatch):
+def test_an_unexpected_error_is_one_sentence_without_internals(monkeypatch):
     monkeypatch.setattr("longgraft.serve.prompts.completion.__code__", (lambda state, asked: 1 / 0).__code__)
 
     async def ask(http):
