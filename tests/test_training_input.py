@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, with training files, a folder or a checkpoint is said by name, before any step."""
+"""Mistakes in recipes, training files, folders and checkpoints are named before the first training step."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_recipe_that_cannot_be_read_is_named(name, content, said, tmp_path):
     assert str(tmp_path / name) in str(refused.value)
 
 
-def test_whole_floats_lists_and_full_shares_are_taken():
+def test_whole_floats_lists_and_full_shares_are_accepted():
     made = DrafterRecipe.load(None, DRAFTER, total_tokens=1e6, feature_layers=[1, 2, 3], stages=[{"length": 64}],
                               warmup=1, decay=0, schedule="cosine", muon_lr=1)
     assert (made.total_tokens, made.feature_layers, made.stages) == (1_000_000, (1, 2, 3), (Stage(64),))
@@ -175,7 +175,7 @@ def corpus(tokens, types=("text",)) -> EncodedCorpus:
 
 
 def test_data_shorter_than_a_row_is_refused(tmp_path):
-    """A row would be the same few tokens again and again, and one of none would never be full."""
+    """A row would repeat the same few tokens, and a row of no tokens would never be full."""
     with pytest.raises(ValueError, match="hold 64 tokens, and a row takes 65"):
         drafter_trainer(corpus(64), tmp_path)
     drafter_trainer(corpus(65), tmp_path)
@@ -193,7 +193,7 @@ def test_an_empty_validation_file_is_refused_before_the_first_step(tmp_path):
         assert not (tmp_path / "out" / "log.jsonl").exists()
 
 
-def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp_path):
+def test_an_unusable_folder_for_a_run_is_refused_before_the_model_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("")
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp
         with pytest.raises(ValueError, match=said):
             DrafterTrainer.train(DRAFTER, tmp_path / "no model", [], [], tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "full", tmp_path / "full" / "thesis.txt"]
-    for _ in range(2):      # its own folder is taken again
+    for _ in range(2):      # its own folder is accepted again
         with sole_trainer(tmp_path / "new"):
             (tmp_path / "new" / "head").mkdir(exist_ok=True)
 
@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(spoilt, tmp_path):
         drafter_trainer(corpus(200), tmp_path).resume()
 
 
-def test_a_training_that_diverges_says_so(tmp_path):
+def test_a_training_that_diverges_is_ended_with_an_error(tmp_path):
     run = drafter_trainer(corpus(200), tmp_path)
     with torch.no_grad():
         run.network.fc.weight.fill_(float("inf"))
@@ -253,7 +253,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     ({"heads": 3}, "heads is 3, kv_heads 2 and head_dim 8"), ({"head_dim": 7}, "head_dim 7"),
     ({"intermediate": None}, r"intermediate, which the recipe does not set, of toy's config is \[48, 64\]"),
     ({"kv_heads": None, "heads": None}, "heads, which the recipe does not set, of toy's config is missing")])
-def test_a_head_s_shape_must_work_out(change, said):
+def test_a_head_s_shape_must_be_consistent(change, said):
     config = SimpleNamespace(hidden_size=32, num_hidden_layers=4, intermediate_size=[48, 64])     # as Gemma 3n's is
     with pytest.raises(ValueError, match=said):
         head_shape(dataclasses.replace(DRAFTER, **change), SimpleNamespace(config=config, name="toy", vocab_size=96))
