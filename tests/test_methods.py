@@ -84,7 +84,7 @@ def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
         installed.cache_clear()
 
 
-def test_a_missing_need_is_told_and_a_default_falls_back():
+def test_a_missing_need_is_reported_and_a_default_falls_back():
     def unknown(sources):
         raise Missing("no such thing is known.\nPass --thing.")
 
@@ -134,7 +134,7 @@ def test_settings_in_a_methods_name_replace_the_sessions():
         longgraft.load(model, None, tell=False, method="graft+warm=none")
 
 
-def test_something_given_that_nothing_needs_is_no_small_mistake():
+def test_a_given_part_that_no_method_needs_is_refused():
     with pytest.raises(ValueError, match=r"--with smal-model was given, and the methods in use need small-model"):
         longgraft.load(method="sps", given={"smal-model": "x"}, tell=False)
 

@@ -34,7 +34,7 @@ def counted(*bodies: dict[str, Any], session: Session | None = None) -> tuple[di
     return found, answers
 
 
-def test_counts_are_those_of_the_answers():
+def test_counts_equal_those_of_the_answers():
     bodies = [{"prompt": PROMPT, "max_tokens": new} for new in (40, 25)]
     found, answers = counted(*bodies)
     costs = [one["longgraft"] for one in answers]
@@ -73,7 +73,7 @@ def test_cache_hits_are_tokens_that_were_not_read_again():
     assert found["prefix_cache_bytes"] == session.engine.prefixes.bytes > 0
 
 
-def test_requests_that_end_badly_are_counted_too():
+def test_failed_requests_are_counted_and_refused_ones_are_not():
     found, (refused,) = counted({"prompt": PROMPT, "max_tokens": 4, "temperature": 9e99, "top_p": 2.0})
     assert "error" in refused and found["request_failures_total"] == 0      # it never became a request
     session = text_session()

@@ -105,7 +105,7 @@ def test_the_expected_yield_of_each_outcome_is_that_computed_by_hand():
         ours.observe(step(dict.fromkeys(START, 0.0), 0.5, right))
         ours.observe(step({0: 1.0}, 0.5, right, retrieved=3))
     found = ours._values(ours._paths())
-    # Levels 1, 2, 3 to 6, 7 to 9: tokens accepted over tokens that the best paths promised, smoothed as the code does.
+    # Levels 1, 2, 3 to 6, 7 to 9: accepted tokens over the best paths' promises, smoothed towards the level before.
     kept, promised = [], [0.5, 0.25, sum(0.5 ** n for n in range(3, 7)), sum(0.5 ** n for n in range(7, 10))]
     for steps, levels, sums in zip((4, 2, 2, 2), (1, 1, 4, 3), promised, strict=True):
         trusted = kept[-1] if kept else KEPT

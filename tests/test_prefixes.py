@@ -124,7 +124,7 @@ def test_ranked_positions_follow_the_cells_of_rows():
     assert int(whole.sum()) > int(last_occurrences(ids).sum())
 
 
-def test_a_memory_that_must_see_the_end_of_a_prompt_does():
+def test_a_memory_that_needs_the_end_of_a_prompt_sees_it():
     session = toy_session("graft-x", adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
     tail = max(memory.tail for memory in session.engine.proposer.memories)
     assert tail > 1

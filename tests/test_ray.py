@@ -171,18 +171,18 @@ def test_workers_share_a_cluster_fairly(nodes, workers, device, share, count):
     assert NodeShare.fair(nodes, workers, device) == (share, count) and share.fits(nodes) >= count
 
 
-@pytest.mark.parametrize("nodes, workers, device, said", [
+@pytest.mark.parametrize("nodes, workers, device, message", [
     ([GPUS], 5, None, "5 workers were asked for .* room for 4"), ([SMALL], 5, None, "room for 4"),
     ([SMALL], 1, "cuda", "no node of the Ray cluster has a GPU"), ([], None, None, "room for 0")])
-def test_a_cluster_that_is_too_small_is_refused_with_the_number_of_workers_that_fit(nodes, workers, device, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_cluster_that_is_too_small_is_refused_with_the_number_of_workers_that_fit(nodes, workers, device, message):
+    with pytest.raises(ValueError, match=message):
         NodeShare.fair(nodes, workers, device)
 
 
-@pytest.mark.parametrize("address, said", [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"),
+@pytest.mark.parametrize("address, message", [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"),
                                            ("127.0.0.1:x", "cannot be reached")])
-def test_an_unusable_ray_address_is_refused_with_the_reason(config, address, said, tmp_path):
-    with pytest.raises(ValueError, match=said):
+def test_an_unusable_ray_address_is_refused_with_the_reason(config, address, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         sweep(config, tmp_path / "never", ray=address)
     assert not (tmp_path / "never").exists()
 

@@ -130,7 +130,7 @@ def test_the_first_table_shows_speed_against_plain_decoding_and_shares_of_steps(
     assert "### Speed against plain decoding" not in summary(run([row("graft", 30, (2, 4))]))
 
 
-@pytest.mark.parametrize(("dtype", "checks", "said"), [
+@pytest.mark.parametrize(("dtype", "checks", "message"), [
     ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, all 64 to 96 tokens)"),
     ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, all 96 tokens)"),
     ("float32", [(8, None, None), (96, None, None)], "exact: identical (2/2, the first 8 of up to 96 tokens)"),
@@ -139,10 +139,10 @@ def test_the_first_table_shows_speed_against_plain_decoding_and_shares_of_steps(
     ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1 or one step of float32"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, 0.5)], "none: 2/2 differ, margin up to 0.50"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, None)], "none: 2/2 differ")])
-def test_losslessness_names_its_level_and_the_margins_of_greedy_draws_only(dtype, checks, said):
+def test_losslessness_names_its_level_and_the_margins_of_greedy_draws_only(dtype, checks, message):
     lengths = (96, 64) if checks[-1][0] == 64 else (96,) * len(checks)
     found = replace(cell(ROWS, "graft", 4096), checks=tuple(Check(*check) for check in checks), lengths=lengths)
-    assert lossless_level([found], dtype) == said
+    assert lossless_level([found], dtype) == message
 
 
 def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
@@ -342,30 +342,30 @@ def test_steps_hold_the_time_to_the_first_token_memory_and_the_accepted_tokens_o
         assert float(found["verify_ms"]) == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize(("rows", "labels", "said"), [
+@pytest.mark.parametrize(("rows", "labels", "message"), [
     ([], {}, "no rows to draw"),
     (ROWS[-1:], {}, r"All rows \(1\) are failures\. The first: RuntimeError: out of memory"),
     ([row(accepted=())], {}, r"of the rows \(1\), 0 are failures and the others ended at once"),
     (ROWS, {"ar": "plain", "grfat": "ours"}, r"No row is of grfat\. There are: ar, graft\."),
     (ROWS[-2:], {"graft": "ours"}, r"All rows of graft \(1\) are failures")])
-def test_plots_without_usable_rows_are_refused_with_the_reason(rows, labels, said):
-    with pytest.raises(ValueError, match=said):
+def test_plots_without_usable_rows_are_refused_with_the_reason(rows, labels, message):
+    with pytest.raises(ValueError, match=message):
         draw(run(rows), labels)
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [
+@pytest.mark.parametrize(("name", "text", "message"), [
     ("environment", "[]", "one JSON object is needed; found list"), ("environment", "{}", "has no 'target'"),
     ("environment", json.dumps(ENVIRONMENT | {"device": 3}), "'device' is 3, which is of the wrong kind"),
     ("environment", json.dumps(ENVIRONMENT | {"threads": True}), "'threads' is true, which is of the wrong kind"),
     ("config", "{", "not JSON"), ("config", json.dumps(CONFIG | {"seed": "0"}), '\'seed\' is "0"'),
     ("config", None, "No such")])
-def test_files_beside_the_rows_must_have_the_expected_fields(folder, name, text, said):
+def test_files_beside_the_rows_must_have_the_expected_fields(folder, name, text, message):
     path = folder / f"{name}.json"
     if text is None:
         path.unlink()
     else:
         path.write_text(text)
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         write(folder)
     assert f"{name}.json" in str(error.value)
 

@@ -114,7 +114,7 @@ def test_settings_with_the_name_of_secrets_are_secrets(name):
 @pytest.mark.parametrize("name", ["secrets.py", "env.py", "keys.py", "token.go", "environment.ts", "monkey.py",
                                   "a/tokens.rs", "tokens/span.py",
                                   "credentials/store.py"])
-def test_code_about_secrets_is_code(name):
+def test_code_about_secrets_is_no_secret(name):
     assert not secret_path(name)
 
 
@@ -140,7 +140,7 @@ def test_secrets_are_found_by_what_is_in_them(text):
 
 
 def test_each_pattern_of_a_text_has_a_sample():
-    """The pattern of private keys is the one more."""
+    """Private keys have the one pattern that MARKED has no sample of."""
     assert len(MARKED) + 1 == len(_CONTENTS)
 
 

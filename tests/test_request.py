@@ -177,7 +177,7 @@ def test_a_stop_string_that_the_last_bytes_complete_is_the_finish_reason():
 
 @pytest.mark.parametrize("stop", [False, True], ids=["end token", "stop string"])
 def test_tokens_behind_an_end_inside_a_step_are_not_counted(stop):
-    """A step of four accepted tokens and the bonus; the second of them ends the answer."""
+    """A step accepts four tokens and a bonus token; the second of them ends the answer."""
     recording = PROMPT[:20]
     ours = answered(worded("pld"), PROMPT, 20, Sampling(replay=recording))
     first = next(i for i, n in enumerate(ours.stats.accepted_per_step) if n >= 4)

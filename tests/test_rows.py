@@ -51,7 +51,7 @@ def test_old_rows_are_read_and_new_rows_are_read_back_unchanged():
     assert set(OLD) < set(json.loads(as_json(found)))
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@pytest.mark.parametrize(("change", "message"), [
     ({"token_ids": [5, True]}, "token_ids must be a list of whole numbers; it is"),
     ({"token_ids": [5, -1]}, "token_ids must be"), ({"token_ids": [1.5]}, "token_ids must be"),
     ({"bucket": True}, "bucket must be a whole number; it is true"),
@@ -62,22 +62,22 @@ def test_old_rows_are_read_and_new_rows_are_read_back_unchanged():
     ({"loop": 1}, "loop must be"), ({"kinds": {"plain": 0.5}}, "kinds must be"),
     ({"by_probability": {"0.9": [1, 2]}}, "by_probability must be an object of nodes, their estimates' sum and"),
     ({"by_match": {"1": [1, None, 1]}}, "by_match must be"), ({"by_match": {"1": [1.5, 1, 1]}}, "by_match must be")])
-def test_a_value_of_the_wrong_kind_is_named_with_file_and_line(tmp_path, change, said):
+def test_a_value_of_the_wrong_kind_is_named_with_file_and_line(tmp_path, change, message):
     write(tmp_path, OLD | {"prompt_id": "z"}, OLD | change)
     with pytest.raises(ValueError, match=r"per_prompt\.jsonl, line 2: ") as error:
         read_rows(tmp_path)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("line", "said"), [
+@pytest.mark.parametrize(("line", "message"), [
     ("{broken\n", "line 1 is not JSON"), ("3\n", "line 1: one JSON object is needed; found int"),
     ('{"suite": "lcc"}\n', "line 1: no row of a sweep: bucket, prompt_id, mode, method, repeat is missing"),
     ("[" * 100_000 + "\n", "line 1 is nested too deeply"), ('{"suite": "\\ud800"}\n', "half a character"),
     (json.dumps({name: value for name, value in OLD.items() if name != "mat"}) + "\n", "no row .*: mat is missing"),
     ("", "holds no row"), (json.dumps(OLD)[:-9], "holds no row")])
-def test_an_invalid_row_is_named_with_file_and_line(tmp_path, line, said):
+def test_an_invalid_row_is_named_with_file_and_line(tmp_path, line, message):
     write(tmp_path, line)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_rows(tmp_path)
 
 

@@ -209,7 +209,7 @@ def test_a_replay_follows_its_recording_from_its_start():
     assert (path.tolist(), after) == ([0, 1, 2], 6)
 
 
-@pytest.mark.parametrize("given, said", [
+@pytest.mark.parametrize("given, message", [
     ({"temperature": float("nan")}, "must be 0 .greedy., or from 1e-5 up"), ({"temperature": -1.0}, "must be 0"),
     ({"temperature": 1e-9}, "must be 0"), ({"temperature": float("inf")}, "must be 0"),
     ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"), ({"temperature": True}, "a number"),
@@ -224,8 +224,8 @@ def test_a_replay_follows_its_recording_from_its_start():
     ({"replay": []}, "at least one token"), ({"replay": [1, 1.5]}, "a token is 1.5; it must be a token id"),
     ({"replay": [[1]]}, "token id"), ({"replay": "text"}, "token id"), ({"replay": [True]}, "token id"),
     ({"replay": [1], "temperature": 1.0}, "one or the other")], ids=str)
-def test_invalid_sampling_settings_are_refused(given, said):
-    with pytest.raises(ValueError, match=said) as error:
+def test_invalid_sampling_settings_are_refused(given, message):
+    with pytest.raises(ValueError, match=message) as error:
         Sampling(**given)
     assert "\n" not in str(error.value)
 

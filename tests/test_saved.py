@@ -218,15 +218,15 @@ def test_a_file_whose_rows_or_tokens_were_changed_is_refused(file, tmp_path):
         refused(changed(file, path, tensors), "was changed after it was made")
 
 
-@pytest.mark.parametrize("value, last, said", [
+@pytest.mark.parametrize("value, last, message", [
     (float("nan"), 3, "NaN or infinite"), (float("inf"), 3, "NaN or infinite"),
     (0.0, VOCAB, f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}")])
-def test_rows_and_ids_that_no_model_has_are_refused(value, last, said, tmp_path):
+def test_rows_and_ids_that_no_model_has_are_refused(value, last, message, tmp_path):
     rows = torch.zeros(1, 2, 3, 8)
     rows[0, 1, 2, 3] = value
     wanted = prefix_file.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
     prefix_file.save(tmp_path / "p", [1, 2, last], Cell({"target": {"0.keys": rows}}, {}), wanted)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         prefix_file.load(tmp_path / "p", wanted, torch.device("cpu"))
 
 

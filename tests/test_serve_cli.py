@@ -70,14 +70,14 @@ def test_an_unavailable_address_is_refused_before_a_model_is_loaded(capsys, monk
         assert code == 2 and f"{host}:0 cannot be listened on" in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("more, said", [
+@pytest.mark.parametrize("more, message", [
     (["--port", "70000"], "--port is 70,000"), (["--queue", "-1"], "--queue is '-1'"),
     (["--host", ""], "host is empty"),
     (["--api-key", " "], "API key is empty"), (["--beat", "0"], "--beat is 0")])
-def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, said):
+def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, message):
     assert_before_loading(monkeypatch)
     code, _, err = run(capsys, monkeypatch, "serve", *more)
-    assert code == 2 and said in err and len(err.splitlines()) == 1
+    assert code == 2 and message in err and len(err.splitlines()) == 1
 
 
 def test_serve_without_its_extra_says_what_to_install(capsys, monkeypatch):

@@ -32,7 +32,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     return response.status_code, error
 
 
-@pytest.mark.parametrize("body, param, said", [
+@pytest.mark.parametrize("body, param, message", [
     ({}, "prompt", "prompt is missing"),
     ({"prompt": 3}, "prompt", "prompt must be a valid string, or a valid list"),
     ({"prompt": ""}, "prompt", "The prompt is empty"), ({"prompt": []}, "prompt", "0 prompts"),
@@ -78,12 +78,12 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
         ("best_of", 3), ("best_of", True), ("prompt_logprobs", 1),
         ("use_beam_search", True), ("min_tokens", 3), ("mirostat", 2)]],
 ])
-def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, said):
+def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, message):
     status, error = refused(COMPLETIONS, body)
-    assert status == 400 and error["param"] == param and said in error["message"], error
+    assert status == 400 and error["param"] == param and message in error["message"], error
 
 
-@pytest.mark.parametrize("body, param, said", [
+@pytest.mark.parametrize("body, param, message", [
     ({}, "messages", "messages is missing"), ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing"),
     ({"messages": [*HELLO, 1]}, "messages[1]", "messages[1] must be a JSON object"),
@@ -96,12 +96,12 @@ def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, sai
     ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "top_logprobs was given without logprobs"),
     ({"messages": HELLO, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize"),
 ])
-def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, said):
+def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, message):
     status, error = refused(CHAT, body)
-    assert status == 400 and error["param"] == param and said in error["message"], error
+    assert status == 400 and error["param"] == param and message in error["message"], error
 
 
-@pytest.mark.parametrize("path, content, said", [
+@pytest.mark.parametrize("path, content, message", [
     (COMPLETIONS, b"{", "The body is no JSON"), (COMPLETIONS, b"", "must be a JSON object"),
     (COMPLETIONS, b"[1]", "must be a JSON object"), (COMPLETIONS, b"null", "must be a JSON object"),
     (COMPLETIONS, b'"\xff"', "not UTF-8: byte 1"), (COMPLETIONS, b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
@@ -112,20 +112,20 @@ def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, said):
     ("/tokenize", b'{"content": 3}', "content must be"), ("/tokenize", b'{"content": "\\ud800"}', "content"),
     ("/detokenize", b'{"tokens": [96]}', "tokens holds 96"), ("/detokenize", b'{"tokens": "a"}', "tokens must be"),
 ])
-def test_a_body_that_cannot_be_read_is_refused(path, content, said):
+def test_a_body_that_cannot_be_read_is_refused(path, content, message):
     status, error = refused(path, content=content, headers=JSON)
-    assert status == 400 and said in error["message"], error
+    assert status == 400 and message in error["message"], error
 
 
-@pytest.mark.parametrize("method, path, status, said", [
+@pytest.mark.parametrize("method, path, status, message", [
     ("GET", "/nowhere", 404, "There is nothing at /nowhere. Known: /health"),
     ("GET", COMPLETIONS, 405, "it takes POST"),
     ("DELETE", "/health", 405, "it takes GET"), ("GET", "/v1/models/other", 404, "no model 'other'"),
     ("GET", "/docs", 404, "nothing at /docs"), ("GET", "/../etc/passwd", 404, "nothing at"),
     ("GET", "/{known}", 404, "nothing at /{known}")])
-def test_a_path_or_method_that_is_not_known_is_refused(method, path, status, said):
+def test_a_path_or_method_that_is_not_known_is_refused(method, path, status, message):
     found, error = refused(path, method=method)
-    assert found == status and said in error["message"]
+    assert found == status and message in error["message"]
 
 
 def test_a_form_is_refused_with_the_content_type_that_is_needed():

@@ -41,7 +41,7 @@ class Toy:
         check(self)
 
 
-@pytest.mark.parametrize("values, said", [
+@pytest.mark.parametrize("values, message", [
     ({"count": 0}, r"count is 0; it must be a whole number from 1 to 9 \(things\)"), ({"count": 10}, "count is 10"),
     ({"count": True}, "count is True"), ({"count": "3"}, "count is '3'"), ({"count": 3.0}, "count is 3.0"),
     ({"count": None}, "count is missing"), ({"share": float("nan")}, "share is nan"),
@@ -50,8 +50,8 @@ class Toy:
     ({"lengths": 1}, "lengths is 1"), ({"pair": (1.0,)}, "pair is"), ({"pair": (1.0, 2.5)}, "pair is"),
     ({"names": ("c",)}, "names: 'c' is unknown. Known: a, b"), ({"names": "a"}, "names is 'a'"),
     ({"places": {"x": 1}}, "places is"), ({"quick": 1}, "quick is 1"), ({"head": {}}, "head is")])
-def test_a_value_of_another_type_or_out_of_range_is_named(values, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_value_of_another_type_or_out_of_range_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
         Toy(**values)
     assert Toy(count=1).count == 1 and Toy(count=9, share=1).count == 9
 
@@ -97,16 +97,16 @@ def test_a_librarys_error_becomes_plain_words(tmp_path):
         assert reason(error.value) == said
 
 
-@pytest.mark.parametrize("text, said", [
+@pytest.mark.parametrize("text, message", [
     ('{"count": "3"}', "count is '3'"), ('{"count": true}', "count is True"),
     ('{"cuont": 3}', "sets 'cuont', .* Known: count, head, names, pair, places, quick, rows, share"),
     ("[1]", "a table of options is needed"), ("{", "is not JSON"), ("[" * 100_000, "nested too deeply"),
     ('{"rows": [1, "2"]}', "rows is"), ('{"head": {"window": "x"}}', "head: window is 'x'"), ("\xff", "cannot be read"),
     ('{"count": 1e999}', "count is inf"), ('{"places": {"a": {"b": {}}}}', "places is")])
-def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, said):
+def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, message):
     path = tmp_path / "options.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         made(Toy, read_table(path), str(path))
     assert str(path) in str(error.value)
 

@@ -178,18 +178,18 @@ def test_other_json_is_refused_and_not_replayed_as_text(tmp_path, text):
         read_recording(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(("row", "said"), [
+@pytest.mark.parametrize(("row", "message"), [
     ({"_id": "b", "said": "x"}, "column continuation is missing. Columns found: _id, said"),
     ({"continuation": "x"}, "no id"),
     ({"_id": "a", "continuation": [1, 2]}, "column continuation must be text; it is list"),
     ({"_id": "a", "continuation": "x", "runaway_at": "3"}, 'runaway_at must be a number of characters; it is "3"'),
     ({"_id": True, "continuation": "x"}, "_id must be text or a whole number; it is true"),
     ({"_id": 1.5, "continuation": "x"}, "_id must be text or a whole number; it is 1.5")])
-def test_a_recorded_row_of_another_kind_is_named_with_its_line(tmp_path, row, said):
+def test_a_recorded_row_of_another_kind_is_named_with_its_line(tmp_path, row, message):
     path = write(tmp_path / "s.jsonl", {"_id": "a", "text": "words"})
     with pytest.raises(ValueError, match=r"r\.jsonl, line 2: ") as error:
         load_suite(str(path), recorded=[write(tmp_path / "r.jsonl", {"_id": "b", "continuation": "x"}, row)])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 # Missing parts ------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
         load_suite(str(path))
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "message"), [
     ('{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"), ('["a"]\n', "1: one JSON object is needed; found list"),
     ("\n", "has no rows"), ('{"prompt": "a", "id": 1}\n\n{"prompt": "b", "id": 1}\n', "line 3: id '1' is that of"),
     ('{"prompt": 5}\n', "column prompt must be text; it is int"), ('{"turns": ["a", 3]}\n', "turns must be a list of"),
@@ -212,12 +212,12 @@ def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
     ('{"messages": ["a"]}\n', "must be a list of {role, content}"), ('{"text": "a\\udc00"}', "half a character"),
     ("[" * 100_000, "nested too deeply"), ('{"text": "a", "continuation": 3}', "column continuation must be text"),
 ])
-def test_a_broken_file_names_its_line(tmp_path, text, said):
+def test_a_broken_file_names_its_line(tmp_path, text, message):
     path = tmp_path / "mine.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
         load_suite(str(path))
-    assert said in str(caught.value) and "mine.jsonl" in str(caught.value)
+    assert message in str(caught.value) and "mine.jsonl" in str(caught.value)
 
 
 def test_a_missing_file_or_name_says_what_was_looked_for_and_what_to_give(tmp_path):

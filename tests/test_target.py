@@ -110,14 +110,14 @@ def test_a_mask_that_is_more_than_a_window_is_refused(rule):
         window_of(rule)
 
 
-@pytest.mark.parametrize("more, said", [
+@pytest.mark.parametrize("more, message", [
     ({"sliding_window": 7}, "a window of None and passes 7"),
     ({"position_bias": torch.zeros(4)}, "passes position_bias .* does not compute")])
-def test_attention_arguments_that_are_not_computed_are_refused(more, said):
+def test_attention_arguments_that_are_not_computed_are_refused(more, message):
     target, layer = toy_target("llama"), toy_model("llama").model.layers[2]
     handle = layer.register_forward_pre_hook(lambda _, args, given: (args, given | more), with_kwargs=True)
     try:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             read(target, Segment(ProposalTree.chain(torch.tensor([1, 2])), target.cache(64), "last"))
     finally:
         handle.remove()

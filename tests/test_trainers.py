@@ -34,7 +34,7 @@ def losses_of(figures: dict) -> list[float]:
 
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_path):
+def test_a_step_has_the_losses_of_a_float32_target_and_is_measured(name, bf16, tmp_path):
     """Compares the losses up to the precision of bfloat16."""
     recipe, trainer = TRAINERS[name]
     recipe = dataclasses.replace(recipe, bf16=bf16, valid_rows=1, valid_length=32, mat_prompts=1, mat_tokens=4)

@@ -48,7 +48,7 @@ def random_inputs(heads: int, kv_heads: int, steps: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monkeypatch):
-    """The reference takes all queries at once, the fast one takes them in blocks."""
+    """Fast attention takes its queries in blocks, of 16 here."""
     monkeypatch.setattr("longgraft.yarn_drafters.training.objective.QUERY_SLOTS", 16)
     found = []
     for function in (_joint_flash, joint_attention):

@@ -91,7 +91,7 @@ NOT_WHOLE = NOT_LOADED + r"it is no whole safetensors file\.\nGive"
 NOT_FINITE = f"holds NaN or infinite numbers in {UP}, read as float32"
 
 
-@pytest.mark.parametrize("damage, said", [
+@pytest.mark.parametrize("damage, message", [
     (weights(lambda tensors: tensors.pop(UP)), f"lack {UP}\\.\n.*fetch both again"),
     (weights(lambda tensors: tensors.update({LAST + "self_attn.q_proj.bias": torch.ones(32)})),
      f"hold {LAST}self_attn.q_proj.bias, which"),
@@ -108,9 +108,9 @@ NOT_FINITE = f"holds NaN or infinite numbers in {UP}, read as float32"
     (content(lambda whole: b""), NOT_WHOLE), (content(lambda whole: b"hello" * 1000), NOT_WHOLE),
     (content(lambda whole: whole[:9000]), NOT_WHOLE),
     (pickled, NOT_LOADED + r"UnpicklingError: Weights only load failed\.\n")])
-def test_incomplete_or_contradictory_weights_are_refused_by_name(folder, damage, said):
+def test_incomplete_or_contradictory_weights_are_refused_by_name(folder, damage, message):
     damage(folder)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         load(folder)
 
 
@@ -189,13 +189,13 @@ def greedy_ids(model, ids: list[int], new: int) -> list[int]:
     return ids[-new:]
 
 
-@pytest.mark.parametrize("given, said", [
+@pytest.mark.parametrize("given, message", [
     (lambda model: model, "^A LlamaForCausalLM was given as the model. Pass .model, tokenizer., a name of"),
     (lambda model: (model,), "^.LlamaForCausalLM. was given"), (lambda model: (None, model), "^.NoneType, Llama"),
     (lambda model: (model.to("meta"), None), "is on the meta device, so it has no weights")])
-def test_an_invalid_pair_of_model_and_tokenizer_is_refused_without_printing_it(given, said):
+def test_an_invalid_pair_of_model_and_tokenizer_is_refused_without_printing_it(given, message):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         longgraft.load(given(model), drafter=None, method="pld")
 
 

@@ -58,7 +58,7 @@ def test_the_tree_does_not_depend_on_chunk_size(window):
 
 
 def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkeypatch):
-    """The same window of text, once at the beginning and once 40,000 positions later."""
+    """Drafts from the same window of text at the beginning and 40,000 positions later."""
     tokens, features = text(14)
     far = Eagle3Cache.forward
 
