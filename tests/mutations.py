@@ -1,9 +1,9 @@
-"""Plants small errors one at a time in a copy of the sources, and says which of them no test notices.
+"""Plants small errors one at a time in a copy of the sources, and prints which of them no test notices.
 
     python tests/mutations.py [NAME ...]
 
-Exit status 1 where an error survives.  The copy is laid out as the package is installed, and has neither `../shared`
-nor anything of the checkout but the tests.  Knows files and pytest; which errors there are is `planted.py`'s affair.
+Exits with status 1 if an error survives.  The copy is laid out as the package is installed, and has neither `../shared`
+nor anything of the checkout but the tests.  `planted.py` lists the errors.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pathlib import Path
 import pytest
 import torch
 
-# As tests/conftest.py does: with the next line comes Triton.
+# tests/conftest.py does the same; the next import loads Triton.
 os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
 
-import transformers.models.llama.modeling_llama  # noqa: F401 - what tests import takes longest
+import transformers.models.llama.modeling_llama  # noqa: F401 - the slowest import of the tests
 from planted import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ Span = tuple[Path, slice]       # a file, and lines of it
 
 
 def symbols(source: str) -> Iterator[tuple[str, slice]]:
-    """(qualified name, lines) of each function, class and constant."""
+    """Yields (qualified name, lines) of each function, class and constant."""
     def within(node: ast.AST, outer: str) -> Iterator[tuple[str, slice]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -60,14 +60,14 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "copy"
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-        self.place = {source: package.replace(".", "/") for package, source in project["package-dir"].items()}
+        self.destinations = {source: package.replace(".", "/") for package, source in project["package-dir"].items()}
         without = shutil.ignore_patterns("__pycache__")
-        for source, package in {**self.place, "tests": "tests"}.items():
+        for source, package in {**self.destinations, "tests": "tests"}.items():
             shutil.copytree(ROOT / source, self.root / package, ignore=without)
         shutil.copy(ROOT / "pyproject.toml", self.root)
-        shutil.copytree(ROOT / "docs", self.root / "docs", ignore=shutil.ignore_patterns("results"))      # are read
+        shutil.copytree(ROOT / "docs", self.root / "docs", ignore=shutil.ignore_patterns("results"))  # tests read them
 
-        packages = [self.root / package for package in self.place.values()]
+        packages = [self.root / package for package in self.destinations.values()]
         self.files = {path for package in packages for path in package.rglob("*") if path.is_file()}
         self.symbols: defaultdict[str, list[Span]] = defaultdict(list)
         for path in self.files:
@@ -77,7 +77,7 @@ class Copy:
                         self.symbols[key].append((path, lines))
 
     def span(self, mutation: Mutation) -> Span:
-        """The lines in which its text must be; ValueError where its symbol is not there exactly once."""
+        """Returns the lines that must contain its text; raises ValueError unless its symbol is there exactly once."""
         file = mutation.symbol.removesuffix(":")
         found = self.symbols.get(mutation.symbol) or [
             (path, slice(None)) for path in self.files if path.name in (file, f"{file}.py")]
@@ -87,7 +87,7 @@ class Copy:
 
     @contextmanager
     def planted(self, mutation: Mutation) -> Iterator[None]:
-        """ValueError where its text is not there exactly once: then the table must follow the code."""
+        """Raises ValueError unless its text is there exactly once: then the table must follow the code."""
         path, lines = self.span(mutation)
         text = path.read_text(encoding="utf-8")
         parts = text.splitlines(keepends=True)
@@ -103,7 +103,7 @@ class Copy:
             path.write_text(text, encoding="utf-8")
 
     def passes(self, tests: Iterable[str]) -> bool:
-        """Whether these tests pass, and do not end the process; ValueError where they cannot be run at all."""
+        """Returns True if these tests pass, False if one fails or crashes; raises ValueError if they cannot be run."""
         output = self.root / "output.txt"
         child = get_context("fork").Process(target=self._pytest, args=(sorted(tests), output))
         child.start()
@@ -113,7 +113,7 @@ class Copy:
         return child.exitcode == pytest.ExitCode.OK
 
     def _pytest(self, tests: Sequence[str], output: Path) -> None:
-        """In a process of its own, which imports the copy."""
+        """Runs in a separate process, which imports the copy."""
         with open(output, "w", encoding="utf-8") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -126,7 +126,7 @@ class Copy:
 
 
 def survivors(mutations: Sequence[Mutation]) -> list[str]:
-    """The names of those that no test notices; ValueError where a test fails without any."""
+    """Returns the names of those that no test notices; raises ValueError if a test fails without any error."""
     torch.set_num_threads(1)        # a forked process has none of its parent's threads
     # Files change within a second and may keep their length: compiled ones would go stale.
     sys.dont_write_bytecode = True

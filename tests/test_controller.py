@@ -223,7 +223,8 @@ def test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path(c
 def test_prices_follow_the_prefix_and_the_rate():
     costs = Costs({}, "made up", {100: {1: 1.0}, 200: {1: 2.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
     controller = choosing(Ranks(KNOWN), costs)
-    plain = [controller._priced(Ask(0, 60, at)).plain for at in (100, 100 + REPRICED_EVERY - 1, 100 + REPRICED_EVERY, 200, 150)]
+    positions = 100, 100 + REPRICED_EVERY - 1, 100 + REPRICED_EVERY, 200, 150
+    plain = [controller._priced(Ask(0, 60, at)).plain for at in positions]
     assert plain == pytest.approx([1.0, 1.0, 1.0 + REPRICED_EVERY / 100, 2.0, 1.5])
     controller.estimates.learnt.rate = [90.0, 10.0]
     assert controller._priced(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))

@@ -1,4 +1,4 @@
-"""Measuring from a shared prefill gives what a session of its own gives, for every method, in any order."""
+"""Measurements from a shared prefill equal those of a separate session, for every method, in any order."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:
 
 
 def alone(name: str, sampling: Sampling, new: int = NEW, **parts) -> tuple[list[int], Stats]:
-    """A session that prefills for itself."""
+    """Returns the tokens and statistics of a session that prefills for itself."""
     variant = Variant.parse(name)
     ours = toy_session(variant.method, budget=variant.budget(None), adaptive=variant.adaptive(None), **parts)
     found = answered(ours, PROMPT, new, sampling)
     return found.token_ids, found.stats
 
 
-def told(found: tuple[list[int], Stats]) -> tuple:
-    """All of an answer that is no time."""
+def untimed(found: tuple[list[int], Stats]) -> tuple:
+    """Returns everything of an answer except its times."""
     tokens, stats = found
     return tokens, stats.accepted_per_step, stats.stages, stats.accepted_by_origin, stats.forwards
 
 
 @pytest.mark.parametrize("mode", SAMPLINGS)
 def test_every_method_decodes_as_it_does_alone(mode):
-    """And as it did before others: each method beside a session of its own in one mode, in the others beside itself."""
+    """Compares each method with a separate session in one mode, and with its own second run in the other modes."""
     state, sampling, first = prefilled(NAMES), SAMPLINGS[mode], {}
     for n, name in enumerate(NAMES):
-        found = told(state.decode(Variant.parse(name), sampling, 9))
+        found = untimed(state.decode(Variant.parse(name), sampling, 9))
         if n % len(SAMPLINGS) == list(SAMPLINGS).index(mode):
-            assert found == told(alone(name, sampling, 9)), name
+            assert found == untimed(alone(name, sampling, 9)), name
         else:
             first[name] = found
-    for name in reversed(first):      # what one leaves behind must not reach the next
-        assert told(state.decode(Variant.parse(name), sampling, 9)) == first[name], name
+    for name in reversed(first):      # a decoding must not affect later ones
+        assert untimed(state.decode(Variant.parse(name), sampling, 9)) == first[name], name
 
 
 @pytest.mark.parametrize("family", HYBRID)
@@ -72,7 +72,7 @@ def test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modu
     assert all(tokens == plain(family, len(PROMPT), 9, greedy) for tokens in found)
 
 
-def test_thresholds_that_follow_start_anew_in_every_decoding():
+def test_adaptive_thresholds_start_anew_in_every_decoding():
     own = {"thresholds": dict.fromkeys((0, 1, 5), 0.03)}
     state = prefilled(["graft", "graft+online=2"], own=own)
     following, fixed = Variant.parse("graft+online=2"), Variant.parse("graft")
@@ -132,8 +132,8 @@ def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
         assert state.learned_from(variant, "x") == n
 
 
-def test_what_a_method_s_own_memories_took_is_in_its_time_to_the_first_token_and_others_is_not(monkeypatch):
-    """On a clock where a drafter takes 100 seconds for each observation."""
+def test_time_to_the_first_token_includes_only_the_method_s_own_memories(monkeypatch):
+    """Uses a clock on which a drafter takes 100 seconds for each observation."""
     real, late = Eagle3Cache.observe, [0.0]
 
     def slowly(self, seen):
@@ -152,7 +152,7 @@ def test_what_a_method_s_own_memories_took_is_in_its_time_to_the_first_token_and
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_the_other_baselines_decode_as_plain_decoding_does_and_end_where_it_ends(name):
-    """From a cache that holds the prompt but for its last token: the first pass reads that one alone."""
+    """Starts from a cache of the prompt without its last token; the first pass reads only that token."""
     state, plain, other = prefilled([PLAIN, name]), Variant.parse(PLAIN), Variant.parse(name)
     ours, stats = state.decode(plain, Sampling(), NEW)
     seen: list[int] = []
@@ -169,7 +169,7 @@ def test_the_other_baselines_decode_as_plain_decoding_does_and_end_where_it_ends
 
 
 def test_settings_of_a_variant_reach_its_trees():
-    """And what they change is exactly what a session with these parts does."""
+    """Compares each variant with a session that has the same parts."""
     warm = Calibration({0: 0.9, 1: 0.0, 5: 0.0}, 24, torch.randint(VOCAB, (VOCAB + 1, 8), dtype=torch.int32))
     settings = {"graft+budget=20": {}, "graft+depth=2": {"depth": 2}, "graft+width=1": {"width": 1},
                 "eagle3+levels=2+top_k=3": {"levels": 2, "top_k": 3}, "graft+warm=w": {"snapshot": warm.snapshot},
@@ -192,8 +192,8 @@ def test_a_calibration_or_a_head_that_was_not_given_is_named():
         prefilled(["eagle3@long"])
 
 
-def test_what_is_recorded_on_the_way_is_in_no_one_s_time(monkeypatch):
-    """On a clock where recording is all that takes time."""
+def test_recording_is_in_no_method_s_time(monkeypatch):
+    """Uses a clock on which only recording takes time."""
     late = [0.0]
 
     def slowly(region):

@@ -1,4 +1,4 @@
-"""Memories: what was observed since a mark is forgotten, a state is all there is to know, and feeding may wait."""
+"""Memories forget what they observed since a mark, are restored from a state, and may feed their drafter late."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WITH_MEMORIES = [name for name in kinds() if name != "ar"]
 
 
 @pytest.mark.parametrize("name", WITH_MEMORIES)
-def test_rewinding_forgets_what_was_observed_since_the_mark_as_often_as_one_likes(name):
+def test_rewinding_repeatedly_forgets_what_was_observed_since_the_mark(name):
     assert_rewinds(name)
 
 
 @pytest.mark.parametrize("name", WITH_MEMORIES)
-def test_a_state_is_all_that_a_memory_of_its_kind_needs_to_know(name):
+def test_a_state_restores_a_memory_completely(name):
     assert_restores(name)
 
 
@@ -42,7 +42,7 @@ def observation(tokens: torch.Tensor, hidden: torch.Tensor, following: int, prom
     return Observation(chain, torch.arange(len(tokens)), following, hidden=layers, prompt=prompt)
 
 
-def test_a_drafter_is_fed_when_it_is_asked_and_a_prompt_at_once():
+def test_a_drafter_is_fed_a_prompt_at_once_and_the_answer_on_demand():
     torch.manual_seed(0)
     tokens, hidden = torch.randint(1, 96, (41,)), torch.randn(40, 96)
     eager, lazy = (Eagle3Cache(toy_network()) for _ in range(2))
@@ -60,8 +60,8 @@ def test_a_drafter_is_fed_when_it_is_asked_and_a_prompt_at_once():
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 59, 60])
-def test_what_a_drafter_knows_of_a_prompt_does_not_depend_on_its_chunks(chunk):
-    """Each slot pairs a feature with the token after it, also where a chunk ends."""
+def test_prompt_rows_of_a_drafter_do_not_depend_on_chunk_size(chunk):
+    """Each row pairs a feature with the token after it, also at the end of a chunk."""
     prompt, found = torch.tensor(toy_prompt(60)), []
     for size in (None, chunk):
         memory = Eagle3Cache(toy_network())
@@ -77,7 +77,7 @@ def test_what_a_drafter_knows_of_a_prompt_does_not_depend_on_its_chunks(chunk):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_what_waits_is_part_of_a_mark_and_of_a_state():
+def test_marks_and_states_include_observations_that_wait_to_be_fed():
     torch.manual_seed(1)
     tokens, hidden = torch.randint(1, 96, (8,)), torch.randn(7, 96)
     pairs = [observation(tokens[n:n + 1], hidden[n:n + 1], int(tokens[n + 1]), prompt=False) for n in range(7)]
@@ -87,7 +87,7 @@ def test_what_waits_is_part_of_a_mark_and_of_a_state():
     for pair in pairs[:3]:
         memory.observe(pair)
     mark = memory.mark()
-    assert memory.cache.length == 0         # all three wait
+    assert memory.cache.length == 0         # all three wait to be fed
     for pair in pairs[3:]:
         memory.observe(pair)
     assert memory.newest() is not None and memory.cache.length == 7
@@ -100,7 +100,7 @@ def test_what_waits_is_part_of_a_mark_and_of_a_state():
 
 
 def test_a_drafter_is_judged_by_the_token_that_followed_its_guess():
-    """Of a pair (a feature, the token after it) the state foretells the token behind that."""
+    """The state of a pair (a feature, the token after it) predicts the token after that one."""
     tokens, memory = torch.tensor([5, 6, 7, 9]), Eagle3Cache(toy_network())
     memory.network = SimpleNamespace(logits=lambda states, product: states, target_ids=lambda ids: ids)
     for ahead, right in ((1, 2), (0, 0), (-1, 0)):
@@ -120,7 +120,7 @@ def test_a_rewound_history_is_as_long_as_at_its_mark():
     assert len(history) == 3 and history.up_to(1).tolist() == [4, 5, 6, 1]
 
 
-def test_two_methods_of_one_kit_share_what_they_remember():
+def test_methods_built_from_the_same_parts_share_memories():
     parts = toy_parts()
     graft, dense = (build(name, parts) for name in ("graft", "eagle3"))
     window = build("eagle3", replace(parts, shape=DraftShape(window=12)))
@@ -139,7 +139,7 @@ def test_two_proposers_with_different_layers_share_a_pass():
     assert torch.equal(seen.features((3, 0))[:, :32], seen.hidden[3])
 
 
-def test_a_cache_keeps_its_prefix_when_it_grows_and_stands_behind_what_was_skipped():
+def test_a_cache_keeps_its_prefix_when_it_grows_and_counts_skipped_tokens_in_its_position():
     target, prompt = toy_target(), torch.tensor(toy_prompt(40))
     cache = target.cache(40)
     verifier = Verifier(target, cache, Greedy(), Clock())
@@ -157,7 +157,7 @@ def test_a_cache_keeps_its_prefix_when_it_grows_and_stands_behind_what_was_skipp
     assert cache.position == cache.length + 5
 
 
-def test_a_cache_that_left_tokens_out_turns_later_ones_by_their_true_positions():
+def test_a_cache_that_skipped_tokens_rotates_later_ones_by_their_true_positions():
     target, tokens = toy_target(), torch.tensor([7, 8])
     keys = []
     for skipped in (0, 5):
@@ -168,9 +168,9 @@ def test_a_cache_that_left_tokens_out_turns_later_ones_by_their_true_positions()
     assert not torch.allclose(keys[0], keys[1], atol=1e-3)
 
 
-def test_a_cache_whose_layers_share_keys_grows_and_remembers_where_it_stood():
+def test_a_cache_whose_layers_share_keys_grows_and_restores_its_position():
     cache = KVCache(3, 8)
-    for layer in (0, 2):        # the middle one shares another's
+    for layer in (0, 2):        # the middle layer shares another's keys
         cache.update(torch.full((1, 1, 4, 2), float(layer)), torch.zeros(1, 1, 4, 2), layer)
     cache.keep(torch.arange(4))
     cache.skipped = 5

@@ -1,4 +1,4 @@
-"""Methods from outside: by object, by file, by entry point; what they need, and what the registry promises."""
+"""Methods given as objects, files and entry points; their needs; and the promises of the registry."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_an_object_that_proposes_is_a_method():
     assert "method PlainDecoding, budget" in session.about[-1]
 
 
-@pytest.mark.parametrize("what, said", [
+@pytest.mark.parametrize("reference, message", [
     ("nope", "`longgraft methods` lists"), ("{file}:NOPE", "has no attribute 'NOPE'"), ("{file}:WRONG", "is a int"),
     ("nowhere.py:X", "cannot be loaded"), ("no.such.module:X", "No module named"), (".foo:bar", "cannot be loaded"),
     (":x", "cannot be loaded")])
-def test_what_is_no_method_is_named(file, what, said):
-    with pytest.raises(ValueError, match=said):
-        find(what.format(file=file))
+def test_an_invalid_method_reference_is_named(file, reference, message):
+    with pytest.raises(ValueError, match=message):
+        find(reference.format(file=file))
 
 
 def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
@@ -79,12 +79,12 @@ def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
             installed.cache_clear()
             with pytest.raises(ValueError, match=said):
                 find("two")
-            assert find(PLAIN)      # ours need no package
+            assert find(PLAIN)      # built-in methods need no package
     finally:
         installed.cache_clear()
 
 
-def test_a_missing_need_is_told_and_a_default_falls_back():
+def test_a_missing_need_is_reported_and_a_default_falls_back():
     def unknown(sources):
         raise Missing("no such thing is known.\nPass --thing.")
 
@@ -97,13 +97,13 @@ def test_a_missing_need_is_told_and_a_default_falls_back():
     assert method.name == HEADLESS and given == {}
     assert notes == (f"no such thing is known; decoding with method {HEADLESS} instead of loose",)
     assert load_needs(loose, Sources(toy_target(), drafter=None))[0].name == HEADLESS
-    with pytest.raises(ValueError, match="needs a thing"):      # a drafter that was named is not left out
+    with pytest.raises(ValueError, match="needs a thing"):      # a drafter that was named has no fallback
         load_needs(loose, Sources(toy_target(), drafter="some/head"))
 
 
 @pytest.mark.parametrize("method", ["graft+retrieval=none", "graft-x+text=false", "graft-x+source=pld+text=false"])
 def test_a_choice_of_a_method_has_no_fallback(method):
-    """Another method would not have it: graft without retrieval is not retrieval alone."""
+    """Another method would ignore the choice: graft without retrieval is not retrieval alone."""
     if find(method).needs:
         with pytest.raises(ValueError, match="needs an EAGLE-3 drafter"):
             load_needs(find(method), Sources(toy_target(), drafter=None))
@@ -134,7 +134,7 @@ def test_settings_in_a_methods_name_replace_the_sessions():
         longgraft.load(model, None, tell=False, method="graft+warm=none")
 
 
-def test_something_given_that_nothing_needs_is_no_small_mistake():
+def test_a_given_part_that_no_method_needs_is_refused():
     with pytest.raises(ValueError, match=r"--with smal-model was given, and the methods in use need small-model"):
         longgraft.load(method="sps", given={"smal-model": "x"}, tell=False)
 
@@ -146,7 +146,7 @@ def test_parts_without_what_a_method_needs_are_refused():
     assert build(PLAIN, bare).memories == () and bare.head is None and toy_parts().the(HEAD) is toy_parts().head
 
 
-def test_roles_and_groups_name_methods_that_there_are():
+def test_roles_and_groups_name_existing_methods():
     from longgraft.eval.runs.variants import Variant
 
     assert {PLAIN, DENSE, DEFAULT, HEADLESS, *COMPARED} <= set(METHODS)
@@ -155,17 +155,17 @@ def test_roles_and_groups_name_methods_that_there_are():
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_a_row_says_what_can_be_chosen_and_refuses_all_else(method):
+def test_a_method_lists_its_choices_and_refuses_all_others(method):
     assert method.budget > 0 and method.clause and method.paper
-    # Printed as its name, an ablation of another's choices, too.
+    # A method is printed as its name, also where it is another method with changed choices.
     assert str(method) == method.name and find(str(method)).choices == method.choices
     assert method.takes <= set(options(MethodSettings)) and method.takes.isdisjoint(one.name for one in method.own)
     for one in method.own:
         assert one.help and (one.choices or one.kind in (bool, str) or one.bounds), f"{one.name}: no help, or no bounds"
         one.check(one.default)
-        # What is printed of a choice is what may be typed of it.
+        # The printed form of a choice can be typed.
         assert find(f"{method.name}+{one.name}={one.text(one.default)}").choices == method.choices
-        with pytest.raises(ValueError, match=f"{one.name}|Method ';' is unknown"):     # one that names a method
+        with pytest.raises(ValueError, match=f"{one.name}|Method ';' is unknown"):     # a choice may name a method
             find(f"{method.name}+{one.name}=;")
     with pytest.raises(ValueError, match="no choice"):
         method.choosing({"no_such_choice": "1"})
@@ -177,7 +177,7 @@ def test_a_row_says_what_can_be_chosen_and_refuses_all_else(method):
     ("magicdec", {"keep": "recent"}, "magicdec+keep=recent"), ("ddd", {"threshold": "-1e-07"}, "ddd+threshold=-1e-07"),
     ("echo", {"depths": "2,4", "taus": "0.1,0.2"}, "echo+depths=2/4+taus=0.1/0.2"),
     ("specpv-exact", {"waiting": "20"}, "specpv-exact+waiting=20")])
-def test_what_is_printed_of_a_changed_choice_may_be_typed(name, settings, printed):
+def test_the_printed_form_of_a_changed_method_can_be_typed(name, settings, printed):
     method = METHODS[name].choosing(settings)
     assert str(method) == printed and method.choices != METHODS[name].choices
     assert find(printed).choices == method.choices == METHODS[name].choosing({}).choosing(settings).choices
@@ -187,7 +187,7 @@ def test_what_is_printed_of_a_changed_choice_may_be_typed(name, settings, printe
 @pytest.mark.parametrize("need", {need.name: need for method in METHODS.values() for need in method.needs}.values(),
                          ids=lambda need: need.name)
 def test_a_need_has_a_toy_and_says_how_it_is_given(need):
-    """To a target of which nothing is known."""
+    """Loads the need for a target without any known part."""
     assert need.name in TOYS and need.clause
     with pytest.raises(Missing, match=re.escape(need.switch.partition(" PATH")[0].partition("=")[0])):
         need.load(Sources(toy_target()))
@@ -196,13 +196,13 @@ def test_a_need_has_a_toy_and_says_how_it_is_given(need):
 @pytest.mark.parametrize("name, parts", {
     "pld+": ("pld+", {}), "pld++budget=11": ("pld+", {"budget": "11"}), "pld+budget=11": ("pld", {"budget": "11"}),
     "a.py:X++k=1+l=b": ("a.py:X+", {"k": "1", "l": "b"}), "+budget=2": ("", {"budget": "2"})}.items())
-def test_a_name_may_end_in_a_plus_of_its_own(name, parts):
+def test_a_method_name_may_end_in_a_plus(name, parts):
     assert split(name) == parts and joined(*parts) == name
 
 
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():
-    """Checkpoint layouts, an API's fields and a prompt's parts have names of their own, some of which are methods';
-    benchmarks and the trainer name what they measure and make."""
+    """Checkpoint layouts, API fields and parts of a prompt may have the name of a method; benchmarks and the trainer
+    may name the methods that they measure and train."""
     allowed = ("longgraft.methods.registry", "longgraft.config.method_roles", "longgraft.yarn_drafters",
                "longgraft.cli.train", "benchmarks")
     fields = {("longgraft.serve.prompts", "suffix"), ("longgraft.serve.prompts", "echo"),

@@ -1,4 +1,4 @@
-"""/metrics: what Prometheus' own parser reads is what requests' statistics say."""
+"""/metrics, read with Prometheus' own parser, agrees with the statistics of the requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPT = "def total(xs):\n    return sum(xs)\n\n" * 8
 
 
 def counted(*bodies: dict[str, Any], session: Session | None = None) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """({sample and labels: value}, the completions of one server before it was asked)."""
+    """Returns ({sample and labels: value}, completions) of a server that first answers `bodies`, then /metrics."""
     async def ask(http):
         answers = [(await http.post("/v1/completions", json=body)).json() for body in bodies]
         response = await http.get("/metrics")
@@ -34,7 +34,7 @@ def counted(*bodies: dict[str, Any], session: Session | None = None) -> tuple[di
     return found, answers
 
 
-def test_counts_are_those_of_the_answers():
+def test_counts_equal_those_of_the_answers():
     bodies = [{"prompt": PROMPT, "max_tokens": new} for new in (40, 25)]
     found, answers = counted(*bodies)
     costs = [one["longgraft"] for one in answers]
@@ -55,7 +55,7 @@ def test_counts_are_those_of_the_answers():
     assert found["process_resident_memory_bytes"] > 0 and "prefix_cache_queries_total" in found
 
 
-def test_what_an_end_cut_off_a_step_is_not_taken():
+def test_tokens_that_an_end_cuts_off_a_step_are_not_counted():
     ids = text_session().generate(PROMPT, 40).token_ids
     for end in sorted(set(ids)):
         found, (answer,) = counted({"prompt": PROMPT, "max_tokens": 40, "stop_token_ids": [end]})
@@ -73,9 +73,9 @@ def test_cache_hits_are_tokens_that_were_not_read_again():
     assert found["prefix_cache_bytes"] == session.engine.prefixes.bytes > 0
 
 
-def test_requests_that_end_badly_are_counted_too():
+def test_failed_requests_are_counted_and_refused_ones_are_not():
     found, (refused,) = counted({"prompt": PROMPT, "max_tokens": 4, "temperature": 9e99, "top_p": 2.0})
-    assert "error" in refused and found["request_failures_total"] == 0      # never taken
+    assert "error" in refused and found["request_failures_total"] == 0      # it never became a request
     session = text_session()
     session.engine.proposer.propose = lambda ask: 1 / 0
     found, (failed,) = counted({"prompt": PROMPT, "max_tokens": 4}, session=session)

@@ -1,4 +1,4 @@
-"""Models of the catalogue are known by their name wherever a model is named."""
+"""Models of the catalogue can be given by name everywhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def model(tmp_path, monkeypatch, cache):
-    """Put a model of the catalogue into the cache, and return the one that it was written from."""
+    """Puts a model of the catalogue into the cache, and returns the one that it was written from."""
     written = write_gguf(tmp_path / "toy.gguf")
     monkeypatch.setitem(CATALOGUE, "toy", replace(toy_entry(tmp_path / "wheels", (tmp_path / "toy.gguf").read_bytes()),
                                                   head=str(tmp_path / "head")))

@@ -1,4 +1,4 @@
-"""The suite notices small errors; `python tests/mutations.py` plants all of them, this a handful."""
+"""The suite notices planted errors: a handful of them here, all of them in `python tests/mutations.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def copy(tmp_path_factory) -> Copy:
     return Copy(tmp_path_factory.mktemp("copy"))
 
 
-def test_every_error_can_be_planted_and_names_claims_that_there_are(copy):
+def test_every_error_can_be_planted_and_names_existing_tests(copy):
     for mutation in MUTATIONS:
         with copy.planted(mutation):
             pass
@@ -32,14 +32,14 @@ def test_every_error_can_be_planted_and_names_claims_that_there_are(copy):
 
 @pytest.mark.parametrize(("symbol", "old"), [
     ("ProposalTree", "no such text"), ("ProposalTree", "self"), ("NoSuchTree", "self"), ("METHODS", "Method(")])
-def test_what_is_not_there_once_is_refused(copy, symbol, old):
+def test_a_symbol_or_text_that_is_not_there_exactly_once_is_refused(copy, symbol, old):
     with (pytest.raises(ValueError, match="and must be there once"),
           copy.planted(Mutation("rotten", symbol, old, "", ""))):
         pass
 
 
 @pytest.mark.slow
-def test_small_errors_are_noticed_one_by_one_and_one_that_changes_nothing_is_said_to_survive():
+def test_planted_errors_are_noticed_and_a_harmless_change_survives():
     code = ("import sys; from mutations import MUTATIONS, Mutation, survivors; print(survivors(["
             "*(one for name in sys.argv[1:] for one in MUTATIONS if one.name == name), "
             "Mutation('harmless', 'tree:', 'immutable value', 'value', "
@@ -49,5 +49,5 @@ def test_small_errors_are_noticed_one_by_one_and_one_that_changes_nothing_is_sai
                                         "['harmless']"], done.stderr
 
 
-def test_an_unknown_error_is_refused_with_those_that_are_near(capsys):
+def test_an_unknown_error_is_refused_with_similar_names(capsys):
     assert main([HANDFUL[0][:-1]]) == 2 and HANDFUL[0] in capsys.readouterr().err

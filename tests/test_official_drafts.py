@@ -35,7 +35,7 @@ def drafter(golden, setting: str) -> Eagle3Drafter:
 
 
 def read(made: Eagle3Drafter, tokens: list[int], following: int, features: torch.Tensor) -> None:
-    """The prompt, observed in two chunks."""
+    """Observes the prompt in two chunks."""
     for start, end, after in ((0, 7, tokens[7]), (7, len(tokens), following)):
         chain = ProposalTree.chain(torch.tensor(tokens[start:end]))
         made.memory.observe(Observation(chain, torch.arange(end - start), after, hidden=by_layer(features[start:end]),
@@ -64,7 +64,7 @@ def test_first_draft_trees_are_the_official_ones(golden, prompt, setting):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_every_round_s_tree_and_accepted_length_are_the_official_ones(golden, prompt, setting):
-    """The target's tokens are those that the official code generated; a node's feature is that of its place in them."""
+    """The target's tokens are those that the official code generated; a node's feature is that of its position."""
     case = next(case for case in json.loads((golden / "eagle3_aligned/generate.json").read_text())
                 if (case["prompt"], case["setting"]) == (prompt, setting))
     features = torch.from_numpy(np.load(golden / f"eagle3_aligned/output_features_p{prompt}.npz")["features"])

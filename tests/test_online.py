@@ -1,4 +1,4 @@
-"""Thresholds that follow the last steps: they close where drafting is wrong, open where it is right, and forget."""
+"""Adaptive thresholds: gates close when drafts are wrong, open when they are right, and forget old steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def memory(cost: float = COST, start=START) -> AdaptiveThresholds:
 
 
 def step(taus, sure: float, right: bool, retrieved: int = 0) -> Observation:
-    """What a drafter of chains, `sure` of every next token, makes of these thresholds, and whether it was right."""
+    """Returns the step of a drafter of chains that is `sure` of every next token, with all or none accepted."""
     scores = torch.tensor([sure]).log() * torch.arange(1, LEVELS + 1)
     gates = Gates(taus)
     stage = next((d for d in range(LEVELS) if not gates(Level(d, scores[d:d + 1], d == LEVELS - 1, 60)).expand), None)
@@ -42,7 +42,7 @@ def step(taus, sure: float, right: bool, retrieved: int = 0) -> Observation:
 
 
 def stream(into: AdaptiveThresholds, right: bool, steps: int, seed: int = 0) -> list[int | None]:
-    """Stages of so many steps of a drafter that is always right, or always wrong, however sure it is."""
+    """Returns the stages of `steps` steps of a drafter that is always right or always wrong, however sure it is."""
     draw, stages = random.Random(seed), []
     for _ in range(steps):
         seen = step(into.thresholds, draw.uniform(0.7, 0.98), right)
@@ -65,16 +65,16 @@ def test_gates_open_where_drafting_costs_nothing_and_close_where_it_costs_all():
 
 
 def test_a_threshold_that_pays_as_well_as_another_stays():
-    """All are as sure and as right as before: nothing is to be gained."""
+    """All steps are equally sure and right, so no other threshold gains anything."""
     ours = memory(start={0: 0.2})
     for _ in range(100):
         ours.observe(step(ours.thresholds, 0.9, right=True))
     assert ours.thresholds == {0: 0.2}
 
 
-def test_a_rewound_memory_has_its_thresholds_and_its_window_again():
+def test_rewinding_restores_thresholds_and_window():
     ours = memory()
-    gates = Gates(ours.thresholds)      # made once, when the method is built
+    gates = Gates(ours.thresholds)      # made once, while the method is built
     stream(ours, right=False, steps=21)
     mark, before = ours.mark(), dict(ours.thresholds)
     went = []
@@ -98,14 +98,14 @@ def test_prompts_and_steps_without_a_draft_teach_nothing():
     assert ours.state() == memory().state()
 
 
-def test_what_each_outcome_is_expected_to_yield():
-    """By hand: of four steps half as sure at every level, two went through all gates and two were cut at the first."""
+def test_the_expected_yield_of_each_outcome_is_that_computed_by_hand():
+    """Four steps are half as sure at every level: two passed all gates, two were cut at the first."""
     ours = memory()
     for right in (True, False):
         ours.observe(step(dict.fromkeys(START, 0.0), 0.5, right))
         ours.observe(step({0: 1.0}, 0.5, right, retrieved=3))
     found = ours._values(ours._paths())
-    # Levels 1, 2, 3 to 6, 7 to 9: what was accepted there over what the best paths promised, and what that was trusted.
+    # Levels 1, 2, 3 to 6, 7 to 9: accepted tokens over the best paths' promises, smoothed towards the level before.
     kept, promised = [], [0.5, 0.25, sum(0.5 ** n for n in range(3, 7)), sum(0.5 ** n for n in range(7, 10))]
     for steps, levels, sums in zip((4, 2, 2, 2), (1, 1, 4, 3), promised, strict=True):
         trusted = kept[-1] if kept else KEPT
@@ -118,14 +118,14 @@ def test_what_each_outcome_is_expected_to_yield():
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", ["graft", "graft+retrieval=none", "graft+retrieval=drafted"])
-def test_methods_whose_thresholds_follow_say_what_the_target_would(method, sampling):
+def test_methods_with_adaptive_thresholds_decode_the_ids_of_plain_decoding(method, sampling):
     ours = toy_session(method, online=2.0, thresholds=(start := dict.fromkeys(START, 0.03)))
     assert answered(ours, toy_prompt(60), 60, sampling).token_ids == plain("llama", 60, 60, sampling)
     following = next(m for m in ours.engine.proposer.memories if isinstance(m, AdaptiveThresholds))
     assert following.thresholds != start
 
 
-def test_only_what_has_gates_may_follow_and_variants_with_other_costs_do_not_share_a_memory():
+def test_only_methods_with_gates_accept_online_and_variants_with_other_costs_do_not_share_a_memory():
     assert Variant.parse("graft+online=0.1+levels=5").numbers == {"online": 0.1, "levels": 5}
     with pytest.raises(ValueError, match="eagle3 does not read online"):
         Variant.parse("eagle3+online=0.1")

@@ -1,4 +1,4 @@
-"""The padded tree: on random trees every verb gives what the host tree gives, without a look at any value."""
+"""Every operation of the padded tree gives what the host tree gives, on random trees, without reading a value."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NAN = float("nan")
 
 
 def grown(dice: random.Random, nodes: int, root: int = 0, near: int = 99, vocabulary: int = 4) -> ProposalTree:
-    """At most `nodes` nodes under parents among the last `near`: 1 makes chains.  Few scores, so that they tie; of some
-    trees each node has its parent's or less, as drafters' do."""
+    """Returns a tree of at most `nodes` nodes with parents among the last `near` (1 makes chains).  Scores take few
+    values so that they tie; in some trees no node has more than its parent, as in drafters' trees."""
     falling = dice.random() < 0.5
     tokens, parents, scores, origin = [root], [-1], [0.0], [ROOT]
     taken = set()
@@ -44,7 +44,7 @@ def grown(dice: random.Random, nodes: int, root: int = 0, near: int = 99, vocabu
 
 
 def trees(count: int, most: int = 64):
-    """Trees of all kinds, sizes and depths, each with the dice that made it."""
+    """Yields trees of all kinds, sizes and depths, each with the dice that made it."""
     for seed in range(count):
         dice = random.Random(seed)
         nodes = dice.choice([1, 2, most, dice.randint(1, most), dice.randint(1, most)])
@@ -52,7 +52,7 @@ def trees(count: int, most: int = 64):
 
 
 def scattered(dice: random.Random, tree: ProposalTree, rows: int) -> PaddedTree:
-    """The tree in rows among which some are dead; what dead rows hold may mean something elsewhere."""
+    """Returns the tree in rows of which some are dead; dead rows hold values that would be valid elsewhere."""
     places = [0, *sorted(dice.sample(range(1, rows), len(tree) - 1))]
     whole = PaddedTree.of(tree, rows, CPU)
     live = torch.zeros(rows, dtype=torch.bool)
@@ -73,7 +73,7 @@ def rows_for(dice: random.Random, tree: ProposalTree) -> int:
 
 
 def host(tree: PaddedTree) -> ProposalTree:
-    """Through the record, as a tree comes to the host; what holds of every padded tree is looked at on the way."""
+    """Copies a tree to the host by its record, and checks what holds for every padded tree."""
     found = PaddedTree.host(tree.record(), tree.stage)
     assert tree.live[0] and tree.parents[0] == -1 and torch.equal(tree.depths[tree.live], found.depths)
     assert int(tree.depths.max()) <= tree.deepest
@@ -97,7 +97,7 @@ def test_a_size_is_the_fewest_rows_that_hold_the_nodes():
         size_of(65)
 
 
-def test_trees_come_back_from_their_rows_as_they_went():
+def test_padding_and_unpacking_gives_the_same_tree():
     for dice, tree in trees(200):
         rows = rows_for(dice, tree)
         padded = PaddedTree.of(tree, rows, CPU)
@@ -107,7 +107,7 @@ def test_trees_come_back_from_their_rows_as_they_went():
         assert same(host(scattered(dice, tree, rows)), tree)
 
 
-def test_rows_see_their_ancestors_and_dead_rows_themselves():
+def test_rows_see_their_ancestors_and_dead_rows_only_themselves():
     for dice, tree in trees(200, most=90):
         rows = dice.choice([size for size in (*SIZES, 90, 97) if size >= len(tree)])
         padded = scattered(dice, tree, rows)
@@ -123,7 +123,7 @@ def test_rows_see_their_ancestors_and_dead_rows_themselves():
                 bits >> WORD * w & (1 << WORD) - 1 for w in range(len(those))]
 
 
-def test_the_best_the_shallow_and_the_first_nodes_are_the_host_trees():
+def test_top_shallower_and_first_choose_the_nodes_of_the_host_tree():
     for dice, tree in trees(150):
         padded = scattered(dice, tree, rows_for(dice, tree))
         for budget in {1, dice.randint(1, 64), max(1, len(tree) - 1), len(tree)}:
@@ -138,7 +138,7 @@ def test_the_best_the_shallow_and_the_first_nodes_are_the_host_trees():
         assert same(host(found), tree.select(list(range(min(budget, len(tree))))))
 
 
-def test_merged_trees_are_the_host_trees_merged():
+def test_merged_padded_trees_equal_merged_host_trees():
     kinds = set()
     for dice, tree in trees(250):
         rows = rows_for(dice, tree)
@@ -155,17 +155,17 @@ def test_merged_trees_are_the_host_trees_merged():
 
 
 def drawn(dice: random.Random, tree: ProposalTree) -> list[int]:
-    """A token per node, mostly one of its children's."""
+    """Returns one drawn token per node, mostly one of its children's."""
     return [dice.choice([token for (parent, token) in tree.children if parent == node] or [0])
             if dice.random() < 0.9 else dice.randrange(9) for node in range(len(tree))]
 
 
-def test_walks_are_the_host_trees_walks():
+def test_walks_of_padded_trees_equal_those_of_host_trees():
     lengths = set()
     for dice, tree in trees(400):
         padded = scattered(dice, tree, rows_for(dice, tree))
         places, draws = padded.live.nonzero().flatten(), drawn(dice, tree)
-        # What is drawn in dead rows means nothing.
+        # Draws in dead rows have no effect.
         everywhere = torch.tensor([dice.randrange(9) for _ in range(padded.rows)])
         everywhere[places] = torch.tensor(draws)
         path, length, token = padded.walk(everywhere)
@@ -177,7 +177,7 @@ def test_walks_are_the_host_trees_walks():
     assert len(lengths) > 9
 
 
-def test_rows_are_written_in_the_host_trees_order():
+def test_update_order_equals_that_of_the_host_tree():
     for dice, tree in trees(400):
         padded = scattered(dice, tree, rows_for(dice, tree))
         places, (path, token) = padded.live.nonzero().flatten(), walk(tree, drawn(dice, tree).__getitem__)
@@ -190,7 +190,7 @@ def test_rows_are_written_in_the_host_trees_order():
         assert padded.live[order[-len(path):]].all()
 
 
-def test_filled_templates_are_the_host_trees():
+def test_filled_templates_equal_those_of_the_host():
     envelopes = [envelope(slots).parents for slots in (1, 7, 24, 40, 59)]
     for seed in range(300):
         dice = random.Random(seed)
@@ -202,7 +202,7 @@ def test_filled_templates_are_the_host_trees():
 
 
 def region(record, tokens, draws, at, pattern: Pattern) -> list[torch.Tensor]:
-    """Every verb that a recorded region may call."""
+    """Calls every operation that a recorded region may use."""
     found, tree = filled(tokens, pattern), PaddedTree.unpack(record)
     small = tree.top(20).first(20, 32).merge(found, 0, 30)
     large = tree.merge(found, at, 60).shallower(12).shallower(at + 5)
@@ -211,7 +211,7 @@ def region(record, tokens, draws, at, pattern: Pattern) -> list[torch.Tensor]:
 
 
 def inputs(seed: int, device: torch.device = CPU) -> list:
-    """What is made outside, and what a region is given anew at each step: record, tokens, draws, and where to merge."""
+    """Returns what a region is given at each step (record, tokens, draws, merge node) and its fixed pattern."""
     dice = random.Random(seed)
     tree = grown(dice, 50)
     parents = envelope(24).parents
@@ -222,7 +222,7 @@ def inputs(seed: int, device: torch.device = CPU) -> list:
 
 
 class Blind(TorchDispatchMode):
-    """Refuses what reads a value, makes a tensor of Python numbers, or has a shape that depends on values."""
+    """Refuses operations that read a value, copy Python numbers, or have a shape that depends on values."""
 
     REFUSED = ("_local_scalar_dense", "nonzero", "equal.default", "lift_fresh", "masked_select", "unique", "is_nonzero",
                "repeat_interleave.Tensor", "bincount", "_to_copy.device", "pin_memory")
@@ -235,9 +235,9 @@ class Blind(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_no_verb_looks_at_a_value_or_copies_one_to_the_device():
+def test_no_operation_reads_a_value_or_copies_one_to_the_device():
     shapes = []
-    # Tensors of the meta device have no values to look at, and mix with none of the CPU.
+    # Tensors on the meta device have no values to read, and cannot be mixed with tensors on the CPU.
     for device in (CPU, torch.device("meta")):
         given = inputs(3, device)
         with Blind():
@@ -245,7 +245,7 @@ def test_no_verb_looks_at_a_value_or_copies_one_to_the_device():
     assert shapes[0] == shapes[1]
 
 
-def test_what_was_recorded_of_one_tree_serves_all_others():
+def test_a_recording_of_one_tree_serves_all_others():
     *first, pattern = inputs(0)
     recorded = make_fx(lambda *given: region(*given, pattern))(*first)
     for seed in range(1, 30):

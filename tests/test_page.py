@@ -31,20 +31,20 @@ IDLE = "!document.querySelector('#run').disabled"
 
 
 @cache
-def said() -> tuple[int, ...]:
-    """What plain decoding of the toy says."""
+def plain_ids() -> tuple[int, ...]:
+    """Returns the ids of plain decoding of the toy."""
     plain = Session(Engine(toy_target(), PlainDecoding(), Clock(), budget=1), characters())
     return tuple(plain.generate(PROMPT, NEW).token_ids)
 
 
 @dataclass
-class Foretelling:
-    """Trees of 60 nodes, of which the next one to four tokens are right, by all origins in turn."""
+class PartlyRight:
+    """Proposes trees of 60 nodes that contain the next one to four right tokens, with all origins in turn."""
 
     memories: tuple[Memory, ...] = ()
 
     def propose(self, ask: Ask) -> ProposalTree:
-        """Beside each right token stand wrong ones, some of which go on."""
+        """Adds wrong siblings to each right token; some of them have children."""
         at = ask.position - len(PROMPT)
         tokens, parents, origins = [ask.root], [-1], [ROOT]
 
@@ -55,7 +55,7 @@ class Foretelling:
             return len(tokens) - 1
 
         here = 0
-        for right in said()[at + 1:at + 2 + at % 4]:
+        for right in plain_ids()[at + 1:at + 2 + at % 4]:
             for wrong in range(1, 5):
                 add(right + wrong, here)
             here = add(right, here)
@@ -65,7 +65,7 @@ class Foretelling:
 
 
 def session() -> Session:
-    return Session(Engine(toy_target(), Foretelling(), Clock(), chunk=17), characters())
+    return Session(Engine(toy_target(), PartlyRight(), Clock(), chunk=17), characters())
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def server():
 
 @pytest.fixture
 def opened(page, server) -> Page:
-    """The page on a wide screen, in light, as one who was never here finds it."""
+    """The page on a wide screen in the light theme, as a first-time visitor finds it."""
     page.screen(1300, 900)
     page.prefers(color_scheme="light")
     page.requests.clear()
@@ -97,13 +97,13 @@ def opened(page, server) -> Page:
 
 
 def send_raw(page: Page) -> None:
-    """Untick the chat message, which the page ticks once it knows that the model has a chat template."""
+    """Unticks the chat message, which the page ticks once it knows that the model has a chat template."""
     page.until("document.querySelector('#chat').checked")
     page.js("document.querySelector('#chat').checked = false")
 
 
 def run(page: Page, new: int = NEW) -> None:
-    """By keyboard, from the prompt, where the focus is."""
+    """Starts a run by keyboard, from the prompt, which has the focus."""
     page.type(PROMPT)
     page.press("Tab")
     assert focused(page) == "max_tokens"
@@ -112,7 +112,7 @@ def run(page: Page, new: int = NEW) -> None:
 
 
 def finished(page: Page) -> None:
-    """The answer has ended, and is shown."""
+    """Waits until the answer has ended and is shown."""
     page.until(f"{IDLE} && /[a-z]/.test(document.querySelector('#finish').textContent)")
 
 
@@ -121,7 +121,7 @@ def focused(page: Page) -> str:
 
 
 def spans(page: Page) -> list[list[str]]:
-    """(class, text) of each."""
+    """Returns (class, text) of each span of the answer."""
     return page.js("[...document.querySelectorAll('#answer span')].map(s => [s.classList[0], s.textContent])")
 
 
@@ -129,15 +129,15 @@ def text(page: Page, name: str) -> str:
     return page.js(f"document.querySelector('#{name}').textContent")
 
 
-def told(new: int = NEW) -> list[Step]:
-    """What the page is about: the same request, stepped here."""
+def expected_steps(new: int = NEW) -> list[Step]:
+    """Returns the steps of the request that the page shows, decoded here."""
     return [step for step in session().open(PROMPT, new) if step.tokens]
 
 
-def test_a_run_by_keyboard_shows_each_token_by_who_proposed_it(opened):
+def test_a_run_by_keyboard_shows_the_origin_of_each_token(opened):
     run(opened)
     finished(opened)
-    steps = told()
+    steps = expected_steps()
     shown = spans(opened)
     assert "".join(piece for _, piece in shown) == "".join(step.text for step in steps) != ""
     # A character is a token here.
@@ -153,10 +153,10 @@ def test_a_run_by_keyboard_shows_each_token_by_who_proposed_it(opened):
     assert text(opened, "status").startswith(f"Done: {NEW} tokens in ") and not opened.said
 
 
-def test_the_tree_of_a_step_is_drawn_whole_and_told_as_a_list(opened):
+def test_the_tree_of_a_step_is_drawn_whole_and_also_listed(opened):
     run(opened)
     opened.until(f"{IDLE} && document.querySelector('#which').textContent")
-    steps = told()[1:]
+    steps = expected_steps()[1:]
     for key, number in (("End", len(steps)), ("Home", 1), ("ArrowRight", 2)):
         opened.js("document.querySelector('#step').focus()")
         opened.press(key)
@@ -171,7 +171,7 @@ def test_the_tree_of_a_step_is_drawn_whole_and_told_as_a_list(opened):
             [WORDS[bits] for bits in step.tree.origin.tolist()] + ["target"] * bonus)
         assert sum("not kept" in box[2] for box in boxes) == len(step.tree) - len(step.tokens[:len(step.path) - 1]) - 1
         assert len({box[4] for box in boxes if box[1]}) == 1        # the kept path is one row
-        assert len({box[4] for box in boxes}) < len(boxes) / 2      # and ends of guessing share theirs
+        assert len({box[4] for box in boxes}) < len(boxes) / 2      # and ends of branches share rows
         for i, (*_, x, y, width, height) in enumerate(boxes):
             assert all(x + width <= left or left + wide <= x or y + height <= top or top + high <= y
                        for *_, left, top, wide, high in boxes[:i])
@@ -184,8 +184,8 @@ def test_the_tree_of_a_step_is_drawn_whole_and_told_as_a_list(opened):
     assert lit == steps[1].text
 
 
-def test_escape_ends_what_is_decoded_and_what_is_compared(page):
-    for steps, about in ((12, "Answering"), (len(told()) + 3 + 2 * len(PROMPT) // 17, "plain")):
+def test_escape_ends_decoding_and_comparison(page):
+    for steps, about in ((12, "Answering"), (len(expected_steps()) + 3 + 2 * len(PROMPT) // 17, "plain")):
         gate = Gate(steps)
         with listening(session(), gate) as (address, worker):
             page.open(f"{address}/")
@@ -203,8 +203,8 @@ def test_escape_ends_what_is_decoded_and_what_is_compared(page):
             until(lambda worker=worker: not worker.jobs and not worker.waiting)
 
 
-def test_plain_decoding_is_told_beside_and_a_stop_text_is_never_shown(opened):
-    whole = "".join(step.text for step in told(40))
+def test_a_comparison_shows_plain_decoding_and_a_stop_text_is_never_shown(opened):
+    whole = "".join(step.text for step in expected_steps(40))
     opened.js(f"document.querySelector('#stop').value = {whole[34:38]!r}")
     run(opened, 40)
     while focused(opened) != "compare":
@@ -236,7 +236,7 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
     assert not dark() and text(opened, "theme") == "Theme: light"
 
 
-def test_what_is_wrong_is_said_in_the_servers_sentence(opened):
+def test_the_page_shows_the_error_message_of_the_server(opened):
     for new, prompt, sentence in (("many", "x", "must be a valid integer."),
                                   ("10", "", "The prompt is empty. Give at least one token."),
                                   ("10", "x" * 600, "Shorten it.")):
@@ -248,7 +248,7 @@ def test_what_is_wrong_is_said_in_the_servers_sentence(opened):
         opened.js("document.querySelector('#trouble').hidden = true")
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_could(opened, server):
+def test_the_page_loads_nothing_from_other_origins_and_cannot(opened, server):
     run(opened, 5)
     finished(opened)
     assert len(opened.requests) >= 3 and all(one.startswith((server, "data:")) for one in opened.requests)
@@ -280,7 +280,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page):
         finished(page)
 
 
-def test_every_control_is_reached_by_tab_in_the_order_of_the_page_and_seen(opened):
+def test_tab_reaches_every_control_in_page_order_with_a_visible_focus(opened):
     run(opened, 20)
     finished(opened)
     opened.js("document.querySelector('#theme').focus()")
@@ -313,7 +313,7 @@ def test_a_phone_shows_the_answer_before_the_speed_and_scrolls_in_one_direction(
     assert opened.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
-def test_what_is_told_along_the_way_is_what_the_figures_say_in_the_end():
+def test_figures_sent_while_decoding_end_at_the_final_statistics():
     asked = {"prompt": PROMPT, "max_tokens": 20, "temperature": 1.0, "seed": 7, "compare": True}
     lines = asking(lambda http: http.post("/watch", json=asked), session()).text.split("\n\n")
     events = [(name[7:], json.loads(told[6:])) for name, told in (line.split("\n") for line in lines[:-1])]
@@ -329,7 +329,7 @@ def test_what_is_told_along_the_way_is_what_the_figures_say_in_the_end():
     assert [told["read"] for name, told in events if name == "read"][:3] == [17, 34, 51]
 
 
-def test_a_folder_of_this_machine_is_not_told():
+def test_the_page_is_not_told_the_folder_of_the_model():
     about = ("/home/me/models/fox on cpu",)
     engine = Engine(Target(toy_target().model, "/home/me/models/fox"), PlainDecoding(), Clock())
     one = Session(engine, characters(), about)
@@ -339,7 +339,7 @@ def test_a_folder_of_this_machine_is_not_told():
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("stop", [(), ("→ y;", "zz"), ("return z",)])
-def test_the_texts_of_tokens_are_the_steps_and_each_its_own(size, stop):
+def test_texts_of_tokens_join_to_those_of_steps_and_each_letter_belongs_to_its_last_byte(size, stop):
     ids, detokenizer, shares = list(TEXT.encode()), Detokenizer(Bytes(), stop), Spans(Bytes())
     shown: dict[int, str] = {}
     for i in range(0, len(ids), size):
@@ -367,7 +367,7 @@ def test_the_texts_of_tokens_are_the_steps_and_each_its_own(size, stop):
     assert "".join(shown[at] for at in sorted(shown)) == whole
 
 
-def test_bytes_at_the_end_that_are_no_character_are_the_last_tokens():
+def test_incomplete_bytes_at_the_end_belong_to_the_last_token():
     shares = Spans(Bytes())
     assert shares.push(Step(tokens=(104, 0xc3), origins=(ROOT, DRAFT), text="h")) == [
         {"at": 0, "origin": "target", "text": "h"}, {"at": 1, "origin": "drafted", "text": ""}]

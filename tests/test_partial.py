@@ -1,4 +1,4 @@
-"""Partial caches: chosen rows at their true positions, and what selectors choose."""
+"""Partial caches hold chosen rows at their true positions; selectors choose them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHODS = ["magicdec+rows=40", "magicdec+rows=40+keep=recent",
 
 
 def read(select, length: int = 100, family: str = "llama", chunk: int = 16, **more) -> tuple[PartialKVCache, Verifier]:
-    """A partial cache that was shown a prompt, and the verifier that read it."""
+    """Returns a partial cache that observed a prompt, and the verifier that read the prompt."""
     target = toy_target(family)
     partial = PartialKVCache(target, select, **more)
     verifier = Verifier(target, target.cache(256), Greedy(), Clock())
@@ -50,15 +50,15 @@ def logits(verifier: Verifier, cache) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("select", [Attended(200), Recent(200), Nearest(200), Chunks(200), Quest(2, 64, 8)])
-def test_a_partial_cache_with_all_rows_says_exactly_what_the_whole_one_says(select, family):
+def test_a_partial_cache_with_all_rows_gives_exactly_the_logits_of_the_whole_one(select, family):
     partial, verifier = read(select, family=family)
     assert partial.chosen().whole
     assert torch.equal(logits(verifier, partial.fresh()), logits(verifier, verifier.cache))
 
 
 @pytest.mark.parametrize("select", SMALL)
-def test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden(select):
-    """Per layer and key head: the same keys and values, and the next token at the same position."""
+def test_rows_of_a_partial_cache_equal_the_chosen_rows_of_the_whole_one(select):
+    """Compares keys and values per layer and key head, and the position of the next token."""
     partial, verifier = read(select)
     cache, rows = partial.fresh(), partial._chosen.rows
     assert cache.position == 100 and cache.length == partial._chosen.length < 100 and not partial.chosen().whole
@@ -71,7 +71,7 @@ def test_a_partial_cache_is_the_whole_one_where_what_it_leaves_out_is_hidden(sel
 
 
 @pytest.mark.parametrize("select", SMALL)
-def test_what_is_committed_later_is_in_it_and_what_was_drafted_there_is_not(select):
+def test_a_partial_cache_adds_committed_rows_and_drops_drafted_ones(select):
     partial, verifier = read(select)
     before = partial.fresh().length
     logits(verifier, partial.cache)                 # scratch
@@ -94,14 +94,14 @@ def test_rows_are_chosen_anew_when_enough_was_committed():
 
 
 @pytest.mark.parametrize("select", SMALL)
-def test_the_choice_does_not_depend_on_the_chunks(select):
+def test_the_chosen_rows_do_not_depend_on_chunk_size(select):
     (one, _), (other, _) = read(select, chunk=7), read(select, chunk=100)
     one.fresh(), other.fresh()
     assert all(torch.equal(one._chosen.rows[layer], rows) for layer, rows in other._chosen.rows.items())
 
 
 def test_queries_are_those_of_the_kept_nodes():
-    """A query says what its node would attend to, whatever else was in the tree."""
+    """The query of a node does not depend on the other nodes of its tree."""
     verifier = read(Recent(24))[1]
     seen = verifier.verify(TREE, Wants(queries=8))
     chain = TREE.tokens[seen.path]
@@ -118,7 +118,7 @@ KEYS, QUERIES = (torch.randn(*shape, generator=torch.Generator().manual_seed(see
 
 
 def test_quest_chooses_the_blocks_that_specpv_chooses():
-    """Its arithmetic, head by head, query by query and block by block."""
+    """Repeats SpecPV's arithmetic by head, query and block."""
     keys, queries, first, count = KEYS.numpy(), QUERIES.numpy(), 32, (203 - 32 - 32) // 16
     rows = Quest(2, 3, 2)(KEYS, QUERIES)
     for head in range(2):
@@ -141,7 +141,7 @@ def test_quests_bound_is_above_every_product_of_its_block():
 
 
 def test_attended_rows_are_those_of_the_summed_attention():
-    """SnapKV by a whole attention matrix: causal, summed over queries and heads of a group, averaged, the largest."""
+    """Repeats SnapKV: the causal matrix is summed over queries and grouped heads, averaged, the largest taken."""
     rows = Attended(20, 5)(KEYS, QUERIES)
     for head in range(2):
         scores = QUERIES[2 * head:2 * head + 2] @ KEYS[head].T / 8 ** 0.5
@@ -169,26 +169,26 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 @pytest.mark.parametrize(("method", "family", "sampling"),
                          covering(METHODS, ("llama", "qwen3", "mistral-window", "qwen3-moe"), SAMPLINGS), ids=named)
-def test_methods_that_draft_from_a_part_say_what_the_whole_says(method, family, sampling):
+def test_methods_that_draft_from_a_partial_cache_decode_the_ids_of_plain_decoding(method, family, sampling):
     found = answered(toy_session(method, family), toy_prompt(100), 12, SAMPLINGS[sampling])
     assert found.token_ids == plain(family, 100, 24, SAMPLINGS[sampling])[:12]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_some_of_what_is_drafted_from_a_part_is_accepted(method):
-    """Else the test above would show nothing."""
+def test_some_tokens_drafted_from_a_partial_cache_are_accepted(method):
+    """The test above would show nothing if every draft were rejected."""
     assert sum(answered(toy_session(method), toy_prompt(100), 24).stats.accepted_per_step) >= 2
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_rewound_part_drafts_what_it_drafted_then_and_a_state_is_all_it_knows(method):
+def test_a_partial_cache_is_rewound_and_restored_completely(method):
     partial = next(one for one in Run(method).proposer.memories if isinstance(one, PartialKVCache))
     assert not partial.chosen().whole
     assert_rewinds(method)
     assert_restores(method)
 
 
-def test_what_is_learnt_inside_a_cascade_is_forgotten():
+def test_a_cascade_forgets_what_it_observes_while_drafting():
     run = Run(METHODS[-1])
     partial, drafted = run.proposer.memories
     run.propose()
@@ -206,8 +206,8 @@ def test_partial_verification_of_all_rows_is_plain_decoding(family, sampling):
     assert found.token_ids == plain(family, 100, 24, sampling) and METHODS_OF["specpv"].promise == "lossy"
 
 
-class Partly:
-    """SpecPV by hand: tokens that were said, and the verifier."""
+class SpecPvRun:
+    """Runs SpecPV step by step, and keeps its text and the lengths of its full passes."""
 
     def __init__(self, family: str = "llama") -> None:
         parts = toy_parts(family)
@@ -233,20 +233,20 @@ class Partly:
                 assert seen.next_token == self.alone(self.text)[0]
 
     def alone(self, text: list[int]):
-        """(the next token, the cache) of a target that reads the text for itself."""
+        """Returns (next token, cache) of a verifier that reads the text in one pass."""
         verifier = Verifier(self.full.target, self.full.target.cache(256), Greedy(), Clock())
         return verifier.read(torch.tensor(text), Wants(), None).next_token, verifier.cache
 
 
-def test_a_full_pass_comes_first_and_when_enough_waits_and_what_it_says_is_the_targets_own(family):
-    run = Partly(family)
+def test_a_full_pass_comes_first_and_again_when_enough_tokens_wait(family):
+    run = SpecPvRun(family)
     assert run.fulls[0] and 0 in run.fulls
     later = [n for n in run.fulls[1:] if n]
     assert later and min(later) > 7      # more than six waited, and its own root
 
 
 def test_tokens_that_waited_have_their_true_rows_after_a_full_pass(family):
-    run = Partly(family)
+    run = SpecPvRun(family)
     length = run.full.cache.length
     theirs = run.alone(run.text[:length])[1]
     for ours, true in zip(run.full.cache.layers, theirs.layers, strict=True):

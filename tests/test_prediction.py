@@ -1,4 +1,4 @@
-"""Predictions: text that was told is copied up to its end and never across, and is known to its own request alone."""
+"""Predictions are copied up to their end and never across it, and belong to their own request alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COPYING = ["pld", "pld+", "adapld+branches=0", "samd", "suffix", "rest", "graft-
 
 
 def proposed(method: str, texts: list[list[int]], prompt: list[int], root: int) -> ProposalTree:
-    """After this prompt, with these texts told; the root is whatever one likes."""
+    """Returns the tree that is proposed after the prompt and any root, with these texts as predictions."""
     parts = toy_parts()
     proposer = build(method, parts)
     for memory in proposer.memories:
@@ -52,14 +52,14 @@ def below_the_root(tree: ProposalTree) -> set[int]:
 
 
 @pytest.mark.parametrize("method", COPYING)
-def test_what_was_told_is_copied_as_if_it_had_been_read(method):
+def test_a_prediction_is_copied_like_text_of_the_prompt(method):
     tree, node = proposed(method, [[*range(10, 40)], [50, 51]], [60, 61, 62, 12, 13], 14), 0
     for token in (15, 16, 17):
         node = tree.children[node, token]
 
 
 @pytest.mark.parametrize("method", COPYING)
-def test_nothing_is_copied_across_the_end_of_what_was_told(method):
+def test_nothing_is_copied_across_the_end_of_a_prediction(method):
     texts, prompt = [[10, 11, 12, 13], [40, 41, 42, 43]], [30, *range(60, 80)]
     for end in ([11, 12, 13], [41, 42, 43]):
         tree = proposed(method, texts, [*prompt, *end[:-1]], end[-1])
@@ -73,12 +73,12 @@ def test_no_match_begins_before_the_prompt_does(method):
     assert tree.tokens[1] == 20 and tree.match.tolist()[1] == 2
 
 
-def test_a_match_does_not_count_that_both_begin_a_text():
+def test_the_beginning_of_a_text_is_no_part_of_a_match():
     tree = proposed("suffix", [[1], [5, 6, 7, 8, 9]], [5], 6)
     assert tree.match.tolist()[1] == 2
 
 
-def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
+def test_the_last_token_of_the_vocabulary_is_not_the_end_of_a_prediction():
     history, row = TokenHistory(), LastTopK(2)
     history.observe_prediction(torch.tensor([3, 4]))
     history.observe(prompt_chunk([8, 9]))
@@ -86,7 +86,7 @@ def test_the_last_token_of_the_vocabulary_is_not_the_end_of_what_was_told():
     assert retriever._after(history.whole(5), [VOCAB - 1]) == [(0, 0, 0)]
 
 
-def test_a_lookup_needs_all_that_it_copies_within_one_text():
+def test_a_lookup_copies_within_one_text_only():
     text = np.array([1, 2, 3, 4, -1, 7, 8, 9, 1, 2])
     assert lookup(text, 3, 2).tolist() == [3, 4] and lookup(text, 3, 3).tolist() == []
     assert lookup(np.array([1, -1, 1, -1, 1]), 3, 1).tolist() == []
@@ -94,7 +94,7 @@ def test_a_lookup_needs_all_that_it_copies_within_one_text():
     assert continuation(np.array([1, 5, -1, 1, 6, -1, 1]), 3, lambda ends, n: np.minimum(2, 6 - ends)) == ([6], 1)
 
 
-def test_rows_of_what_was_told_are_its_commonest_successors_until_the_target_says_better():
+def test_rows_of_a_prediction_are_its_commonest_successors_until_the_target_replaces_them():
     memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2))
     memory.observe_prediction(torch.tensor([1, 5, 1, 6, 1, 6, 1, 7, 2]))
     memory.observe_prediction(torch.tensor([1, 8, 7, 9]))
@@ -103,12 +103,12 @@ def test_rows_of_what_was_told_are_its_commonest_successors_until_the_target_say
     memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3,
                                topk=torch.tensor([[3, 4]]), prompt=True))
     assert memory.matrix.rows[1].tolist() == [3, 4]
-    memory.observe_prediction(torch.tensor([5]))      # which nothing follows
+    memory.observe_prediction(torch.tensor([5]))      # no token follows it
     memory.reset(0)
     assert memory.matrix.touched() == 0
 
 
-def test_rows_that_last_keep_nothing_that_was_told():
+def test_lasting_rows_keep_nothing_of_a_prediction():
     memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
     memory.observe_prediction(torch.tensor([1, 2, 3]))
     memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3, topk=torch.tensor([[3, 4]])))
@@ -121,7 +121,7 @@ def test_rows_that_last_keep_nothing_that_was_told():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_accepted_tokens_are_the_longest_that_both_have_in_order(seed):
+def test_accepted_tokens_are_the_longest_common_subsequence(seed):
     rng = np.random.default_rng(seed)
     prediction, answer = rng.integers(0, 4, 9).tolist(), rng.integers(0, 4, 8).tolist()
 
@@ -138,7 +138,7 @@ def test_accepted_tokens_are_the_longest_that_both_have_in_order(seed):
     (5, "is a int. Give text or token ids"), ([1, "a"], "is a int"), (["a"], "came without a tokenizer"),
     ([VOCAB], "has token ids from 96 to 96"), ([[1, 2], [3.5]], "holds 3.5"), ([{"role": "user"}], "holds 'role'"),
     ([None], "is a NoneType"), (b"text", "is a bytes")])
-def test_what_cannot_be_a_prediction_is_a_sentence(prediction, needed):
+def test_an_invalid_prediction_is_refused_with_the_reason(prediction, needed):
     with pytest.raises(ValueError, match=r"[Tt]he prediction") as error:
         toy_session("pld").open([1, 2], 4, prediction=prediction)
     assert needed in str(error.value)
@@ -147,12 +147,12 @@ def test_what_cannot_be_a_prediction_is_a_sentence(prediction, needed):
 @pytest.mark.parametrize(("prediction", "texts"), [
     (None, []), ([], []), ([1, 2], [[1, 2]]), (torch.tensor([[1, 2]]), [[1, 2]]), ([[1, 2], [], (3,)], [[1, 2], [3]]),
     ([np.int64(4), 2], [[4, 2]]), ([torch.tensor([1]), [2]], [[1], [2]])])
-def test_one_or_several_texts_may_be_told(prediction, texts):
+def test_a_prediction_may_be_one_or_several_texts(prediction, texts):
     assert toy_session("pld").predicted(prediction) == texts
 
 
-def test_what_an_answer_does_not_say_of_a_long_prediction_takes_no_room():
-    """A number as wide as the prediction for each of its tokens would be gigabytes of a long file."""
+def test_counting_accepted_tokens_of_a_long_prediction_needs_little_memory():
+    """An integer as wide as the prediction for each of its tokens would need gigabytes for a long file."""
     tracemalloc.start()
     assert accepted(range(1000, 21_000), [1, 1005, 2, 1009]) == (2, 19_998)
     peak = tracemalloc.get_traced_memory()[1]

@@ -1,4 +1,4 @@
-"""Prefixes: what a prompt shares with an earlier one is not read again, and nothing else changes."""
+"""Prefixes: tokens that a prompt shares with an earlier one are not read again, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longgraft.runtime.kv_cache import KVCache
 
 CELL = 16
 BEGINS = toy_prompt(90)
-# As a file is edited: near its end, far from it, at a cell's border, not at all; and another one in between.
+# Edits of a file: near its end, far from it, at a cell's border, none; and another file in between.
 PROMPTS = (BEGINS, BEGINS[:70] + toy_prompt(25, seed=3), toy_prompt(60, seed=4), BEGINS[:32] + toy_prompt(40, seed=5),
            BEGINS, BEGINS + toy_prompt(20, seed=6))
 LONG = BEGINS + toy_prompt(60, seed=6)
@@ -25,14 +25,14 @@ READS = (90, 95 - 63, 60, 72 - 31, 90 - 79, 110 - 79)       # all, or from a cel
 
 
 def reads(session, prompt) -> int:
-    """Tokens of a prompt that were read."""
+    """Returns how many tokens of a prompt were read."""
     stats = answered(session, prompt, 2).stats
     assert stats.prompt_tokens == len(prompt)
     return len(prompt) - stats.reused_tokens
 
 
 def alike(kept, bare, prompts, **more) -> list[int]:
-    """Both answer alike, by the same proposals; tokens that were reused."""
+    """Checks that both sessions answer alike by the same proposals; returns the tokens that were reused."""
     reused = []
     for number, prompt in enumerate(prompts):
         sampling = Sampling(temperature=1.0, seed=number) if number % 2 else Sampling()
@@ -43,36 +43,36 @@ def alike(kept, bare, prompts, **more) -> list[int]:
     return reused
 
 
-# Each kind with one family and one chunk: which one meets which matters little.
+# Each kind of method is tested with one family and one chunk size; which of them does not matter.
 @pytest.mark.parametrize(("method", "family", "chunk"), zip(
     kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
-def test_what_is_recalled_is_as_if_it_were_read(method, family, chunk):
-    """Answers, and what was proposed for them."""
+def test_recalled_prompts_give_the_same_answers_as_read_ones(method, family, chunk):
+    """Compares the answers and what was proposed for them."""
     kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
     assert any(alike(kept, toy_session(method, family, chunk=chunk), PROMPTS[:2]))
 
 
 @pytest.mark.parametrize("method", CHOOSING)
-def test_a_method_that_chooses_what_to_spend_chooses_the_same(method):
+def test_an_adaptive_method_chooses_the_same_after_a_recalled_prompt(method):
     kept = toy_session(method, adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
     assert any(alike(kept, toy_session(method, adaptive=True), (*PROMPTS[:4], LONG, LONG)))
 
 
 @pytest.mark.parametrize("method", ["graft", "token-recycling", "mtp", "graft-x"])
-def test_what_outlives_a_request_is_the_same_whether_prompts_were_read_or_recalled(method):
+def test_lasting_memories_are_the_same_after_read_and_recalled_prompts(method):
     kept, bare = (toy_session(method, persist=True, prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
     assert sum(alike(kept, bare, (*PROMPTS, BEGINS))) > 300
 
 
 @pytest.mark.parametrize("method", ["graft", "samd", "logitspec", "tokenswift", "rest"])
-def test_what_was_told_is_known_beside_what_is_recalled(method):
+def test_predictions_work_beside_recalled_prompts(method):
     kept = toy_session(method, prefixes=Prefixes(2 ** 30, CELL))
-    told = [toy_prompt(30, seed=8), BEGINS[20:60]]
-    assert alike(kept, toy_session(method), (BEGINS, *PROMPTS), prediction=told)[1] == 79
+    predictions = [toy_prompt(30, seed=8), BEGINS[20:60]]
+    assert alike(kept, toy_session(method), (BEGINS, *PROMPTS), prediction=predictions)[1] == 79
 
 
 @pytest.mark.parametrize("method", ["ar", "graft", "sps", "graft-x"])
-def test_what_had_to_leave_is_read_again(method):
+def test_evicted_prefixes_are_read_again(method):
     whole = Prefixes(2 ** 30, CELL)
     answered(toy_session(method, prefixes=whole), BEGINS, 2)
     kept = toy_session(method, prefixes=Prefixes(whole.bytes // 2, CELL))
@@ -82,22 +82,22 @@ def test_what_had_to_leave_is_read_again(method):
 
 @pytest.mark.parametrize(("method", "persist"), [("ar", False), ("graft", True), ("token-recycling", True),
                                                  ("graft-x", False), ("sps", True), ("dflash", False)])
-def test_recorded_steps_find_what_was_recalled_and_what_outlived_the_requests_before(method, persist):
-    """Their buffers stay, what is recalled is written into them, and a lasting memory's rows are of all prompts."""
+def test_recorded_steps_use_recalled_rows_and_lasting_memories(method, persist):
+    """Recalled rows are written into the recorded buffers; a lasting memory holds rows of all prompts."""
     kept = toy_session(method, "qwen3", regions=Regions(recorder), persist=persist, prefixes=Prefixes(2 ** 30, CELL))
     bare = toy_session(method, "qwen3", persist=persist)
     assert alike(kept, bare, (BEGINS, PROMPTS[1], PROMPTS[3])) == [0, 63, 31]
 
 
 @pytest.mark.parametrize(("method", "chunk"), [("ar", 1), ("pld", 17), ("eagle3", 32), ("graft", None), ("graft", 1)])
-def test_only_what_differs_is_read(method, chunk):
+def test_only_tokens_that_differ_are_read(method, chunk):
     session = toy_session(method, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
     assert tuple(reads(session, prompt) for prompt in PROMPTS) == READS
 
 
 @pytest.mark.parametrize("method", ["eagle3", "sps", "dflash"])
-def test_what_a_drafter_recalls_is_what_it_would_have_made_of_the_prompt(method):
-    """Its row of a token may be made of the token behind, which is another one where two prompts part."""
+def test_recalled_rows_of_a_drafter_equal_those_made_of_the_prompt(method):
+    """A drafter's row may depend on the next token, which differs where two prompts part."""
     kept, bare = (toy_session(method, prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
     answered(kept, BEGINS, 2)
     rows = []
@@ -114,8 +114,8 @@ def test_what_a_drafter_recalls_is_what_it_would_have_made_of_the_prompt(method)
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_the_cells_of_ranks_are_those_of_rows():
-    """Wherever reading begins: what is kept of a token does not depend on how a prompt came to be read."""
+def test_ranked_positions_follow_the_cells_of_rows():
+    """The ranked positions do not depend on where reading begins."""
     ids = torch.tensor(toy_prompt(90))
     whole = last_occurrences(ids, CELL)
     for start in (1, 15, 16, 40, 63):
@@ -124,14 +124,14 @@ def test_the_cells_of_ranks_are_those_of_rows():
     assert int(whole.sum()) > int(last_occurrences(ids).sum())
 
 
-def test_a_memory_that_must_see_the_end_of_a_prompt_does():
+def test_a_memory_that_needs_the_end_of_a_prompt_sees_it():
     session = toy_session("graft-x", adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
     tail = max(memory.tail for memory in session.engine.proposer.memories)
     assert tail > 1
     assert all(reads(session, BEGINS) >= tail for _ in range(2))
 
 
-def test_no_more_is_kept_than_may_be_and_the_beginning_stays_longest():
+def test_prefixes_stay_within_their_limit_and_keep_the_beginning_longest():
     whole = Prefixes(2 ** 30, CELL)
     answered(toy_session("graft", prefixes=whole), BEGINS, 2)
     assert len(whole) == 5 and whole.bytes > 0
@@ -144,7 +144,7 @@ def test_no_more_is_kept_than_may_be_and_the_beginning_stays_longest():
 
 
 def test_a_cell_without_the_one_before_it_is_not_kept():
-    """Nothing would lead to it."""
+    """No lookup could reach it."""
     prefixes = Prefixes(2 ** 30, CELL)
     cell = Cell({"target": {"k": torch.zeros(1, 1, CELL, 4)}}, {})
     keys = prefixes.keys(BEGINS)
@@ -158,7 +158,7 @@ def test_a_cell_without_the_one_before_it_is_not_kept():
     assert not Prefixes(0, CELL).lacks(keys[:1])
 
 
-def test_what_was_used_last_leaves_last():
+def test_the_most_recently_used_prefix_is_evicted_last():
     whole = Prefixes(2 ** 30, CELL)
     answered(toy_session("ar", prefixes=whole), BEGINS, 2)
     one, two, three = (toy_prompt(40, seed) for seed in (7, 8, 9))      # two cells each
@@ -168,20 +168,20 @@ def test_what_was_used_last_leaves_last():
     assert [reads(session, prompt) for prompt in (one, three, two)] == [9, 9, 40]
 
 
-def test_a_cancelled_prompt_leaves_what_was_read():
+def test_a_cancelled_prompt_keeps_the_rows_that_were_read():
     session = toy_session("graft", chunk=32, prefixes=Prefixes(2 ** 30, CELL))
     with session.open(BEGINS, 2) as request:
         request.step()
     assert reads(session, BEGINS) == 90 - 31
 
 
-def test_a_request_that_fails_while_it_recalls_leaves_nothing_half(monkeypatch):
+def test_a_request_that_fails_while_recalling_leaves_no_partial_state(monkeypatch):
     session, bare = (toy_session("graft", prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
     answered(session, BEGINS, 2)
     cells, extend = len(session.engine.prefixes), KVCache.extend
 
     def full(cache, parts):
-        if len(cache.layers) == 1:      # the drafter's: the target's has its rows already
+        if len(cache.layers) == 1:      # the drafter's cache; the target's has its rows already
             raise MemoryError("no more")
         extend(cache, parts)
 

@@ -1,6 +1,6 @@
-"""What a decoding step does on a GPU, counted where none is: `pretend/counts.py` runs steps on a pretend one.
+"""Counts what a decoding step does on a GPU, without one: `pretend/counts.py` runs steps on a pretend device.
 
-The pretend device changes torch for its process, so it has one of its own.
+The pretend device changes torch for its whole process, so it runs in a separate one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import pytest
 
 import longgraft
 
-pytestmark = pytest.mark.slow       # steps on the pretend device are counted once, for all of these
+pytestmark = pytest.mark.slow       # steps on the pretend device are counted once for all tests
 COUNTS = Path(__file__).parent / "pretend" / "counts.py"
 TOYS = "toy-float32", "toy-bfloat16", "toy-recorded", "toy-fused"
 REAL = "llama", "llama-fused"
 
 
-class Held(NamedTuple):
-    """At most these of one step.
+class Spent(NamedTuple):
+    """Counts of one step, or the most that it may spend.
 
-    reads:    of the device by the host: its waits
-    copies:   to the device that the host waits for; sent: those that it does not wait for
-    launches: operations launched one by one; replays: of recorded regions; held: operations in those
+    reads:    reads of the device by the host, which waits for each
+    copies:   copies to the device that the host waits for; sent: those that it does not wait for
+    launches: operations launched one by one; replays: replays of recorded regions; held: operations in those
     """
 
     reads: int
@@ -38,35 +38,35 @@ class Held(NamedTuple):
     held: int = 0
 
 
-# Versions of torch differ in a few operations: they are rounded up to tens.
-HELD = {
-    ("toy-float32", "ar"): Held(1, 0, 2, 170), ("toy-bfloat16", "ar"): Held(1, 0, 2, 190),
-    ("toy-float32", "eagle3"): Held(2, 0, 6, 1030), ("toy-bfloat16", "eagle3"): Held(2, 0, 6, 1210),
-    ("toy-float32", "graft"): Held(6, 0, 8, 880), ("toy-bfloat16", "graft"): Held(6, 0, 8, 1000),
-    ("toy-recorded", "ar"): Held(1, 0, 1, 2, 4, 240), ("toy-recorded", "eagle3"): Held(1, 0, 2, 20, 15, 1240),
-    ("toy-recorded", "graft"): Held(4, 0, 2, 30, 15, 1150), ("toy-recorded", "graft-x"): Held(11, 0, 3, 60, 15, 1220),
-    ("toy-fused", "ar"): Held(1, 0, 1, 2, 4, 140),
-    ("llama", "ar"): Held(1, 0, 2, 1310), ("llama-fused", "ar"): Held(1, 0, 1, 2, 4, 580),
-    ("llama", "eagle3"): Held(2, 0, 6, 2660), ("llama-fused", "eagle3"): Held(1, 0, 2, 20, 15, 1570),
-    ("llama", "graft"): Held(6, 0, 8, 2460), ("llama-fused", "graft"): Held(4, 0, 2, 30, 15, 1480),
+# Rounded up to tens, because versions of torch differ in a few operations.
+MOST = {
+    ("toy-float32", "ar"): Spent(1, 0, 2, 170), ("toy-bfloat16", "ar"): Spent(1, 0, 2, 190),
+    ("toy-float32", "eagle3"): Spent(2, 0, 6, 1030), ("toy-bfloat16", "eagle3"): Spent(2, 0, 6, 1210),
+    ("toy-float32", "graft"): Spent(6, 0, 8, 880), ("toy-bfloat16", "graft"): Spent(6, 0, 8, 1000),
+    ("toy-recorded", "ar"): Spent(1, 0, 1, 2, 4, 240), ("toy-recorded", "eagle3"): Spent(1, 0, 2, 20, 15, 1240),
+    ("toy-recorded", "graft"): Spent(4, 0, 2, 30, 15, 1150), ("toy-recorded", "graft-x"): Spent(11, 0, 3, 60, 15, 1220),
+    ("toy-fused", "ar"): Spent(1, 0, 1, 2, 4, 140),
+    ("llama", "ar"): Spent(1, 0, 2, 1310), ("llama-fused", "ar"): Spent(1, 0, 1, 2, 4, 580),
+    ("llama", "eagle3"): Spent(2, 0, 6, 2660), ("llama-fused", "eagle3"): Spent(1, 0, 2, 20, 15, 1570),
+    ("llama", "graft"): Spent(6, 0, 8, 2460), ("llama-fused", "graft"): Spent(4, 0, 2, 30, 15, 1480),
 }
 
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, Any]:
-    ours = {"PYTHONPATH": str(Path(longgraft.__file__).parents[1])}      # the package that is tested, also of a copy
+    ours = {"PYTHONPATH": str(Path(longgraft.__file__).parents[1])}      # the package under test, which may be a copy
     done = subprocess.run([sys.executable, str(COUNTS), *TOYS, *REAL, "toy-sdpa", "toy-window"], capture_output=True,
                           text=True, env=os.environ | ours)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("case, method", HELD)
-def test_a_step_waits_for_the_device_and_launches_no_more_than_it_did(counts, case, method):
-    """Of toys, and of models of eight billion."""
-    step, most = counts[case][method], HELD[case, method]
+@pytest.mark.parametrize("case, method", MOST)
+def test_a_step_stays_within_its_limits_of_waits_and_launches(counts, case, method):
+    """Checks toys and models of eight billion parameters."""
+    step, most = counts[case][method], MOST[case, method]
     kinds = step["kinds"]
-    spent = Held(*(kinds.get(kind, 0) for kind in ("read", "copy", "sent", "launch", "replay")), held=step["recorded"])
+    spent = Spent(*(kinds.get(kind, 0) for kind in ("read", "copy", "sent", "launch", "replay")), held=step["recorded"])
     within = all(mine <= bound for mine, bound in zip(spent, most, strict=True))
     assert within and "wait" not in kinds, f"{spent}: {step['waits']}"
 
@@ -80,16 +80,16 @@ def test_torchs_own_attention_with_a_mask_decodes_in_float32_too(counts):
     assert counts["toy-sdpa"]["eagle3"]["tokens"] == 4
 
 
-def test_a_windowed_chunk_makes_no_scores_of_all_heads(counts):
+def test_a_windowed_chunk_never_holds_the_scores_of_all_heads(counts):
     heads, rows, columns, float32 = 4, 512, 512, 4
     assert counts["toy-window"]["ar"]["largest"] < heads * rows * columns * float32
 
 
 @pytest.mark.parametrize("case, kernel", [("toy-float32", "_scaled_dot_product_efficient_attention"),
                                           ("toy-bfloat16", "_scaled_dot_product_flash_attention")])
-def test_plain_decoding_names_its_kernel_and_cudnn_plans_for_no_length(counts, case, kernel):
+def test_plain_decoding_uses_one_named_attention_kernel_per_layer(counts, case, kernel):
     taken = {name: n for name, n in counts[case]["ar"]["operations"].items() if "attention" in name}
-    assert taken == {kernel: 4}     # one a layer
+    assert taken == {kernel: 4}     # one per layer
 
 
 @pytest.mark.parametrize("case", TOYS)
@@ -98,13 +98,13 @@ def test_no_step_attends_through_cudnn(counts, case):
         assert not [name for name in step["operations"] if "cudnn" in name], method
 
 
-def test_what_a_plain_step_needs_goes_to_the_device_in_one_copy_that_nobody_waits_for(counts):
+def test_inputs_of_a_plain_step_are_sent_in_one_copy_without_waiting(counts):
     kinds = counts["toy-recorded"]["ar"]["kinds"]
     assert kinds["sent"] == 1 and kinds["read"] == 1 and "copy" not in kinds
 
 
 @pytest.mark.parametrize("case", TOYS)
-def test_the_allocator_is_asked_once_a_request(counts, case):
+def test_the_allocator_is_asked_once_per_request(counts, case):
     for step in counts[case].values():
         assert step["statistics"] == {"reset_peak_memory_stats": 1, "max_memory_allocated": 1}
 

@@ -12,8 +12,8 @@ from longgraft.drafters.dflash import products
 ROOT = 9
 
 
-def laws(positions: int, width: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and log-probabilities [L, K], best first."""
+def best_tokens(positions: int, width: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns tokens and log-probabilities [L, K], best first."""
     torch.manual_seed(seed)
     logs, tokens = torch.randn(positions, 20).log_softmax(-1).topk(width)
     return tokens, logs
@@ -21,8 +21,8 @@ def laws(positions: int, width: int, seed: int) -> tuple[torch.Tensor, torch.Ten
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("budget", [2, 9, 30])
-def test_its_nodes_are_the_most_probable_of_all_paths(seed, budget):
-    tokens, logs = laws(4, 5, seed)
+def test_nodes_of_a_product_tree_are_the_most_probable_of_all_paths(seed, budget):
+    tokens, logs = best_tokens(4, 5, seed)
     tree = products(ROOT, tokens, logs, budget)
     every = [sum(float(logs[i, rank]) for i, rank in enumerate(path))
              for depth in range(1, 5) for path in product(range(5), repeat=depth)]
@@ -31,7 +31,7 @@ def test_its_nodes_are_the_most_probable_of_all_paths(seed, budget):
 
 
 def test_each_node_has_its_parent_s_score_and_its_own_and_siblings_differ():
-    tokens, logs = laws(5, 8, 1)
+    tokens, logs = best_tokens(5, 8, 1)
     tree = products(ROOT, tokens, logs, 40)
     parents, scores = tree.parents.tolist(), tree.scores.tolist()
     for node in range(1, len(tree)):

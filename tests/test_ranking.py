@@ -1,4 +1,4 @@
-"""One ranking: the most probable paths of drafter and text together are the tree, mixed as they came true."""
+"""The ranked tree holds the most probable paths of drafter and text, weighted by how well each predicted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 
-def knowing(text: list[int]) -> PartialMatching:
+def text_memory(text: list[int]) -> PartialMatching:
     memory = PartialMatching()
     memory.extend(text)
     return memory
@@ -37,7 +37,7 @@ class Fixed:
 
 
 def drafted(chances: dict[tuple[int, ...], float], root: int) -> ProposalTree:
-    """Paths below the root with the conditional probability of their last token."""
+    """Returns a tree of these paths; `chances` has the conditional probability of each path's last token."""
     place, parents, scores = {(): 0}, [-1], [0.0]
     for path, q in chances.items():
         place[path] = len(parents)
@@ -48,7 +48,7 @@ def drafted(chances: dict[tuple[int, ...], float], root: int) -> ProposalTree:
 
 
 def paths(tree: ProposalTree) -> dict[tuple[int, ...], float]:
-    """Every node's path with its estimated probability."""
+    """Returns every node's path with its estimated probability."""
     found, parents, tokens = {0: ()}, tree.parents.tolist(), tree.tokens.tolist()
     for node in range(1, len(tree)):
         found[node] = (*found[parents[node]], tokens[node])
@@ -59,22 +59,22 @@ TEXT = [1, 2, 3, 4, 5, 1, 2, 3, 9, 8, 1, 2]        # the root is the last 2
 CHANCES = {(3,): 0.5, (7,): 0.3, (3, 4): 0.4, (3, 6): 0.3, (7, 8): 0.9}
 
 
-def said_by_text(path: tuple[int, ...], run: int = 0) -> dict[int, float]:
-    return {one.token: one.probability for one in knowing(TEXT).known().after(path, run)[0]}
+def text_probabilities(path: tuple[int, ...], run: int = 0) -> dict[int, float]:
+    return {one.token: one.probability for one in text_memory(TEXT).known().after(path, run)[0]}
 
 
 def test_probabilities_of_drafter_and_text_are_mixed_beside_drafted_nodes():
-    text = knowing(TEXT)
+    text = text_memory(TEXT)
     tree = RankedProposer(text, Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
     found, run = paths(tree), text.known().run
-    # Below the root the longest context is "1 2", which was followed by 3; rows have no say.
+    # Below the root the longest context is "1 2", which was followed by 3; rows have no weight.
     drafter = 1 - TRUST[2] - 0.05
     weight = TRUST[2] / (TRUST[2] + drafter)
-    assert found[3,] == pytest.approx((1 - weight) * 0.5 + weight * said_by_text((), run)[3])
+    assert found[3,] == pytest.approx((1 - weight) * 0.5 + weight * text_probabilities((), run)[3])
     assert found[7,] == pytest.approx((1 - weight) * 0.3)
-    # Below a leaf and below a remembered node the text speaks alone: "1 2 3 9" was followed by 8.
-    assert found[3, 9, 8] == pytest.approx(found[3, 9] * said_by_text((3, 9), run + 2)[8])
-    assert found[7, 8, 1] == pytest.approx(found[7, 8] * said_by_text((7, 8))[1])
+    # Below a leaf and below a remembered node only the text predicts: "1 2 3 9" was followed by 8.
+    assert found[3, 9, 8] == pytest.approx(found[3, 9] * text_probabilities((3, 9), run + 2)[8])
+    assert found[7, 8, 1] == pytest.approx(found[7, 8] * text_probabilities((7, 8))[1])
     bits = dict(zip(found, tree.origin.tolist()[1:], strict=True))
     match = dict(zip(found, tree.match.tolist()[1:], strict=True))
     assert bits[3,] == DRAFT | RETRIEVED and bits[7,] == DRAFT and bits[3, 9] == RETRIEVED
@@ -82,7 +82,7 @@ def test_probabilities_of_drafter_and_text_are_mixed_beside_drafted_nodes():
 
 
 def test_a_smaller_tree_is_the_most_probable_part_of_a_larger_one():
-    ranked = RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2)))
+    ranked = RankedProposer(text_memory(TEXT), Fixed(drafted(CHANCES, 2)))
     whole = paths(ranked.propose(Ask(2, 40, 0)))
     for budget in range(2, 12):
         part = paths(ranked.propose(Ask(2, budget, 0)))
@@ -90,17 +90,17 @@ def test_a_smaller_tree_is_the_most_probable_part_of_a_larger_one():
         assert min(part.values()) >= max(p for path, p in whole.items() if path not in part)
 
 
-def test_rows_have_a_say_beside_drafted_nodes_only():
+def test_rows_have_weight_beside_drafted_nodes_only():
     parts = toy_parts()
     rows = parts.rows()
     rows.matrix.update(torch.arange(VOCAB), torch.full((VOCAB, 8), 40, dtype=torch.int32) + torch.arange(8).int())
-    found = paths(RankedProposer(knowing(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
+    found = paths(RankedProposer(text_memory(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
     for rank, probability in enumerate(ROW):
         assert found[40 + rank,] == pytest.approx(0.05 * probability)
     assert not any(path[-1] >= 40 for path in found if path[:-1] not in {(), (3,), (7,)})
 
 
-def test_weights_follow_who_gave_the_tokens_that_came():
+def test_weights_follow_the_experts_that_predicted_the_tokens():
     weights, said = ExpertWeights(), NodePredictions(2, True, {5: (0.9, 0.1, 0.0), 6: (0.0, 0.5, 0.5)})
     tree = ProposalTree.chain(torch.tensor([4, 5]))
     before = weights.weights_for(said)
@@ -113,7 +113,7 @@ def test_weights_follow_who_gave_the_tokens_that_came():
                                               (FADE * FIRST * before[1] + 1 - share) / whole,
                                               FADE * FIRST * before[2] / whole])
     learnt, another = weights.state(), ProposalTree.chain(torch.tensor([4]))
-    for seen, token in ((another, 5), (tree, 9)):       # another tree, and a token that nobody had
+    for seen, token in ((another, 5), (tree, 9)):       # another tree, and a token that none predicted
         weights.expect(tree, [said, None])
         weights.observe(Observation(seen, torch.arange(1), token))
         assert weights.state() == learnt

@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster of two nodes, both on this machine: what dies is measured elsewhere, every row once."""
+"""Sweeps on a Ray cluster of two nodes on this machine: jobs of lost nodes move to others, every row comes once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def alone(config, tmp_path_factory) -> list[Result]:
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes of one CPU each, behind a head without: of two threads, one waits for a core at every product."""
+    """Two nodes of one CPU each, and a head without: a second thread would wait for the core at every product."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": 2 ** 27, "include_dashboard": False}
-    # A lost node is noticed within seconds: by Ray's own choice, it takes most of a minute.
+    # A lost node is noticed within seconds; with Ray's defaults it takes most of a minute.
     noticed = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 5000,
                "health_check_failure_threshold": 5}
     made = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0, "_system_config": noticed})
@@ -57,7 +57,7 @@ def jobs_of(config) -> list[Job]:
 
 
 def rows_despite(crew, config, accident) -> tuple[list[Result], int]:
-    """(all rows, workers started); the accident happens once, to the worker that has sent the first row."""
+    """Returns (all rows, workers started); the accident happens once, to the worker that sends the first row."""
     import ray
 
     start, events, about = crew.start, crew.events, {}
@@ -92,8 +92,8 @@ def test_a_target_that_no_worker_can_open_is_named_once(cluster, config):
 
 
 @pytest.mark.slow
-def test_what_a_lost_node_had_is_measured_on_another(cluster, config, alone):
-    cluster.add_node(num_cpus=1, object_store_memory=2 ** 27)       # on which to go on
+def test_jobs_of_a_lost_node_are_measured_on_another(cluster, config, alone):
+    cluster.add_node(num_cpus=1, object_store_memory=2 ** 27)       # a spare node
     nodes = {node.node_id: node for node in cluster.worker_nodes}
     with actors(cluster.address, config, 2) as crew:
         assert crew.share == NodeShare(0, 1)
@@ -118,7 +118,7 @@ def test_the_command_runs_on_a_cluster_of_its_own(config, alone, tmp_path, capsy
 
 
 class Doomed:
-    """A crew whose workers open the target, or do not, and then die of every job."""
+    """A crew whose workers open the target or die of it, and die of every job."""
 
     workers = 2
 
@@ -171,18 +171,18 @@ def test_workers_share_a_cluster_fairly(nodes, workers, device, share, count):
     assert NodeShare.fair(nodes, workers, device) == (share, count) and share.fits(nodes) >= count
 
 
-@pytest.mark.parametrize("nodes, workers, device, said", [
+@pytest.mark.parametrize("nodes, workers, device, message", [
     ([GPUS], 5, None, "5 workers were asked for .* room for 4"), ([SMALL], 5, None, "room for 4"),
     ([SMALL], 1, "cuda", "no node of the Ray cluster has a GPU"), ([], None, None, "room for 0")])
-def test_a_cluster_that_is_too_small_says_for_how_many_it_has_room(nodes, workers, device, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_cluster_that_is_too_small_is_refused_with_the_number_of_workers_that_fit(nodes, workers, device, message):
+    with pytest.raises(ValueError, match=message):
         NodeShare.fair(nodes, workers, device)
 
 
-@pytest.mark.parametrize("address, said", [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"),
+@pytest.mark.parametrize("address, message", [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"),
                                            ("127.0.0.1:x", "cannot be reached")])
-def test_an_address_that_cannot_be_used_says_what_can(config, address, said, tmp_path):
-    with pytest.raises(ValueError, match=said):
+def test_an_unusable_ray_address_is_refused_with_the_reason(config, address, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         sweep(config, tmp_path / "never", ray=address)
     assert not (tmp_path / "never").exists()
 

@@ -51,7 +51,7 @@ def test_first_command_edits_the_file_that_it_reads():
 
 
 def test_embedded_pair_is_exact_and_accepts_drafted_and_retrieved_tokens():
-    """On this repository's own source: the training corpus has never seen it."""
+    """Uses this repository's own source, which the training corpus does not contain."""
     torch.set_num_threads(1)
     source = (Path(__file__).parents[1] / "yarn_drafters/layouts.py").read_text()[:4000]
     grafted = longgraft.generate(source, method="graft", budget=60, max_new_tokens=32)

@@ -1,4 +1,4 @@
-"""Claims about on-policy training chats: sampling in batches, and the files of `longgraft train regenerate`."""
+"""On-policy training chats: sampling in batches, and the files of `longgraft train regenerate`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def worker(folder, model, sampling=SAMPLING, excluded=()) -> Regenerator:
 
 
 def sampled(model, turns: list[Turn], ends, batch=64) -> list[SampledTurn]:
-    """What was sampled for each of these turns, which are given as they are asked for."""
+    """Returns what was sampled for each turn; the turns are handed out on demand."""
     left = iter(turns)
     found = dict(sample(model, lambda count: islice(left, count), ends, batch))
     assert len(found) == len(turns)
@@ -54,11 +54,11 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3], [11], [30, 31, 32, 33]]
 
 
 @pytest.mark.parametrize("layers", [["full_attention"] * 4, ["sliding_attention", "full_attention"] * 2])
-def test_greedy_rows_of_a_batch_are_transformers_own_answers(layers, folder):
-    """Also where rows end early, leave the cache, and others begin in their places."""
+def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(layers, folder):
+    """Includes rows that end early and leave their place in the cache to others."""
     config = AutoConfig.from_pretrained(folder)
     config.use_sliding_window, config.sliding_window, config.layer_types = True, 6, layers
-    config.initializer_range, config.tie_word_embeddings = 0.3, False       # answers that depend on all that is seen
+    config.initializer_range, config.tie_word_embeddings = 0.3, False       # answers depend on the whole context
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.set_attn_implementation("sdpa")
@@ -111,7 +111,7 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tm
 
 
 def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> None:
-    """A prompt that holds one of these texts gets its answer; every other one "Fine."."""
+    """Answers a prompt that contains one of these texts with its answer, every other one with "Fine."."""
     def sampled(model, more, ends, batch):
         while turns := list(more(batch)):
             for turn in turns:

@@ -1,4 +1,4 @@
-"""Drafts sampled independently of the target: answers have exactly the target's law, counted against enumeration."""
+"""Drafts sampled independently of the target: answers follow exactly the target's distribution, by enumeration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAWS = [Sampled(seed=3), Sampled(0.7, top_k=4, seed=4), Sampled(1.4, top_p=0.8, 
 
 
 def tables(vocab: int, length: int, seed: int) -> list[torch.Tensor]:
-    """Logits after each past: per depth [V] * depth + [V]."""
+    """Returns the logits after each past, of shape [V] * (depth + 1) for each depth."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn((vocab,) * (depth + 1), generator=generator) * 1.5 for depth in range(length)]
 
@@ -37,16 +37,16 @@ def warped(rule: Sampled, tables: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def after(table: torch.Tensor, past: list[torch.Tensor]) -> torch.Tensor:
-    """[B, V] logits after pasts of B tokens each."""
+    """Returns [B, V] logits after B pasts, which are given as one column per position."""
     return table[tuple(past)] if past else table.expand(MANY, -1)
 
 
 def counted(rule: Sampled, vocab: int, drafted: int, settle) -> tuple[Counter, list[int]]:
-    """How often each text of three tokens was said by a step of `drafted` tokens, and by another where it ended
-    early; and how many drafted tokens the first step accepted, each sample at positions of its own."""
+    """Decodes texts of three tokens in steps of `drafted` drafted tokens, each text at its own positions; returns how
+    often each text came, and how many drafted tokens the first step of each accepted."""
     length = 3
     target, small = (warped(rule, tables(vocab, length, seed)) for seed in (1, 2))
-    noise = Sampled(seed=rule.seed).apart(DRAFTED)      # the same draws of what is warped already
+    noise = Sampled(seed=rule.seed).apart(DRAFTED)      # draws from logits that are warped already
     start = torch.arange(MANY) * length
     said, full = [torch.full((MANY,), -1) for _ in range(length)], torch.zeros(MANY, dtype=torch.int64)
     first: list[int] = []
@@ -74,15 +74,15 @@ def counted(rule: Sampled, vocab: int, drafted: int, settle) -> tuple[Counter, l
 
 
 def chances(rule: Sampled, vocab: int) -> dict[tuple[int, ...], float]:
-    """The target's law of whole texts, by enumeration."""
+    """Returns the target's probability of every whole text, by enumeration."""
     a, b, c = (table.double().softmax(-1) for table in warped(rule, tables(vocab, 3, 1)))
     joint = (a[:, None, None] * b[:, :, None] * c).flatten().tolist()
     return dict(zip(itertools.product(range(vocab), repeat=3), joint, strict=True))
 
 
-def unlikely(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
-    """The probability of counts at least as far from the law (Pearson's chi-square); 0 where something impossible was
-    said.  Texts too rare to be judged alone are judged together."""
+def p_value(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
+    """Returns the p-value of the counts under this law (Pearson's chi-square), and 0 if an impossible text came.  Texts
+    that are too rare for a cell of their own share one."""
     if any(not law[text] for text in counts):
         return 0.0
     total, cells, rare = sum(counts.values()), list[tuple[float, int]](), [0.0, 0]
@@ -98,13 +98,13 @@ def unlikely(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
 
 @pytest.mark.parametrize("rule", LAWS, ids=str)
 @pytest.mark.parametrize("vocab, drafted", [(5, 2), (8, 1)])
-def test_what_is_said_has_the_targets_law(rule, vocab, drafted):
+def test_decoded_texts_follow_the_target_s_distribution(rule, vocab, drafted):
     counts, _ = counted(rule, vocab, drafted, Rejection(rule).settle)
     assert sum(counts.values()) == MANY
-    assert unlikely(counts, chances(rule, vocab)) > SIGNIFICANT
+    assert p_value(counts, chances(rule, vocab)) > SIGNIFICANT
 
 
-def test_drafted_tokens_are_accepted_as_often_as_the_laws_overlap():
+def test_drafted_tokens_are_accepted_as_often_as_the_distributions_overlap():
     rule = Sampled(seed=8)
     _, first = counted(rule, 6, 2, Rejection(rule).settle)
     p, q = (tables(6, 1, seed)[0].double().softmax(-1) for seed in (1, 2))
@@ -121,7 +121,7 @@ def test_streams_of_noise_differ_from_one_another_and_between_seeds():
     assert torch.equal(rule.apart(2).keys(positions), Sampled(seed=11).apart(2).keys(positions))
 
 
-def test_laws_that_are_one_accept_everything_and_never_say_what_cannot_be_said():
+def test_equal_distributions_accept_every_draft_and_only_possible_tokens():
     rule = Sampled(top_k=2, seed=1)
     logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
     p = rule.warp(logits).softmax(-1)
@@ -135,7 +135,7 @@ def test_laws_that_are_one_accept_everything_and_never_say_what_cannot_be_said()
 
 
 def tiny(seed: int, layers: int) -> Target:
-    """Of 12 tokens."""
+    """Returns a target with 12 tokens."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(vocab_size=12, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
                                       num_attention_heads=2, max_position_embeddings=64)
@@ -146,8 +146,8 @@ def tiny(seed: int, layers: int) -> Target:
 
 
 @torch.inference_mode()
-def test_whole_answers_have_the_targets_law():
-    """Two tokens behind the one that the prefill draws, at top-k 2: the first step's draft and what follows it."""
+def test_whole_answers_follow_the_target_s_distribution():
+    """Draws three tokens at top-k 2: one by the prefill, then the first step's draft and the token after it."""
     target, small, prompt, many = tiny(1, 1), tiny(2, 1), [3, 1, 4, 1, 5], 200
     parts = toy_parts()
     parts = type(parts)(target, {SMALL.name: small}, choices=SpsChoices(), clock=Clock())
@@ -166,5 +166,5 @@ def test_whole_answers_have_the_targets_law():
         for b in law([a]).nonzero().flatten().tolist():
             for c in law([a, b]).nonzero().flatten().tolist():
                 expected[a, b, c] = float(law([])[a] * law([a])[b] * law([a, b])[c])
-    assert unlikely(counts, expected) > SIGNIFICANT
+    assert p_value(counts, expected) > SIGNIFICANT
     assert len(counts) == 8

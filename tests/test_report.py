@@ -1,4 +1,4 @@
-"""Tables, plots, comparison and projection of rows that are made by hand, so that every figure can be checked."""
+"""Tables, plots, comparisons and projections of rows made by hand, so that every figure can be checked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def cell(rows, method, bucket):
 
 
 def written(folder, name="summary.csv", rows=()) -> list[dict[str, str]]:
-    """The lines of a table of a folder with these rows, or with those that it has."""
+    """Writes the report of a folder, with these rows if there are any, and returns the lines of one table."""
     if rows:
         (folder / "per_prompt.jsonl").write_text("".join(as_json(r) + "\n" for r in rows))
     write(folder)
@@ -79,7 +79,7 @@ def test_speedups_are_paired_by_prompt_and_repeat():
         "lcc": 2, "qmsum": 1, "all": 3}
 
 
-def test_a_prompt_on_which_a_method_stood_still_counts():
+def test_a_prompt_with_a_speed_of_zero_counts():
     rows = [row(prompt=p) for p in "ab"] + [row("graft", 30, (2, 4)),
                                             row("graft", 0, (2, 4), prompt="b", decode_seconds=0.0)]
     found = cell(rows, "graft", 4096)
@@ -87,8 +87,8 @@ def test_a_prompt_on_which_a_method_stood_still_counts():
     assert "x 0.500," in lines([rows[2], replace(rows[3], decode_tokens_per_second=30.0)], rows[2:])[-1]
 
 
-def test_every_table_stands_with_the_answers_that_loop_counted_and_without_them(folder):
-    """Of both suites, and of lossy methods; so do the lines of summary.csv."""
+def test_every_table_is_shown_with_and_without_answers_that_loop(folder):
+    """Checks tables of both suites, of lossy methods, and the lines of summary.csv."""
     rows = [made for suite in ("lcc", "qmsum") for made in (
         row(suite=suite), row("graft", 30, (2, 4), suite=suite),
         row("other", 90, (9, 9), suite=suite, promise="lossy"),
@@ -142,7 +142,7 @@ def test_summary_counts_rows_that_other_programs_or_a_slower_machine_disturbed()
     assert "other programs" not in summary(run(ROWS))       # nothing was recorded
 
 
-def test_the_first_table_is_speed_against_plain_decoding_with_what_is_behind_it():
+def test_the_first_table_of_the_details_shows_speed_against_plain_decoding_and_shares_of_steps():
     rows = [row(rate=10, prompt=p, repeat=n) for p in "abc" for n in range(3)]
     rows += [row("graft", 10 * ratio, accepted, prompt=p, repeat=n, kinds=kinds, tokens_per_step=1 + sum(accepted) / 2)
              for p, ratios, accepted, kinds in (("a", (0.5, 0.9, 9), (1, 1), {"plain": 2}),
@@ -159,7 +159,7 @@ def test_the_first_table_is_speed_against_plain_decoding_with_what_is_behind_it(
     assert "### Speed against plain decoding" not in summary(run([row("graft", 30, (2, 4))]))
 
 
-@pytest.mark.parametrize(("dtype", "checks", "said"), [
+@pytest.mark.parametrize(("dtype", "checks", "message"), [
     ("float32", [(96, None, None), (64, None, None)], "exact: identical (2/2, all 64 to 96 tokens)"),
     ("bfloat16", [(96, None, None)], "greedy-bf16: identical (1/1, all 96 tokens)"),
     ("float32", [(8, None, None), (96, None, None)], "exact: identical (2/2, the first 8 of up to 96 tokens)"),
@@ -168,17 +168,17 @@ def test_the_first_table_is_speed_against_plain_decoding_with_what_is_behind_it(
     ("float32", [(96, 3, 0.02)], "none: 1/1 differ, margins below 0.1 or one step of float32"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, 0.5)], "none: 2/2 differ, margin up to 0.50"),
     ("bfloat16", [(96, 3, 0.02), (96, 3, None)], "none: 2/2 differ")])
-def test_losslessness_has_the_names_of_its_levels_and_a_margin_only_of_greedy_draws(dtype, checks, said):
+def test_losslessness_names_its_level_and_the_margins_of_greedy_draws_only(dtype, checks, message):
     lengths = (96, 64) if checks[-1][0] == 64 else (96,) * len(checks)
     found = replace(cell(ROWS, "graft", 4096), checks=tuple(Check(*check) for check in checks), lengths=lengths)
-    assert lossless_level([found], dtype) == said
+    assert lossless_level([found], dtype) == message
 
 
 def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
     ended = [*ROWS[:6], row(rate=0, accepted=(), prompt="c"), row("graft", 0, (), prompt="c")]
     assert cell(ended, "graft", 4096) == cell(ROWS, "graft", 4096)
     assert cell(ended[-2:], "graft", 4096).prompts == 0 and cell(ended[-2:], "graft", 4096).failures == 0
-    # Where plain decoding went on, it is a divergence.
+    # It is a divergence if plain decoding went on.
     parted = [row("graft", 0, (), prompt="c", repeat=n, lossless=Check(8, 1)) for n in (0, 1)]
     assert lossless_level([cell([*ROWS[:6], *parted], "graft", 4096)], "float32") == "none: 1/3 differ"
 
@@ -195,7 +195,7 @@ def test_a_mean_speedup_is_over_the_same_columns_for_all_methods():
     assert line_of(summary(run(without)).split("decoding speed")[-1], "| graft").endswith("| 1.75 |")
 
 
-def test_what_was_asked_for_and_not_measured_is_named():
+def test_requested_prompts_that_were_not_measured_are_named():
     asked = CONFIG | {"suites": ["lcc", "qmsum"], "lengths": [4096, 8192, 65536], "modes": ["replay", "greedy"]}
     text = summary(run(ROWS, config=asked))
     assert "No prompt measured: 4K (qmsum), 8K (qmsum), 64K (lcc, qmsum)." in text.split("## Mode: greedy")[0]
@@ -212,7 +212,7 @@ def test_acceptance_by_depth_is_conditional():
 JUDGED = dict(by_probability={"0.1": (100, 15.0, 20), "0.9": (40, 38.0, 30)}, by_match={"2": (8, 2.0, 4)})
 
 
-def test_what_was_expected_of_nodes_stands_beside_what_was_accepted_in_one_repeat_of_each():
+def test_expected_acceptance_is_shown_beside_the_accepted_nodes_of_one_repeat():
     rows = [row("graft", 1, prompt=p, repeat=n, **JUDGED) for p in "ab" for n in range(2)]
     rows.append(row("graft", 1, prompt="c", by_probability={"0.0": (1, 0.05, 0)}, by_match={"17+": (1200, 600, 900)}))
     assert judged(rows, "probability") == {"0.0": (1, 0.05, 0), "0.1": (200, 30.0, 40), "0.9": (80, 76.0, 60)}
@@ -221,8 +221,8 @@ def test_what_was_expected_of_nodes_stands_beside_what_was_accepted_in_one_repea
     assert "length of their match" not in summary(run(ROWS))
 
 
-def test_the_bootstrap_is_of_samples_as_large_as_the_values_and_of_its_level():
-    # Means of eight draws of 0 or 1 are binomial: below 1/8 and above 7/8 lie 0.4 % each, up to them 3.5 %.
+def test_the_bootstrap_draws_samples_as_large_as_the_values_and_follows_its_level():
+    # Means of eight draws of 0 or 1 are binomial: 0.4 % lie below 1/8 and above 7/8 each, 3.5 % up to them.
     coins = [0.0] * 4 + [1.0] * 4
     assert bootstrap(coins) == (0.5, 1 / 8, 7 / 8)
     assert bootstrap(coins, level=0.9) == (0.5, 2 / 8, 6 / 8) and bootstrap(coins, level=0.999) == (0.5, 0.0, 1.0)
@@ -242,20 +242,20 @@ def test_mat_is_given_over_prompts_and_over_steps(folder):
 
 # Losslessness -------------------------------------------------------------------------------------------------------
 
-def test_drawn_answers_are_compared_by_their_ids_and_not_by_what_was_noted():
+def test_drawn_answers_are_compared_by_their_ids_and_not_by_the_recorded_check():
     plain = row(mode="sampled", token_ids=[1, 2, 3, 4])
     same, other = (row("graft", mode="sampled", token_ids=[1, 2, last, 4], lossless=None) for last in (3, 9))
     assert cell([plain, same], "graft", 4096).checks == (Check(4),)
     assert cell([plain, other], "graft", 4096).checks == (Check(4, 2),)
-    # A margin that was measured where the ids part is kept; one of elsewhere is not.
+    # A margin is kept only if it was measured where the ids part.
     for noted, expected in ((Check(4, 2, 0.1, 17.0), Check(4, 2, 0.1, 17.0)), (Check(4, 1, 0.1), Check(4, 2))):
         assert cell([plain, replace(other, lossless=noted)], "graft", 4096).checks == (expected,)
-    # Of a replay, whose ids are given, what was drawn beside it counts.
+    # The ids of a replay are given, so the draws beside it count.
     given = row("graft", token_ids=[7, 7], lossless=Check(32, 5))
     assert cell([row(), given], "graft", 4096).checks == (Check(32, 5),)
 
 
-def test_answers_are_compared_as_far_as_both_were_asked_for():
+def test_answers_are_compared_up_to_the_shorter_limit():
     plain = row(mode="sampled", token_ids=[1, 2, 3, 4, 5, 6], limit=6)
     short = row("graft", mode="sampled", token_ids=[1, 2, 3, 4], limit=4)
     assert cell([plain, short], "graft", 4096).checks == (Check(4),)
@@ -287,20 +287,20 @@ def test_lossy_methods_are_kept_out_of_lossless_tables():
     assert "differs from token" not in text and cell([row(mode="sampled"), typical], "typical", 4096).checks == ()
 
 
-def test_a_lossy_method_is_lossy_also_where_nothing_of_it_but_failures_is_there():
+def test_a_lossy_method_stays_lossy_where_all_its_rows_are_failures():
     rows = [row(), row(bucket=8192), row("typical", 90, (9, 9), promise="lossy"), failure("typical", 8192),
             row(loop=True, prompt="b"), row("graft", loop=True, prompt="b"), row("graft", 30, (2, 4))]
     assert cell(rows, "typical", 8192).promise == "lossy"
     text = summary(run(rows))
     lossless = text.split("LOSSY methods")[0]
     assert "| typical |" not in lossless and "| graft |" in lossless
-    failed = [row(), replace(failure("typical"), promise="lossy")]      # no row of it that is none
+    failed = [row(), replace(failure("typical"), promise="lossy")]      # all its rows are failures
     assert cell(failed, "typical", 4096).promise == "lossy"
     assert "| typical | lossy: not compared | 0 | 0 | 1 |" in summary(run(failed))
     assert "| graft |" in text.split("MAT, without answers that loop")[1].split("###")[0]      # not the lossy one
 
 
-def test_methods_stand_beside_one_another_with_what_guessing_cost_them():
+def test_the_field_compares_methods_and_the_costs_of_their_drafts():
     more = dict(forwards={"draft": 6, "own": 2}, decode_seconds=3.0)
     rows = [row(), row(prompt="b"), row("slow", 8, (2, 4), **more), row("slow", 4, (2, 4), prompt="b", **more),
             row("graft", 30, (2, 4), decode_seconds=2.0, promise="distribution"),
@@ -317,8 +317,8 @@ def test_methods_stand_beside_one_another_with_what_guessing_cost_them():
 
 
 @pytest.mark.parametrize("mode", ["greedy", "replay"])
-def test_a_method_that_promises_the_law_alone_says_the_same_tokens_where_it_is_greedy(mode):
-    """A replay is checked by a draw beside it, which is greedy where it has a margin."""
+def test_a_method_that_promises_the_distribution_must_give_the_same_greedy_tokens(mode):
+    """A replay is checked by a draw beside it, which is greedy if it has a margin."""
     other = row("rejection", 30, (2, 4), promise="distribution", token_ids=[3, 4], mode=mode,
                 lossless=Check(2, 0, 0.7))
     text = summary(run([row(mode=mode), other]))
@@ -331,7 +331,7 @@ def test_a_method_that_promises_the_law_alone_says_the_same_tokens_where_it_is_g
     assert "differs from token" not in summary(run([row(mode=mode), lossy]))
 
 
-def test_a_difference_that_is_allowed_hides_none_that_is_not():
+def test_an_allowed_difference_does_not_hide_a_forbidden_one():
     """Beside a replay, draws may differ and greedy answers, which have a margin, may not."""
     drawn, greedy = Check(2, 0), Check(2, 0, 0.7)
     of_one = replace(cell(ROWS, "graft", 4096), promise="distribution", mode="replay")
@@ -362,7 +362,7 @@ def test_a_folder_gets_its_tables_and_figures(folder):
         draw(Run.read(folder), suffix=".gif")
 
 
-def test_steps_hold_the_time_to_the_first_token_memory_and_what_one_repeat_accepted(folder):
+def test_steps_hold_the_time_to_the_first_token_memory_and_the_accepted_tokens_of_one_repeat(folder):
     for device, memory in (("CPU", ""), ("NVIDIA H100", "1024")):
         (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"device": device}))
         found = next(line for line in written(folder, "steps.csv") if line["method"] == "graft")
@@ -371,30 +371,30 @@ def test_steps_hold_the_time_to_the_first_token_memory_and_what_one_repeat_accep
         assert float(found["verify_ms"]) == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize(("rows", "labels", "said"), [
+@pytest.mark.parametrize(("rows", "labels", "message"), [
     ([], {}, "no rows to draw"),
     (ROWS[-1:], {}, r"All rows \(1\) are failures\. The first: RuntimeError: out of memory"),
     ([row(accepted=())], {}, r"of the rows \(1\), 0 are failures and the others ended at once"),
     (ROWS, {"ar": "plain", "grfat": "ours"}, r"No row is of grfat\. There are: ar, graft\."),
     (ROWS[-2:], {"graft": "ours"}, r"All rows of graft \(1\) are failures")])
-def test_what_cannot_be_drawn_is_said(rows, labels, said):
-    with pytest.raises(ValueError, match=said):
+def test_plots_without_usable_rows_are_refused_with_the_reason(rows, labels, message):
+    with pytest.raises(ValueError, match=message):
         draw(run(rows), labels)
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [
+@pytest.mark.parametrize(("name", "text", "message"), [
     ("environment", "[]", "one JSON object is needed; found list"), ("environment", "{}", "has no 'target'"),
     ("environment", json.dumps(ENVIRONMENT | {"device": 3}), "'device' is 3, which is of the wrong kind"),
     ("environment", json.dumps(ENVIRONMENT | {"threads": True}), "'threads' is true, which is of the wrong kind"),
     ("config", "{", "not JSON"), ("config", json.dumps(CONFIG | {"seed": "0"}), '\'seed\' is "0"'),
     ("config", None, "No such")])
-def test_what_lies_beside_the_rows_must_have_its_shape(folder, name, text, said):
+def test_files_beside_the_rows_must_have_the_expected_fields(folder, name, text, message):
     path = folder / f"{name}.json"
     if text is None:
         path.unlink()
     else:
         path.write_text(text)
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         write(folder)
     assert f"{name}.json" in str(error.value)
 
@@ -431,7 +431,7 @@ def test_a_comparison_pools_repeats_and_keeps_suites_and_lengths_apart():
     assert found[1].endswith("MAT -; 1 prompt")
 
 
-def test_runs_without_a_row_in_common_are_no_agreement():
+def test_comparing_runs_without_a_common_row_is_refused():
     with pytest.raises(ValueError, match=r"no measured row in common(?s:.)*suites lcc; lengths 4K, 8K; methods ar, "
                                          r"graft; modes replay; 1 of 8 rows failed\.\n.*suites qmsum; lengths whole;"):
         lines(ROWS, [row(suite="qmsum", bucket=0)])
@@ -441,9 +441,9 @@ PASSES = {4096: {1: 0.010, 60: 0.012}}
 COSTS = Costs({"model": "X", "device": "Y"}, "made up", PASSES, {4096: {10: 0.001}}, {4096: {1: 0.002}}, 0.003)
 
 
-def test_a_projection_is_equation_one_and_says_that_it_is_one():
+def test_a_projection_follows_equation_one_and_says_that_it_is_a_projection():
     rows = [row(), row("eagle3", 1, (3, 3), stages={"none": 2}), row("graft", 1, (3, 3), stages={"d0": 1, "d5": 1})]
-    text = table([*rows, *(row(name) for name in PEERS)], COSTS, {})        # of whose costs nothing is known
+    text = table([*rows, *(row(name) for name in PEERS)], COSTS, {})        # their costs are unknown
     assert not any(f"| {name} |" in text for name in PEERS)
     assert text.startswith("# PROJECTION to model X, device Y: not a measurement") and "costs from: made up" in text
     assert f"| eagle3 | {4 * 10 / (2 + 8 + 12 + 3):.2f} " in text

@@ -1,4 +1,4 @@
-"""What is read of a repository: what git would look at, what people wrote, and nothing that is secret."""
+"""Reading a repository: files that people wrote and git does not ignore are read, and secrets never."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def paths(root: Path, near: str = "near.py") -> list[str]:
     return list(Repository(root.resolve()).sources(near)[0])
 
 
-def test_ignore_files_hold_below_their_folder_and_the_last_word_counts(tmp_path):
+def test_ignore_files_apply_below_their_folder_and_the_last_rule_counts(tmp_path):
     names = ("a.py", "skipped.py", "kept.py", "pkg/a.py", "pkg/skipped.py", "pkg/kept.py", "pkg/local.py", "out/x.py",
              "pkg/out/x.py", "only/here.py", "pkg/only/here.py", "local.py")
     plant(tmp_path, **dict.fromkeys(names, "x = 1\n"),
@@ -62,7 +62,7 @@ def test_a_changed_ignore_file_counts_at_once(tmp_path):
         assert list(found.sources("near.py")[0]) == left
 
 
-def test_others_work_and_what_was_built_is_left_out(tmp_path):
+def test_vendored_and_built_files_are_left_out(tmp_path):
     left = ("node_modules/x.py", "a/vendor/x.py", ".venv/x.py", "any/lib/x.py", "other/x.py", "build/x.py",
             "x.egg-info/x.py")
     kept = ("src/build/x.py", "built/build/x.py", "dist/x.py")
@@ -78,13 +78,13 @@ def test_others_work_and_what_was_built_is_left_out(tmp_path):
     ("a_pb2.py", "x = 1\n", "generated"), ("a.py", "x = '" + "a" * 6000 + "'\n", "generated"),
     ("a.py", "x = 1\0\n", "binary"), ("a.py", "x = 1\n" * (LARGEST // 6 + 1), f"larger than {LARGEST // 1024} KiB"),
     ("a.js", "x = 1\n", "in other languages")])
-def test_what_people_did_not_write_is_left_out_and_counted(tmp_path, name, text, why):
+def test_files_that_people_did_not_write_are_left_out_and_counted(tmp_path, name, text, why):
     plant(tmp_path, **{name: text, "b.py": "MARK = '@generated'\n" + "x = 1\n"})
     found, left_out = Repository(tmp_path.resolve()).sources("near.py")
     assert list(found) == ["b.py"] and left_out.counts == {why: 1}
 
 
-# For each pattern of a file's or a folder's name a path that it alone finds.
+# One path for each pattern of a file's or a folder's name, which only that pattern finds.
 NAMED = (
     ".env.local", "prod.env", "server.pem", "Server.KEY", "x.p12", "x.pfx", "x.p8", "x.jks", "x.keystore", "x.ppk",
     "x.gpg", "vault.kdbx", "vault.kdb", "x.ovpn", "prod.tfvars", "prod.tfvars.json", "terraform.tfstate.backup",
@@ -114,12 +114,12 @@ def test_settings_with_the_name_of_secrets_are_secrets(name):
 @pytest.mark.parametrize("name", ["secrets.py", "env.py", "keys.py", "token.go", "environment.ts", "monkey.py",
                                   "a/tokens.rs", "tokens/span.py",
                                   "credentials/store.py"])
-def test_code_about_secrets_is_code(name):
+def test_code_about_secrets_is_no_secret(name):
     assert not secret_path(name)
 
 
-# For each pattern of a secret's text: how it begins, and how many characters must follow at least.  In two parts, so
-# that no secret stands in this file.
+# For each pattern of a secret's text: its beginning, and the fewest characters after it.  They are separate so that
+# this file holds no secret.
 MARKED = (("AKIA", 16), ("ASIA", 16), ("ghp_", 36), ("gho_", 36), ("ghu_", 36), ("ghs_", 36), ("ghr_", 36),
           ("github_pat_", 50), ("glpat-", 20), ("xoxb-", 20), ("AIza", 35), ("sk-", 32), ("sk_live_", 20),
           ("rk_live_", 20), ("hf_", 34), ("npm_", 36), ("pypi-AgE", 40), ("SG." + "a" * 22 + ".", 43),
@@ -140,12 +140,12 @@ def test_secrets_are_found_by_what_is_in_them(text):
 
 
 def test_each_pattern_of_a_text_has_a_sample():
-    """The private keys' is the one more."""
+    """Private keys have the one pattern that MARKED has no sample of."""
     assert len(MARKED) + 1 == len(_CONTENTS)
 
 
-def test_text_that_always_seems_to_become_a_secret_is_read_through_once():
-    """Not once more from each place where one may begin: of the largest file, this would take a minute and a half."""
+def test_text_with_many_beginnings_of_secrets_is_scanned_once():
+    """Scanning again from each possible beginning would take a minute and a half for the largest file."""
     assert not secret_text("eyJ-" * 32_000)
     short, long = (min(timeit.repeat(partial(secret_text, "eyJ-" * count), number=1, repeat=2))
                    for count in (8000, 32_000))
@@ -172,7 +172,7 @@ def test_no_secret_is_opened_or_reached_by_a_link(tmp_path, monkeypatch):
     assert left_out.secrets == (".env", "conf/credentials.py", "key.py") and left_out.counts == {"links": 4}
 
 
-def test_a_name_that_no_line_can_hold_is_not_shown(tmp_path):
+def test_a_name_that_cannot_be_printed_is_not_shown(tmp_path):
     for name in (b"a.py", b"b\n.py", b"c\xff.py"):
         (tmp_path / os.fsdecode(name)).write_text("x = 1\n")
     found, left_out = Repository(tmp_path.resolve()).sources("near.py")
@@ -191,12 +191,12 @@ def test_a_file_is_read_again_only_when_it_changed(tmp_path):
                                                                                                    "c.py"]
     (tmp_path / "a.py").unlink()
     assert list(found.sources("near.py")[0]) == ["b.py", "c.py"]
-    (tmp_path / "a.py").write_text("latest = 2\n")      # as long, and as old
+    (tmp_path / "a.py").write_text("latest = 2\n")      # of the same size and time
     os.utime(tmp_path / "a.py", (1, 1))
     assert "latest" in found.sources("near.py")[0]["a.py"].names
 
 
-def test_a_file_that_became_a_secret_since_shows_nothing(tmp_path):
+def test_a_file_that_became_a_secret_is_not_shown(tmp_path):
     plant(tmp_path, **{"a.py": "x = 1\n"})
     found = repository(tmp_path)
     assert found.text("a.py") == "x = 1\n"

@@ -1,4 +1,4 @@
-"""Requests: stepped, cancelled, closed, superseded; what they count and what they give back."""
+"""Requests are stepped, cancelled, closed and superseded; they count their tokens and give their memory back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def worded(method: str = "retrieval", **more) -> Session:
 
 
 def held(session: Session) -> int:
-    """Bytes that the session's caches hold."""
+    """Returns the bytes that the session's caches hold."""
     memories = session.engine.proposer.memories
     return session.engine.cache.bytes() + sum(m.cache.bytes() for m in memories if m.name == "drafter")
 
@@ -83,7 +83,7 @@ def test_a_request_that_ended_or_failed_or_was_left_gives_everything_back(monkey
     with pytest.raises(ZeroDivisionError):
         answered(session, PROMPT, 24)
     assert held(session) == 0
-    request = session.open(PROMPT, 24)      # also where nobody closes it
+    request = session.open(PROMPT, 24)      # also if nobody closes it
     with pytest.raises(ZeroDivisionError):
         list(request)
     assert held(session) == 0 and request.finish_reason == "cancelled" and request.step() is None
@@ -91,7 +91,7 @@ def test_a_request_that_ended_or_failed_or_was_left_gives_everything_back(monkey
     assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
 
 
-def test_of_two_requests_on_a_session_only_the_newer_goes_on():
+def test_a_newer_request_supersedes_the_older_one_on_its_session():
     session = toy_session("graft")
     older = session.open(PROMPT, 24, eos=())
     older.step()
@@ -101,7 +101,7 @@ def test_of_two_requests_on_a_session_only_the_newer_goes_on():
     assert [t for step in newer for t in step.tokens] == plain("llama", 60, 24, Sampling())
 
 
-def test_who_steps_a_request_owns_it_and_one_that_was_dropped_has_no_owner():
+def test_the_thread_that_steps_a_request_owns_it_until_the_request_is_dropped():
     session, steps = toy_session("graft"), []
     request = session.open(PROMPT, 24, eos=())
     go, gone = threading.Event(), threading.Event()
@@ -135,7 +135,7 @@ def test_a_request_closed_in_the_middle_of_its_own_step_ends_with_the_next():
     assert request.finish_reason == "cancelled" and held(session) == 0
 
 
-def test_two_sessions_of_what_was_loaded_once_stand_side_by_side():
+def test_two_sessions_of_one_loaded_target_are_independent():
     parts = toy_parts()
     loaded = Loaded(parts.target, None, EVERY["graft"], parts)
     one, two = loaded.session(16), loaded.session(8)
@@ -160,7 +160,7 @@ def test_an_answer_says_why_it_ended():
     assert answered(session, PROMPT, 24, draw, eos=(expected[0],)).token_ids == expected[:1]
 
 
-def test_a_stop_string_that_only_the_last_bytes_complete_is_a_stop_and_no_length():
+def test_a_stop_string_that_the_last_bytes_complete_is_the_finish_reason():
     """A token that is no character yet is held back until nothing more can come."""
     expected = plain("llama", 60, 24, Sampling())
     half = expected[9]
@@ -176,8 +176,8 @@ def test_a_stop_string_that_only_the_last_bytes_complete_is_a_stop_and_no_length
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["end token", "stop string"])
-def test_what_an_end_inside_a_step_cuts_off_is_not_counted(stop):
-    """A step of four accepted tokens and the bonus; the second of them ends the answer."""
+def test_tokens_behind_an_end_inside_a_step_are_not_counted(stop):
+    """A step accepts four tokens and a bonus token; the second of them ends the answer."""
     recording = PROMPT[:20]
     ours = answered(worded("pld"), PROMPT, 20, Sampling(replay=recording))
     first = next(i for i, n in enumerate(ours.stats.accepted_per_step) if n >= 4)
@@ -187,7 +187,7 @@ def test_what_an_end_inside_a_step_cuts_off_is_not_counted(stop):
     session = worded("pld")
     if stop:
         found = session.generate(PROMPT, 20, stop=chr(100 + end), replay=recording)
-    else:       # in a session a recording ends where it ends, whatever its tokens are
+    else:       # a session ignores end tokens within a recording
         found = session.engine.open(PROMPT, Sampling(), Goal(20, frozenset([end])))
         found._decoder.verifier.rule = Replay(recording, len(PROMPT))
         list(found)

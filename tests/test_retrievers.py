@@ -1,4 +1,4 @@
-"""Retrievers: what they offer, in which order they learn, and the official prompt lookup."""
+"""Retrievers: the candidates that they propose, the order in which they learn, and the official prompt lookup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row(first: int) -> list[int]:
 
 
 def markov() -> MatrixRetriever:
-    """Token t is followed by t + 1, else t + 2, ..."""
+    """Returns a retriever whose row of token t is t + 1, t + 2, ..."""
     retriever = retriever_of(AdjacencyMatrix(VOCAB))
     rows = torch.tensor([row(token + 1) for token in range(VOCAB)])
     retriever.memories[0].observe(prompt_chunk(list(range(VOCAB)), rows))
@@ -84,7 +84,7 @@ def test_rows_of_zeros_draft_token_zero_once_per_parent():
 
 
 def learned(in_order: bool) -> list[int]:
-    """The order in which six nodes of one token are written: first to last."""
+    """Returns the order in which six nodes of one token are written, first to last."""
     #          root    drafted .........  merged            retrieved ...
     scores = [0.0, -0.5, -2.0, -1.0, NAN, NAN]
     origin = [ROOT, DRAFT, DRAFT, DRAFT | RETRIEVED, RETRIEVED, RETRIEVED]
@@ -105,10 +105,10 @@ def learned(in_order: bool) -> list[int]:
 
 def test_the_worst_node_is_learned_first_and_the_accepted_path_last():
     assert learned(in_order=False) == [5, 4, 2, 1, 0, 3]
-    assert learned(in_order=True) == [0, 1, 2, 3, 4, 5]         # Token Recycling: rows as they stand
+    assert learned(in_order=True) == [0, 1, 2, 3, 4, 5]         # Token Recycling writes rows in order
 
 
-def test_prompt_logits_are_left_alone_where_the_method_says_so():
+def test_an_unseeded_memory_learns_nothing_from_the_prompt():
     memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), seeded=False)
     memory.observe(prompt_chunk([1, 2], torch.tensor([row(1), row(2)])))
     assert memory.matrix.touched() == 0
@@ -136,7 +136,7 @@ def test_a_request_starts_from_the_warm_rows_unless_they_persist():
 
 
 def matches(history: list[int], length: int) -> list[list[int]]:
-    """All that the official rule could take after the longest n-gram that it finds, in order."""
+    """Returns all that the official rule could take after the longest n-gram that it finds, in order."""
     for n in (3, 2, 1):
         found = [history[j + n:j + n + length] for j in range(len(history) - n)
                  if history[j:j + n] == history[-n:] and j + n < len(history) - n and j + n + length <= len(history)]
@@ -150,7 +150,7 @@ def test_prompt_lookup_drafts_are_the_official_ones(golden):
     for case in cases:
         history = TokenHistory()
         proposer = PromptLookup(history, case["max_ngram_size"], case["num_pred_tokens"])
-        history.reset(0)        # it grows where the capacity was too small
+        history.reset(0)        # it grows beyond its capacity
         history.observe(prompt_chunk(case["history"][:-1]))
         tree = proposer.propose(Ask(case["history"][-1], case["num_pred_tokens"] + 1, 0))
         assert tree.tokens.tolist() == [case["history"][-1], *case["draft"]]

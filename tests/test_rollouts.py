@@ -1,4 +1,4 @@
-"""Roll-outs of one prompt: what earlier answers said is proposed again, to the same prompt only."""
+"""Roll-outs: tokens of earlier answers are proposed again, for the same prompt only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from longgraft.trees.tree import ProposalTree
 PROMPT = [1, 2, 3, 4]
 
 
-def told(memory: RollOuts, prompt: list[int], answer: list[int], chunk: int = 3) -> None:
-    """One request, prompt in chunks, one token a step."""
+def observe_request(memory: RollOuts, prompt: list[int], answer: list[int], chunk: int = 3) -> None:
+    """Observes one request: the prompt in chunks, the answer in steps of one token."""
     memory.reset(100)
     for at in range(0, len(prompt), chunk):
         part = prompt[at:at + chunk]
@@ -27,53 +27,53 @@ def told(memory: RollOuts, prompt: list[int], answer: list[int], chunk: int = 3)
 
 
 def next_after(memory: RollOuts, *path: int) -> list[int]:
-    """What may follow the answer and this path, most probable first."""
+    """Returns the tokens that may follow the answer and this path, most probable first."""
     return [one.token for one in sorted(memory.known().after(path, 0)[0], key=lambda one: -one.probability)]
 
 
-def test_what_an_answer_said_is_known_to_the_next_one_with_the_same_prompt():
+def test_an_answer_is_proposed_to_the_next_one_with_the_same_prompt():
     memory = RollOuts()
-    told(memory, PROMPT, [5, 6, 7, 8])
-    told(memory, PROMPT, [5])
+    observe_request(memory, PROMPT, [5, 6, 7, 8])
+    observe_request(memory, PROMPT, [5])
     assert memory.answers == 1 and memory.text == [*PROMPT, 5]
     assert next_after(memory) == [6] and next_after(memory, 6) == [7]
-    told(memory, PROMPT, [5, 9, 9])
-    assert memory.answers == 1                  # of one token nothing was decoded
-    told(memory, PROMPT, [5])
+    observe_request(memory, PROMPT, [5, 9, 9])
+    assert memory.answers == 1                  # an answer of one token adds nothing
+    observe_request(memory, PROMPT, [5])
     assert memory.answers == 2 and next_after(memory) == [9, 6]        # the newest counts more
-    assert next_after(memory, 6, 7, 8) == []        # where an answer ended nothing followed
+    assert next_after(memory, 6, 7, 8) == []        # nothing follows the end of an answer
 
 
-def test_this_answer_counts_beside_earlier_ones():
+def test_the_current_answer_counts_beside_earlier_ones():
     memory = RollOuts()
-    told(memory, PROMPT, [5, 6, 7, 8])
-    told(memory, PROMPT, [5, 9, 5])
+    observe_request(memory, PROMPT, [5, 6, 7, 8])
+    observe_request(memory, PROMPT, [5, 9, 5])
     assert next_after(memory) == [9, 6] and next_after(memory, 6) == [7]      # only the earlier answer has 6
 
 
 @pytest.mark.parametrize("other", [[1, 2, 3], [1, 2, 3, 4, 4], [1, 2, 9, 4]])
-def test_with_another_prompt_all_is_forgotten(other):
+def test_another_prompt_forgets_all_answers(other):
     memory = RollOuts()
-    told(memory, PROMPT, [5, 6, 7, 8])
-    told(memory, other, [5])
+    observe_request(memory, PROMPT, [5, 6, 7, 8])
+    observe_request(memory, other, [5])
     assert memory.answers == 0 and next_after(memory) == []
-    told(memory, PROMPT, [5])
+    observe_request(memory, PROMPT, [5])
     assert memory.answers == 0
 
 
-def test_of_many_answers_the_last_are_kept():
+def test_the_last_of_many_answers_are_kept():
     memory = RollOuts(most=2)
     for first in (10, 20, 30):
-        told(memory, PROMPT, [first, first + 1])
-    told(memory, PROMPT, [30])
+        observe_request(memory, PROMPT, [first, first + 1])
+    observe_request(memory, PROMPT, [30])
     assert memory.answers == 2 and next_after(memory) == [31] and next_after(memory, 10) == []
 
 
-def test_a_release_keeps_the_answers_alone():
+def test_a_release_keeps_only_the_answers():
     memory = RollOuts()
-    told(memory, PROMPT, [5, 6, 7, 8])
-    told(memory, PROMPT, [5, 6, 9, 9])
+    observe_request(memory, PROMPT, [5, 6, 7, 8])
+    observe_request(memory, PROMPT, [5, 6, 9, 9])
     memory.release()
     assert memory.text == [] and memory.known().after((), 0) == ([], 0)
-    told(memory, PROMPT, [5])
-    assert memory.answers == 2 and next_after(memory, 6) == [9, 7]     # also the one that was released with it
+    observe_request(memory, PROMPT, [5])
+    assert memory.answers == 2 and next_after(memory, 6) == [9, 7]     # also the answer that ran when it was released

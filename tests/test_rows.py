@@ -1,4 +1,4 @@
-"""Rows on disk: read as any version wrote them, refused with file and line, and written by one sweep at a time."""
+"""Rows on disk are read from any version, refused with file and line, and written by one sweep at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from longgraft.eval.runs.rows import (
     sole_sweep,
 )
 
-# As version 0.1.0 wrote it, before rows had a promise, a limit and what was learnt before.
+# A row of version 0.1.0, which had no promise, no limit and no count of prompts that were learnt from.
 OLD = {"suite": "lcc", "bucket": 4096, "prompt_id": "a", "turn": 1, "cut_tokens": 3, "mode": "greedy",
        "method": "graft", "repeat": 0, "prompt_tokens": 4000, "new_tokens": 4, "steps": 2,
        "accepted_per_step": [1, 0], "mat": 0.5,
@@ -38,7 +38,7 @@ def write(folder, *lines) -> None:
     (folder / ROWS).write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
 
 
-def test_rows_of_before_are_read_and_those_of_now_come_back_as_they_were():
+def test_old_rows_are_read_and_new_rows_are_read_back_unchanged():
     found = parse_row(json.dumps(OLD), "here")
     assert isinstance(found, Row) and found.key == Key("lcc", 4096, "a", "greedy", "graft", 0)
     assert found.lossless == Check(4, 2, 0.01) and found.score == ("ROUGE-L", 0.25) and found.cut_tokens == 3
@@ -51,7 +51,7 @@ def test_rows_of_before_are_read_and_those_of_now_come_back_as_they_were():
     assert set(OLD) < set(json.loads(as_json(found)))
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@pytest.mark.parametrize(("change", "message"), [
     ({"token_ids": [5, True]}, "token_ids must be a list of whole numbers; it is"),
     ({"token_ids": [5, -1]}, "token_ids must be"), ({"token_ids": [1.5]}, "token_ids must be"),
     ({"bucket": True}, "bucket must be a whole number; it is true"),
@@ -62,22 +62,22 @@ def test_rows_of_before_are_read_and_those_of_now_come_back_as_they_were():
     ({"loop": 1}, "loop must be"), ({"kinds": {"plain": 0.5}}, "kinds must be"),
     ({"by_probability": {"0.9": [1, 2]}}, "by_probability must be an object of nodes, their estimates' sum and"),
     ({"by_match": {"1": [1, None, 1]}}, "by_match must be"), ({"by_match": {"1": [1.5, 1, 1]}}, "by_match must be")])
-def test_a_value_of_the_wrong_kind_is_named_with_file_and_line(tmp_path, change, said):
+def test_a_value_of_the_wrong_kind_is_named_with_file_and_line(tmp_path, change, message):
     write(tmp_path, OLD | {"prompt_id": "z"}, OLD | change)
     with pytest.raises(ValueError, match=r"per_prompt\.jsonl, line 2: ") as error:
         read_rows(tmp_path)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("line", "said"), [
+@pytest.mark.parametrize(("line", "message"), [
     ("{broken\n", "line 1 is not JSON"), ("3\n", "line 1: one JSON object is needed; found int"),
     ('{"suite": "lcc"}\n', "line 1: no row of a sweep: bucket, prompt_id, mode, method, repeat is missing"),
     ("[" * 100_000 + "\n", "line 1 is nested too deeply"), ('{"suite": "\\ud800"}\n', "half a character"),
     (json.dumps({name: value for name, value in OLD.items() if name != "mat"}) + "\n", "no row .*: mat is missing"),
     ("", "holds no row"), (json.dumps(OLD)[:-9], "holds no row")])
-def test_what_is_no_row_is_named_with_file_and_line(tmp_path, line, said):
+def test_an_invalid_row_is_named_with_file_and_line(tmp_path, line, message):
     write(tmp_path, line)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_rows(tmp_path)
 
 
@@ -94,7 +94,7 @@ def test_a_row_that_is_there_twice_is_refused(tmp_path):
         read_rows(tmp_path)
 
 
-def test_a_log_goes_on_after_a_broken_end_and_takes_out_failures_where_they_are_tried_again(tmp_path):
+def test_a_log_continues_after_a_broken_end_and_removes_failures_that_are_tried_again(tmp_path):
     write(tmp_path, OLD, FAILED, json.dumps(OLD)[:30])
     log = RowLog(tmp_path)
     assert [row.key.prompt_id for row in log.rows] == ["a", "b"]
@@ -106,7 +106,7 @@ def test_a_log_goes_on_after_a_broken_end_and_takes_out_failures_where_they_are_
     assert (tmp_path / ROWS).read_text() == json.dumps(OLD) + "\n"
 
 
-def test_compressed_rows_are_read_and_gone_on_with(tmp_path):
+def test_compressed_rows_are_read_and_continued(tmp_path):
     write(tmp_path, OLD, FAILED)
     expected, text = read_rows(tmp_path), (tmp_path / ROWS).read_bytes()
     packed = tmp_path / COMPRESSED
@@ -133,7 +133,7 @@ def test_a_second_sweep_into_a_folder_is_refused_while_the_first_writes(tmp_path
         assert read_rows(tmp_path / "run")
 
 
-def test_a_folder_into_which_nothing_was_written_is_taken_away(tmp_path):
+def test_a_folder_into_which_nothing_was_written_is_removed(tmp_path):
     with pytest.raises(ValueError, match="no model"), sole_sweep(tmp_path / "run"):
         raise ValueError("no model")
     assert not (tmp_path / "run").exists()

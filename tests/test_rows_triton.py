@@ -1,6 +1,6 @@
-"""Kernels say what the forms say that they stand for: in Triton's interpreter, on the device where there is one.
+"""Triton kernels equal the forms that they replace: in Triton's interpreter, or on the device if there is one.
 
-In float32 and float16; the interpreter does not round bfloat16 as a device does.
+The dtypes are float32 and float16; the interpreter does not round bfloat16 as a device does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROUNDED = [dtype for dtype in DTYPES if dtype != torch.bfloat16 or DEVICE.type == "cuda"]
 EACH = pytest.mark.parametrize("dtype", ROUNDED)
 NAN = float("nan")
-# numpy's, of what a device computes without a word
+# numpy warns of values that a device computes silently
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 
 
@@ -32,12 +32,12 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def few(said: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether one element in a thousand differs, at most."""
+    """Returns True if at most one element in a thousand differs."""
     return bool((said != expected).float().mean() < 1e-3)
 
 
 def assert_rounds_alike(said: torch.Tensor, expected: torch.Tensor) -> None:
-    """float32: up to the order of a sum.  Others: few elements may be a last bit off, for that reason."""
+    """Allows for another order of sums: a small error in float32, the last bit of few elements in other dtypes."""
     near = 2e-6 if said.dtype == torch.float32 else 4 * torch.finfo(said.dtype).eps
     torch.testing.assert_close(said, expected, rtol=near, atol=1e-7)
     assert said.dtype == torch.float32 or few(said, expected)
@@ -50,13 +50,13 @@ def test_norms_divide_and_round_as_the_library_s(shape, form, dtype):
     x, weight = 3 * random(*shape, dtype=dtype), 1 + random(shape[-1], dtype=dtype)
     expected = NORMS[form](x, weight, 1e-6)
     assert_rounds_alike(fused_triton.norm(x, weight, 1e-6, form), expected)
-    if dtype != torch.float32 and form != "from one":       # the others would not pass for it
+    if dtype != torch.float32 and form != "from one":       # another form would fail
         other = NORMS["wide" if form == "rounded" else "rounded"](x, weight, 1e-6)
         assert (other != expected).float().mean() > 0.1
 
 
 @EACH
-def test_norms_of_transposed_heads(dtype):
+def test_norms_of_transposed_heads_keep_their_strides(dtype):
     x, weight = random(1, 5, 3, 24, dtype=dtype).transpose(1, 2), random(24, dtype=dtype)
     said = fused_triton.norm(x, weight, 1e-6, "rounded")
     assert_rounds_alike(said, NORMS["rounded"](x, weight, 1e-6))
@@ -72,13 +72,13 @@ def test_gated_products_round_as_the_library_s(apart, activation, dtype):
     said, expected = fused_triton.gated(gate, up, activation), ACTIVATIONS[activation](gate) * up
     near = 3e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(said, expected, rtol=near, atol=1e-6)
-    # Where 1 + tanh is next to nothing, it has few digits.
+    # 1 + tanh has few digits where it is close to zero.
     assert dtype == torch.float32 or few(said[gate > -3], expected[gate > -3])
 
 
 @EACH
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gated_products_have_the_library_s_ends(activation, dtype):
+def test_gated_products_equal_the_library_s_at_extreme_values(activation, dtype):
     gate = torch.tensor([[float("inf"), 0.0, -0.0, 200.0, -200.0, NAN]], dtype=dtype, device=DEVICE)
     expected = ACTIVATIONS[activation](gate)
     assert torch.allclose(fused_triton.gated(gate, torch.ones_like(gate), activation), expected, equal_nan=True)
@@ -87,7 +87,7 @@ def test_gated_products_have_the_library_s_ends(activation, dtype):
 @pytest.mark.parametrize("dtype, table", [(dtype, table) for dtype in ROUNDED for table in {dtype, torch.float32}])
 @pytest.mark.parametrize("heads, rows, size", [((4, 2), 7, 24), ((3, 3), 1, 128), ((8, 1), 4, 64)])
 def test_rotations_are_the_library_s_to_the_last_bit(heads, rows, size, dtype, table):
-    whole = random(1, rows, sum(heads) + 1, size, dtype=dtype)      # as of one product, cut into heads
+    whole = random(1, rows, sum(heads) + 1, size, dtype=dtype)      # one product, cut into heads
     q, k, _ = whole.split([*heads, 1], dim=2)
     cos, sin = random(2, 1, rows, size, dtype=table)
     for given, said in zip((q, k), fused_triton.rotary(q.transpose(1, 2), k.transpose(1, 2), cos, sin), strict=True):
@@ -108,13 +108,13 @@ def test_rows_are_written_where_they_belong_and_nowhere_else(dtype):
 
 
 @EACH
-def test_none_of_them_is_wrong(dtype):
+def test_no_kernel_fails_its_own_check(dtype):
     assert wrong_ones(fused_triton, DEVICE, dtype) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_models_say_the_same_with_kernels_in_their_places(family):
+def test_models_give_the_same_logits_with_kernels_in_place(family):
     model, ids = copy.deepcopy(toy_model(family)).to(DEVICE), torch.arange(3, 12, device=DEVICE)[None]
     expected, ours = model(input_ids=ids).logits, FusedModules(model, fused_triton)
     with ours():
@@ -124,7 +124,7 @@ def test_models_say_the_same_with_kernels_in_their_places(family):
 
 
 def test_no_launch_spills():
-    """By a process that does not interpret, with the package that is tested here."""
+    """Compiles in a process that does not interpret, with the package under test."""
     more = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1", "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("compiled_rows.py"))], env=os.environ | more,
                           capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A run's beginning, interruption and going on: what is wrong is said early, and what was measured is kept."""
+"""Runs refuse mistakes before they measure, keep their rows when interrupted, and can be resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from longgraft.eval.runs.sweep import sweep
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> Path:
-    """Two prompts of plain words, and what follows them."""
+    """A file of two prompts of plain words with their continuations."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("rows") / "words.jsonl"
     texts = {name: " ".join(f"{name} {n} of many words," for n in range(90)) for name in ("one", "two")}
@@ -34,7 +34,7 @@ def config(rows: Path, **more) -> SweepConfig:
                           "prompts": 1, "repeats": 1, "max_new_tokens": 6, "check_tokens": 2} | more)
 
 
-# What is refused, and when --------------------------------------------------------------------------------------------
+# Refusals -------------------------------------------------------------------------------------------------------------
 
 def never(*_, **__):
     raise AssertionError("a model was loaded")
@@ -75,14 +75,14 @@ def test_a_prompt_that_leaves_no_position_for_its_answer_fails_and_says_so(rows,
     assert len(made) == 2 and all("tokens and 6 may follow, but embedded has" in row.error for row in made)
 
 
-def test_what_cuts_prompts_for_workers_runs_no_code_of_a_model_s_own(tmp_path):
+def test_cutting_prompts_for_workers_runs_no_code_of_a_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "code.Mine"}}))
     (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
     with pytest.raises(ValueError, match="comes with code of its own, which longgraft never runs"):
         Reader.open(str(tmp_path))
 
 
-def test_what_cuts_prompts_for_workers_loads_no_model(rows, tmp_path, monkeypatch):
+def test_cutting_prompts_for_workers_loads_no_model(rows, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", never)
@@ -91,9 +91,9 @@ def test_what_cuts_prompts_for_workers_loads_no_model(rows, tmp_path, monkeypatc
     assert [len(prompts) for by_length in found.values() for prompts in by_length.values()] == [2]
 
 
-# Going on -------------------------------------------------------------------------------------------------------------
+# Resuming -------------------------------------------------------------------------------------------------------------
 
-def test_a_run_whose_configuration_is_lost_is_not_gone_on_with(rows, tmp_path):
+def test_a_run_whose_configuration_is_lost_is_not_resumed(rows, tmp_path):
     small = config(rows)
     sweep(small, tmp_path)
     (tmp_path / "config.json").unlink()
@@ -112,7 +112,7 @@ def test_a_run_is_resumed_from_its_folder_alone_and_can_get_more_prompts_and_met
     assert found[:2] == before and len(found) == 2 * 3 and resume_config(tmp_path) == more
 
 
-def test_what_differs_between_two_runs_is_named_and_what_was_added_is_not():
+def test_same_run_names_changed_settings_and_not_added_ones():
     saved = asdict(SweepConfig(heads={"a": "x"}, lengths=(1024,)))
     more = asdict(SweepConfig(heads={"a": "x", "b": "y"}, prompts=9, repeats=4, modes=("replay", "sampled"),
                               lengths=(512, 1024), methods=("graft", "graft-x", "ar", "eagle3", "pld")))
@@ -127,7 +127,7 @@ def test_what_differs_between_two_runs_is_named_and_what_was_added_is_not():
     assert same_run(saved, saved | {"heads": {"a": "z"}}) == ["heads had a=x, and now a=z"]
 
 
-def test_ctrl_c_keeps_the_rows_and_says_how_to_go_on(rows, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_keeps_the_rows_and_says_how_to_resume(rows, tmp_path, monkeypatch, capsys):
     real = RowLog.append
 
     def interrupted(self, row):

@@ -1,4 +1,4 @@
-"""Draws: what may be drawn is what transformers' warpers leave, with their law, and each draw stands alone."""
+"""Draws follow the distribution that transformers' warpers leave, and each is independent of the others."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def random_logits(rows: int, vocab: int, scale: float = 3.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_what_can_be_drawn_is_what_transformers_warpers_leave(sampling):
+def test_warped_logits_equal_those_of_transformers(sampling):
     for logits in (random_logits(40, 48), random_logits(40, 3), random_logits(4, 5000),
                    random_logits(4, 8192, 0.1)):
         torch.testing.assert_close(rule(sampling).warp(logits), oracle.warped(logits, sampling), atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_of_equal_logits_as_many_stay_as_in_transformers(sampling):
+def test_warping_keeps_as_many_equal_logits_as_transformers(sampling):
     wide = random_logits(4, 8192).round()     # the border lies among hundreds that are equal
     for logits in (random_logits(40, 48).round(), random_logits(40, 48).bfloat16(), torch.zeros(1, 7), wide):
         ours, theirs = rule(sampling).warp(logits), oracle.warped(logits, sampling)
@@ -52,7 +52,7 @@ def test_of_equal_logits_as_many_stay_as_in_transformers(sampling):
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 7, 48, 301, 4096, 9000])
 @pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 100.0])
-def test_what_top_p_leaves_is_what_a_sort_finds(vocab, temperature):
+def test_top_p_keeps_the_tokens_that_a_sort_finds(vocab, temperature):
     generator = torch.Generator().manual_seed(vocab)
     smooth = torch.randn(12, vocab, generator=generator) * 3.0
     rough = smooth.round()
@@ -64,7 +64,7 @@ def test_what_top_p_leaves_is_what_a_sort_finds(vocab, temperature):
             assert torch.equal(found, oracle.nucleus(logits / temperature, top_p))
 
 
-def test_a_mass_counts_where_it_does_as_a_float32():
+def test_a_dropped_mass_is_compared_as_a_float32():
     for top_p in np.linspace(1e-6, 1 - 1e-6, 999):
         share = np.float32(1 - top_p)
         border = (float(share) + float(np.nextafter(share, np.float32(2)))) / 2
@@ -73,7 +73,7 @@ def test_a_mass_counts_where_it_does_as_a_float32():
 
 
 class Watch(TorchDispatchMode):
-    """Counts operations that are no views; one that a host would wait for, or that a graph cannot hold, is an error."""
+    """Counts operations other than views; fails on one that a host would wait for or that a graph cannot hold."""
 
     READS = ("_local_scalar_dense", "nonzero", "equal", "lift_fresh", "unique", "masked_select", "sort")
     operations = 0
@@ -91,7 +91,7 @@ def test_a_draw_is_a_fixed_number_of_operations_that_no_host_waits_for(rule, mos
     found = set()
     for rows, vocab in ((1, 48), (60, 48), (7, 9000)):
         logits, positions = random_logits(rows, vocab), torch.arange(rows) + 100
-        rule.draw(logits, positions)        # a recording is placed once
+        rule.draw(logits, positions)        # a recording is copied once
         with Watch() as watch:
             rule.draw(logits, positions)
         found.add(watch.operations)
@@ -106,7 +106,7 @@ def test_a_row_of_nan_leaves_the_others_alone():
     assert torch.equal(drawn[::2], expected[::2]) and 0 <= int(drawn[1]) < 48
 
 
-def test_the_noise_is_that_of_plain_integers():
+def test_the_noise_equals_that_computed_with_plain_integers():
     for seed, position in itertools.product((0, 1, 77, 2 ** 63 - 1), (0, 1, 9, 131_071)):
         tokens = [0, 1, 2, 95, 151_935]
         expected = [oracle.noise(seed, position, token) for token in tokens]
@@ -130,7 +130,7 @@ RULES = [Greedy(), Replay([2, 1, 1, 2, 0], start=100), Sampled(seed=1), Sampled(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_walk_that_draws_where_it_goes_is_the_walk_along_all_draws(rule, monkeypatch):
+def test_a_walk_that_draws_on_its_way_equals_the_walk_along_all_draws(rule, monkeypatch):
     logits, positions, asked = random_logits(6, 3, 1.0)[BRANCHES.tokens], 100 + BRANCHES.depths, []
     path, after = walk(BRANCHES, rule.draw(logits, positions).tolist().__getitem__)
     draw = type(rule).draw
@@ -169,8 +169,8 @@ def chi_square(found: Counter, law: dict, draws: int) -> float:
 
 @pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.0, top_p=0.8), Sampling(1.2, top_k=4, min_p=0.1)],
                          ids=str)
-def test_draws_follow_the_law_of_the_warped_logits(sampling):
-    """Over 3,000 seeds at one position, and over 3,000 positions of one seed; another temperature does not."""
+def test_draws_follow_the_distribution_of_the_warped_logits(sampling):
+    """Counts 3,000 seeds at one position, and 3,000 positions of one seed; another temperature does not fit."""
     logits, n = random_logits(1, 8, 1.5), 3000
     law = dict(enumerate(oracle.warped(logits, sampling)[0].softmax(-1).tolist()))
     by_seed = Counter(rule(replace(sampling, seed=seed)).draw(logits, torch.tensor([7])).item() for seed in range(n))
@@ -191,7 +191,7 @@ def test_a_walk_goes_as_far_as_the_draws_agree():
     assert path.tolist() == list(range(13)) and after == 5
 
 
-def test_a_walk_goes_to_children_of_its_own_only():
+def test_a_walk_goes_only_to_children_of_its_node():
     # 1 is a child of node 1, not of node 2.
     assert walk(BRANCHES, [2, 0, 1, 9, 9, 9].__getitem__)[0].tolist() == [0, 2]
     assert walk(BRANCHES, [1, 1, 9, 9, 2, 0].__getitem__)[0].tolist() == [0, 1, 4, 5]
@@ -203,13 +203,13 @@ def test_greedy_takes_the_first_of_equal_ones_at_every_node():
     assert (path.tolist(), after) == ([0, 1], 0)
 
 
-def test_a_replay_says_what_was_recorded_from_its_start_on():
+def test_a_replay_follows_its_recording_from_its_start():
     chain = ProposalTree.chain(torch.tensor([9, 4, 5, 8]))
     path, after = Replay([3, 4, 5, 6, 7], start=10)(chain, torch.zeros(4, 10), torch.arange(11, 15))
     assert (path.tolist(), after) == ([0, 1, 2], 6)
 
 
-@pytest.mark.parametrize("given, said", [
+@pytest.mark.parametrize("given, message", [
     ({"temperature": float("nan")}, "must be 0 .greedy., or from 1e-5 up"), ({"temperature": -1.0}, "must be 0"),
     ({"temperature": 1e-9}, "must be 0"), ({"temperature": float("inf")}, "must be 0"),
     ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"), ({"temperature": True}, "a number"),
@@ -224,13 +224,13 @@ def test_a_replay_says_what_was_recorded_from_its_start_on():
     ({"replay": []}, "at least one token"), ({"replay": [1, 1.5]}, "a token is 1.5; it must be a token id"),
     ({"replay": [[1]]}, "token id"), ({"replay": "text"}, "token id"), ({"replay": [True]}, "token id"),
     ({"replay": [1], "temperature": 1.0}, "one or the other")], ids=str)
-def test_what_cannot_be_meant_is_refused(given, said):
-    with pytest.raises(ValueError, match=said) as error:
+def test_invalid_sampling_settings_are_refused(given, message):
+    with pytest.raises(ValueError, match=message) as error:
         Sampling(**given)
     assert "\n" not in str(error.value)
 
 
-def test_numbers_of_other_libraries_are_numbers():
+def test_numbers_of_other_libraries_are_accepted():
     assert isinstance(Sampling(np.float32(0.5), top_k=np.int64(3), seed=np.int64(2)).rule(4), Sampled)
     assert isinstance(Sampling(1, 1).rule(4), Sampled)
     assert isinstance(Sampling(replay=np.array([1, 2])).rule(4), Replay)

@@ -1,4 +1,4 @@
-"""Prefixes on disk: what a text was read into is known to other sessions of the same models, and to no others."""
+"""Prefix files: other sessions of the same models reuse the rows of a text, and all others refuse the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAVES = BEGINS[:70] + toy_prompt(25, seed=3)       # 4 cells and 6 tokens are t
 
 
 def session(method: str = "graft", family: str = "llama", most: int = 0, **more) -> Session:
-    """most: bytes that are kept in memory."""
+    """Returns a session that keeps at most `most` bytes of prefixes in memory."""
     made = toy_session(method, family, prefixes=Prefixes(most, CELL), **more)
     made.method = method
     return made
@@ -34,7 +34,7 @@ def session(method: str = "graft", family: str = "llama", most: int = 0, **more)
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """Of BEGINS, by graft: 5 cells and 10 tokens."""
+    """A prefix file of BEGINS, made by graft: 5 cells and 10 tokens."""
     path = tmp_path_factory.mktemp("saved") / "begins.prefix"
     session().save_prefix(BEGINS, path)
     return path
@@ -42,8 +42,8 @@ def file(tmp_path_factory):
 
 @pytest.mark.parametrize(("method", "family", "chunk"), zip(
     kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
-def test_what_a_file_holds_is_as_if_it_were_read(method, family, chunk, tmp_path):
-    """Answers and proposals, by a session that keeps nothing itself; the file's short last cell is known, too."""
+def test_a_prefix_file_gives_the_same_answers_as_reading_its_text(method, family, chunk, tmp_path):
+    """Compares answers and proposals of a session that keeps nothing itself; the short last cell is reused, too."""
     path = tmp_path / "begins.prefix"
     assert session(method, family, chunk=chunk).save_prefix(BEGINS, path).bytes == path.stat().st_size
     knows = session(method, family, chunk=chunk)
@@ -58,7 +58,7 @@ def test_what_a_file_holds_is_as_if_it_were_read(method, family, chunk, tmp_path
 @pytest.mark.parametrize(("prompt", "reused"), [(FOLLOWS, 89), (BEGINS, 89), (LEAVES, 63), (BEGINS[:85], 84),
                                                 (BEGINS[:87] + LEAVES[70:], 86), (BEGINS[:80], 79),
                                                 (toy_prompt(90, seed=4), 0)])
-def test_only_what_a_prompt_shares_with_the_file_is_known(file, prompt, reused):
+def test_only_tokens_that_a_prompt_shares_with_the_file_are_reused(file, prompt, reused):
     knows, bare = session(), toy_session("graft")
     knows.pin_prefix(file)
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_only_what_a_prompt_shares_with_the_file_is_known(file, prompt, reused):
         assert found.stats.reused_tokens == reused
 
 
-def test_prompts_are_kept_behind_a_file_which_itself_is_not_counted(file):
+def test_prompts_are_kept_behind_a_file_and_the_file_is_not_counted(file):
     knows = session(most=2 ** 30)
     knows.pin_prefix(file)
     kept, longer = knows.engine.prefixes, FOLLOWS + toy_prompt(40, seed=8)
@@ -84,7 +84,7 @@ def test_prompts_are_kept_behind_a_file_which_itself_is_not_counted(file):
     assert answered(knows, longer, 4).stats.reused_tokens == 89
 
 
-def test_what_was_kept_before_a_file_came_is_not_counted_any_more(file):
+def test_kept_cells_that_a_pinned_file_holds_are_not_counted(file):
     knows = session(most=2 ** 30)
     answered(knows, FOLLOWS, 4)
     assert len(knows.engine.prefixes) == 6
@@ -107,11 +107,11 @@ def test_the_longest_of_several_files_is_taken(file, tmp_path):
     assert found == [49, 89, 109]
 
 
-@pytest.mark.parametrize(("had", "method"), [
+@pytest.mark.parametrize(("maker", "method"), [
     ("graft", "ar"), ("graft", "pld"), ("graft", "retrieval"), ("graft", "eagle3"), ("logitspec", "retrieval"),
     ("logitspec", "lookahead")])
-def test_a_method_that_needs_less_takes_it(had, method, tmp_path):
-    session(had).save_prefix(BEGINS, tmp_path / "p")
+def test_a_method_that_needs_less_accepts_the_file(maker, method, tmp_path):
+    session(maker).save_prefix(BEGINS, tmp_path / "p")
     knows = session(method)
     knows.pin_prefix(tmp_path / "p")
     mine, theirs = (answered(one, FOLLOWS, 8) for one in (knows, toy_session(method)))
@@ -119,18 +119,18 @@ def test_a_method_that_needs_less_takes_it(had, method, tmp_path):
     assert mine.stats.reused_tokens == 89
 
 
-@pytest.mark.parametrize(("had", "method", "lacking"), [
+@pytest.mark.parametrize(("maker", "method", "lacking"), [
     ("ar", "graft", "no rows of the drafter"), ("eagle3", "graft", "no top tokens"),
     ("pld", "sps", "no rows of the small"),
     ("graft", "logitspec", "no 64 top tokens of each"), ("graft", "medusa", "no final hidden states")])
-def test_one_that_needs_more_is_refused_by_name_of_what_is_missing(had, method, lacking, tmp_path):
-    session(had).save_prefix(BEGINS, tmp_path / "p")
-    with pytest.raises(ValueError, match=f"holds {lacking}.*method {had}.*--method {method}"):
+def test_a_method_that_needs_more_is_refused_with_what_is_missing(maker, method, lacking, tmp_path):
+    session(maker).save_prefix(BEGINS, tmp_path / "p")
+    with pytest.raises(ValueError, match=f"holds {lacking}.*method {maker}.*--method {method}"):
         session(method).pin_prefix(tmp_path / "p")
 
 
 def changed(file, path, tensors=None, **about):
-    """The file once more, but for these."""
+    """Writes a copy of the file with these changes, and returns its path."""
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
     found = {name: rows.clone() for name, rows in load_file(file).items()}
@@ -140,7 +140,7 @@ def changed(file, path, tensors=None, **about):
 
 
 def refused(path, *words):
-    """Its message names the file, says these words and what to do; nothing is known of it afterwards."""
+    """Checks that a file is refused with its name, these words and advice, and that nothing of it is reused."""
     knows = session()
     with pytest.raises(ValueError) as error:
         knows.pin_prefix(path)
@@ -149,7 +149,7 @@ def refused(path, *words):
     assert answered(knows, BEGINS, 2).stats.reused_tokens == 0
 
 
-def test_all_that_rows_depend_on_is_compared(file, tmp_path):
+def test_every_part_of_the_identity_is_compared(file, tmp_path):
     with safe_open(file, framework="pt") as opened:
         identity = json.loads(opened.metadata()["identity"])
     assert set(identity) == {"dtype", "rope", "configuration", "weights", "tokenizer", "drafter rope",
@@ -161,7 +161,7 @@ def test_all_that_rows_depend_on_is_compared(file, tmp_path):
             "or load with dtype=bfloat16")
 
 
-def test_other_weights_are_another_model_also_where_their_heads_are_the_same(file):
+def test_files_of_other_weights_or_settings_are_refused(file):
     tuned = session()
     model = tuned.target.model = deepcopy(toy_model("llama"))
     with torch.no_grad():
@@ -218,19 +218,19 @@ def test_a_file_whose_rows_or_tokens_were_changed_is_refused(file, tmp_path):
         refused(changed(file, path, tensors), "was changed after it was made")
 
 
-@pytest.mark.parametrize("value, last, said", [
+@pytest.mark.parametrize("value, last, message", [
     (float("nan"), 3, "NaN or infinite"), (float("inf"), 3, "NaN or infinite"),
     (0.0, VOCAB, f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}")])
-def test_rows_and_ids_that_no_model_has_are_refused(value, last, said, tmp_path):
+def test_rows_and_ids_that_no_model_has_are_refused(value, last, message, tmp_path):
     rows = torch.zeros(1, 2, 3, 8)
     rows[0, 1, 2, 3] = value
     wanted = prefix_file.Needed({}, ["target"], Wants(), CELL, VOCAB, "toy", "ar")
     prefix_file.save(tmp_path / "p", [1, 2, last], Cell({"target": {"0.keys": rows}}, {}), wanted)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         prefix_file.load(tmp_path / "p", wanted, torch.device("cpu"))
 
 
-def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkeypatch):
+def test_saving_overwrites_nothing_and_leaves_no_partial_file(file, tmp_path, monkeypatch):
     before = file.read_bytes()
     with pytest.raises(ValueError, match="exists already"):
         session().save_prefix(BEGINS, file)
@@ -248,7 +248,7 @@ def test_nothing_is_written_over_and_nothing_half_is_left(file, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_text_s_last_token_is_left_to_what_follows_it(tmp_path):
+def test_the_last_token_of_a_saved_text_is_left_out(tmp_path):
     made = Session(session().engine, characters())
     assert made.save_prefix("def add(a, b):\n    return", tmp_path / "text").tokens == 24
     assert made.save_prefix([5, 6, 7], tmp_path / "ids").tokens == 3

@@ -1,4 +1,4 @@
-"""Whatever comes, goes and waits: nobody is lost, overtaken or starved, and each answer is the one alone."""
+"""Requests that come, go and wait are never lost, overtaken or starved, and each answer is the one alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from longgraft.serve.worker import Worker
 LONGEST, MOST, QUEUE = 8, 3, 4
 ASKED = [(toy_prompt(length, seed), law) for seed, length in enumerate((1, 9, 40))
          for law in (Sampling(), Sampling(0.9, seed=seed))]
-# How much comes between two rounds, and how long it stays.
+# An event is an arrival (index in ASKED, new tokens), a round, or the number of a request that is cancelled.
 ARRIVAL = st.tuples(st.integers(0, len(ASKED) - 1), st.integers(1, LONGEST))
 EVENTS = st.lists(st.one_of(ARRIVAL, ARRIVAL, st.just("round"), st.integers(0, 30)), max_size=30)
 
 
 @cache
 def session() -> Session:
-    """One for all examples: what an example leaves would disturb the next."""
+    """One session for all examples, so that anything an example leaves behind disturbs the next."""
     return repeatable("graft", kernels=cpu_kernels())
 
 
@@ -42,12 +42,12 @@ def alone() -> list[list[int]]:
 
 
 class ByHand:
-    """A worker whose rounds are ours, and who came, began and ended."""
+    """Runs a worker round by round, and records which requests came, began and ended."""
 
     def __init__(self, most: int = MOST) -> None:
         self.worker = Worker(session(), QUEUE, [self], most)
-        self.worker._thread = object()      # none is started
-        self.taken: list[tuple[Running, int]] = []      # and which of ASKED
+        self.worker._thread = object()      # no thread is started
+        self.taken: list[tuple[Running, int]] = []      # with its index in ASKED
         self.said: dict[Running, list[int]] = {}
         self.ends: dict[Running, End | None] = {}
         begin = self.worker._begin
@@ -62,7 +62,7 @@ class ByHand:
         self.ends[running] = end
 
     def submit(self, index: int, new: int) -> bool:
-        """Whether it was taken."""
+        """Submits a request; returns False if the queue is full."""
         ids, law = ASKED[index]
         try:
             running = self.worker.submit(Job(ids, new, law))
@@ -73,7 +73,7 @@ class ByHand:
         return True
 
     def round(self) -> None:
-        """One, and what holds after each."""
+        """Runs one round, and checks what holds after each."""
         self.worker._round()
         places = [request._decoder.verifier.cache for request in self.worker._requests.values()]
         assert len(set(map(id, places))) == len(places) <= self.worker._sessions.max_running, "a session is held twice"
@@ -81,7 +81,7 @@ class ByHand:
         assert [order[one] for one in self.begun] == sorted(order[one] for one in self.begun), "one was overtaken"
 
     def finish(self) -> None:
-        """All that were taken end, within the steps that they need one after another."""
+        """Runs all requests to their ends, within the steps that they need one after another, and checks them."""
         steps = sum(len(running.job.ids) // 16 + 2 + running.job.max_new_tokens for running, _ in self.taken)
         while not self.worker.idle:
             steps -= 1
@@ -100,7 +100,7 @@ class ByHand:
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(EVENTS, st.sampled_from([inf, 400.0, 0.0]))
-def test_nobody_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone(events, rows):
+def test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone(events, rows):
     async def play() -> None:
         by_hand = ByHand()
         by_hand.worker._sessions._room = lambda: rows       # memory for all, for two, for one
@@ -118,7 +118,7 @@ def test_nobody_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone(ev
 
 @pytest.mark.parametrize("requests", [150, pytest.param(1_500, marks=pytest.mark.slow)])
 def test_many_requests_leave_nothing_behind(requests):
-    """Neither objects, nor more memory than the allocator's gaps: a cache kept of each would be hundreds of MiB."""
+    """Counts objects and memory.  The bound allows for the allocator's gaps; caches would be hundreds of MiB."""
     def held() -> tuple[Counter, int]:
         gc.collect()
         return Counter(type(one).__name__ for one in gc.get_objects()), resident()
@@ -128,12 +128,12 @@ def test_many_requests_leave_nothing_behind(requests):
         for number in range(first, first + requests // 2):
             while not by_hand.submit(number % 4, 1 + number % 3):
                 by_hand.round()
-            await asyncio.sleep(0)      # the loop hands on what it was given
+            await asyncio.sleep(0)      # lets the loop deliver its events
         by_hand.finish()
         await asyncio.sleep(0)
 
     async def play() -> tuple[Counter, int]:
-        await answer_all(0)             # all that is made once is made
+        await answer_all(0)             # makes all that is made once
         objects, memory = held()
         await answer_all(requests)
         more, grown = held()

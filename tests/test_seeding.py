@@ -28,7 +28,7 @@ def reader() -> Verifier:
 
 
 def of_every_position(prompt: list[int], snapshot: torch.Tensor | None = None, step: int = 1) -> torch.Tensor:
-    """[V, K]: the whole prompt in one pass, top-k at all of it, written one after the other (step -1: backwards)."""
+    """Returns [V, K] rows of one pass: the top-k of all positions, written in order (step -1: backwards)."""
     rows = torch.full((VOCAB, 8), -1).int() if snapshot is None else snapshot[:VOCAB].clone()
     seen = reader().read(torch.tensor(prompt), Wants(topk=8), following=0)
     for token, row in [*zip(prompt, seen.topk, strict=True)][::step]:
@@ -38,18 +38,18 @@ def of_every_position(prompt: list[int], snapshot: torch.Tensor | None = None, s
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONE], ids=["repeats", "lone"])
 @pytest.mark.parametrize("chunk", [1, 7, 10, 64, 512, None])
-def test_the_matrix_is_that_of_every_position_s_rows_written_in_order(prompt, chunk):
+def test_the_matrix_equals_the_rows_of_every_position_written_in_order(prompt, chunk):
     for snapshot in (None, WARM):
         memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), snapshot=snapshot)
         memory.reset(256)
         for seen in read_prompt(reader(), torch.tensor(prompt), memory.wants, chunk):
             memory.observe(seen)
         assert torch.equal(memory.matrix.rows, of_every_position(prompt, snapshot))
-        # The control: the first occurrences' rows are others.
+        # Control: the rows of first occurrences differ.
         assert not torch.equal(memory.matrix.rows, of_every_position(prompt, snapshot, -1))
 
 
-def test_a_last_token_that_is_read_again_has_the_last_word():
+def test_a_last_token_that_is_read_again_overwrites_its_row():
     memory, verifier = AdjacencyMemory(AdjacencyMatrix(VOCAB)), reader()
     prompt = [*PROMPT, PROMPT[3]]
     for seen in read_prompt(verifier, torch.tensor(prompt[:-1]), memory.wants, 64, following=prompt[-1]):
@@ -74,13 +74,13 @@ def test_the_output_embedding_reads_one_row_for_each_distinct_token(chunk):
             seen = [*read_prompt(verifier, torch.tensor(PROMPT), wants, chunk)]
         finally:
             hook.remove()
-        assert sum(hidden[..., 0].numel() for hidden in fed) == rows + 1       # the first new token's
+        assert sum(hidden[..., 0].numel() for hidden in fed) == rows + 1       # and the first new token's row
         assert rows == (sum(len(one.topk) for one in seen) if wants.topk else 0) < len(PROMPT) / 2
         assert sum(len(one.final) for one in seen if wants.final) == len(PROMPT) * wants.final
 
 
 @pytest.mark.parametrize("logits", ["all", "last", "none"])
-def test_what_is_ranked_of_a_pass_changes_its_top_k_alone(logits):
+def test_ranked_positions_change_only_the_top_k_of_a_pass(logits):
     chain, few, target = ProposalTree.chain(torch.tensor(PROMPT)), torch.tensor([3, 17, 199]), toy_target()
     whole, part = (target.run([Segment(chain, target.cache(256), logits, ranked)], Wants((1,), True, 8))[0]
                    for ranked in (None, few))

@@ -17,7 +17,7 @@ from toys.commands import assert_before_loading, run
 
 
 def started(monkeypatch, seen: list) -> None:
-    """Serving stops where it would begin."""
+    """Makes serving stop where it would begin, and collects the apps in `seen`."""
     def stop(app, listens, ready) -> None:
         seen.append(app)
         ready()
@@ -29,7 +29,7 @@ def serve(pair, *more):
     return ["serve", "--model", pair / "target", "--drafter", pair / "head", "--port", 0, *more]
 
 
-def test_it_says_where_it_is_when_it_is_ready_and_keeps_what_it_reads(pair, capsys, monkeypatch):
+def test_serve_prints_its_address_when_ready_and_keeps_prefixes(pair, capsys, monkeypatch):
     seen: list = []
     started(monkeypatch, seen)
     code, out, err = run(capsys, monkeypatch, *serve(pair, "--model-name", "toy", "--queue", 3))
@@ -51,7 +51,7 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(pair, capsys, monke
     assert seen[1].state.longgraft.options.api_key == "ford-1"
 
 
-def test_a_server_that_anyone_may_use_says_so(pair, capsys, monkeypatch):
+def test_a_public_server_without_a_key_says_so(pair, capsys, monkeypatch):
     started(monkeypatch, [])
     _, _, err = run(capsys, monkeypatch, *serve(pair, "--host", "0.0.0.0"))
     assert "no API key is needed at http://0.0.0.0:" in err and "LONGGRAFT_API_KEY" in err
@@ -59,7 +59,7 @@ def test_a_server_that_anyone_may_use_says_so(pair, capsys, monkeypatch):
     assert "no API key" not in err
 
 
-def test_an_address_that_cannot_be_had_is_said_before_a_model_is_loaded(capsys, monkeypatch):
+def test_an_unavailable_address_is_refused_before_a_model_is_loaded(capsys, monkeypatch):
     assert_before_loading(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -70,23 +70,23 @@ def test_an_address_that_cannot_be_had_is_said_before_a_model_is_loaded(capsys, 
         assert code == 2 and f"{host}:0 cannot be listened on" in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("more, said", [
+@pytest.mark.parametrize("more, message", [
     (["--port", "70000"], "--port is 70,000"), (["--queue", "-1"], "--queue is '-1'"),
     (["--host", ""], "host is empty"),
     (["--api-key", " "], "API key is empty"), (["--beat", "0"], "--beat is 0")])
-def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, said):
+def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, message):
     assert_before_loading(monkeypatch)
     code, _, err = run(capsys, monkeypatch, "serve", *more)
-    assert code == 2 and said in err and len(err.splitlines()) == 1
+    assert code == 2 and message in err and len(err.splitlines()) == 1
 
 
-def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
+def test_serve_without_its_extra_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "longgraft.serve.app", None)
     code, _, err = run(capsys, monkeypatch, "serve")
     assert code == 2 and "pip install longgraft[serve]" in err
 
 
-def test_ctrl_c_ends_it_in_the_middle_of_an_answer(pair):
+def test_ctrl_c_ends_the_server_in_the_middle_of_an_answer(pair):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     code = "from longgraft.cli.app import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *map(str, serve(pair, "--method", "ar"))], text=True,
@@ -101,7 +101,7 @@ def test_ctrl_c_ends_it_in_the_middle_of_an_answer(pair):
             threading.Timer(0.05, process.send_signal, [signal.SIGINT]).start()
             *parts, error, _, done, _ = lines
         assert json.loads(error[6:])["error"]["code"] == "shutting_down" and done == "data: [DONE]"
-        assert len(parts) < 2 * 450     # of 500, each with an empty line: it did not wait for the others
+        assert len(parts) < 2 * 450     # of 500 parts, each with an empty line: it did not wait for the rest
         assert process.wait(60) == 0
         assert process.stderr.read() == "longgraft: ended\n"
     finally:

@@ -18,7 +18,7 @@ from longgraft.serve.options import Serving
 TEXT = (Path(__file__).parents[1] / "docs/serving.md").read_text()
 
 
-def test_every_path_and_every_option_of_the_guide_is_there():
+def test_every_path_and_every_option_of_the_guide_exists():
     serve, prefill = ({name for option in get_command(app).commands[command].params for name in option.opts}
                       for command in ("serve", "prefill"))
     elsewhere = set(re.findall(r"(--[a-z][a-z-]+)", " ".join(re.findall(r"`longgraft prefill[^`]*`", TEXT))))

@@ -1,4 +1,4 @@
-"""Every mistake of a client is one sentence in the API's form, and nothing that must not be read is read."""
+"""Every mistake of a client is answered by one sentence in the API's form; bodies over the limit are not read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
 
 
 def refused(path, body=None, method="POST", session=None, headers=None, content=None, **options):
-    """(status, error) of a request that is refused, in the form that all have."""
+    """Returns (status, error) of a refused request, and checks the form that all errors have."""
     async def ask(http):
         if body is None:
             return await http.request(method, path, content=content, headers=headers)
-        # Not as httpx writes it: half a character is no UTF-8, and JSON nevertheless.
+        # httpx cannot write half a character, which is valid in JSON and not in UTF-8.
         return await http.request(method, path, content=json.dumps(body), headers=JSON | (headers or {}))
     response = asking(ask, session, **options)
     assert response.headers["content-type"] == "application/json", response.text
@@ -32,7 +32,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     return response.status_code, error
 
 
-@pytest.mark.parametrize("body, param, said", [
+@pytest.mark.parametrize("body, param, message", [
     ({}, "prompt", "prompt is missing"),
     ({"prompt": 3}, "prompt", "prompt must be a valid string, or a valid list"),
     ({"prompt": ""}, "prompt", "The prompt is empty"), ({"prompt": []}, "prompt", "0 prompts"),
@@ -78,12 +78,12 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
         ("best_of", 3), ("best_of", True), ("prompt_logprobs", 1),
         ("use_beam_search", True), ("min_tokens", 3), ("mirostat", 2)]],
 ])
-def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, said):
+def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, message):
     status, error = refused(COMPLETIONS, body)
-    assert status == 400 and error["param"] == param and said in error["message"], error
+    assert status == 400 and error["param"] == param and message in error["message"], error
 
 
-@pytest.mark.parametrize("body, param, said", [
+@pytest.mark.parametrize("body, param, message", [
     ({}, "messages", "messages is missing"), ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing"),
     ({"messages": [*HELLO, 1]}, "messages[1]", "messages[1] must be a JSON object"),
@@ -96,12 +96,12 @@ def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, sai
     ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "top_logprobs was given without logprobs"),
     ({"messages": HELLO, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize"),
 ])
-def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, said):
+def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, message):
     status, error = refused(CHAT, body)
-    assert status == 400 and error["param"] == param and said in error["message"], error
+    assert status == 400 and error["param"] == param and message in error["message"], error
 
 
-@pytest.mark.parametrize("path, content, said", [
+@pytest.mark.parametrize("path, content, message", [
     (COMPLETIONS, b"{", "The body is no JSON"), (COMPLETIONS, b"", "must be a JSON object"),
     (COMPLETIONS, b"[1]", "must be a JSON object"), (COMPLETIONS, b"null", "must be a JSON object"),
     (COMPLETIONS, b'"\xff"', "not UTF-8: byte 1"), (COMPLETIONS, b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
@@ -112,29 +112,29 @@ def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, said):
     ("/tokenize", b'{"content": 3}', "content must be"), ("/tokenize", b'{"content": "\\ud800"}', "content"),
     ("/detokenize", b'{"tokens": [96]}', "tokens holds 96"), ("/detokenize", b'{"tokens": "a"}', "tokens must be"),
 ])
-def test_a_body_that_cannot_be_read_is_refused(path, content, said):
+def test_a_body_that_cannot_be_read_is_refused(path, content, message):
     status, error = refused(path, content=content, headers=JSON)
-    assert status == 400 and said in error["message"], error
+    assert status == 400 and message in error["message"], error
 
 
-@pytest.mark.parametrize("method, path, status, said", [
+@pytest.mark.parametrize("method, path, status, message", [
     ("GET", "/nowhere", 404, "There is nothing at /nowhere. Known: /health"),
     ("GET", COMPLETIONS, 405, "it takes POST"),
     ("DELETE", "/health", 405, "it takes GET"), ("GET", "/v1/models/other", 404, "no model 'other'"),
     ("GET", "/docs", 404, "nothing at /docs"), ("GET", "/../etc/passwd", 404, "nothing at"),
     ("GET", "/{known}", 404, "nothing at /{known}")])
-def test_a_path_or_method_that_is_not_known_is_refused(method, path, status, said):
+def test_a_path_or_method_that_is_not_known_is_refused(method, path, status, message):
     found, error = refused(path, method=method)
-    assert found == status and said in error["message"]
+    assert found == status and message in error["message"]
 
 
-def test_a_form_is_told_that_json_is_wanted():
+def test_a_form_is_refused_with_the_content_type_that_is_needed():
     status, error = refused(COMPLETIONS, content=b'{"prompt": "a"}',
                             headers={"Content-Type": "application/x-www-form-urlencoded"})
     assert status == 400 and "Content-Type: application/json" in error["message"]
 
 
-def test_what_a_model_does_not_have_is_said():
+def test_requests_that_need_a_missing_template_or_tokenizer_are_refused():
     status, error = refused(CHAT, {"messages": HELLO}, session=text_session(template=None))
     assert status == 400 and "no chat template" in error["message"] and COMPLETIONS in error["message"]
     session = text_session()
@@ -153,7 +153,7 @@ def test_a_prompt_beyond_the_limit_is_refused_before_it_is_queued():
     assert status == 400 and error["code"] == "context_length_exceeded" and "31 tokens" in error["message"]
 
 
-def test_only_who_knows_the_key_is_let_in(capsys):
+def test_requests_without_the_api_key_are_refused(capsys):
     secret = "zaphod-42"
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": secret}, {"Authorization": "Bearer"},
                     {"Authorization": f"Basic {secret}"}, {"X-Api-Key": "wrong"},
@@ -198,7 +198,7 @@ def test_a_page_of_another_origin_is_refused_unless_it_was_allowed():
     assert status == 403
 
 
-def test_a_server_of_this_machine_is_called_by_its_own_names():
+def test_a_local_server_accepts_only_its_own_host_names():
     status, error = refused("/v1/models", method="GET", headers={"Host": "her.example:8012"})
     assert status == 403 and "'her.example'" in error["message"]
 
@@ -229,7 +229,7 @@ def test_a_body_beyond_the_limit_is_not_read():
     assert status == 413
 
 
-def test_what_nobody_foresaw_is_a_sentence_too_and_says_nothing_of_the_inside(monkeypatch):
+def test_an_unexpected_error_is_one_sentence_without_internals(monkeypatch):
     monkeypatch.setattr("longgraft.serve.prompts.completion.__code__", (lambda state, asked: 1 / 0).__code__)
 
     async def ask(http):

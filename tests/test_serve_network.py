@@ -1,4 +1,4 @@
-"""A server behind a real socket: OpenAI's own client, clients that leave, many at once, an end that waits for none."""
+"""A server behind a real socket: OpenAI's own client, clients that leave, many clients at once, and shutdown."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def post(url, stream=False, **body) -> httpx.Response:
 
 
 def posting(url, *streams, **body) -> AbstractContextManager[list[httpx.Response]]:
-    """A request for each of these, streamed or not."""
+    """Sends one request for each of `streams`, streamed or not, while the block runs."""
     return meanwhile(*(partial(post, url, stream, **body) for stream in streams))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("steps", [1, 7])      # in the middle of the prompt, and of the answer
-def test_who_leaves_is_decoded_for_no_more_than_the_step_that_runs(stream, steps):
+def test_a_client_that_leaves_ends_its_decoding_with_the_step_that_runs(stream, steps):
     gate = Gate(steps - 1)
     with listening(None, gate, beat=0.01) as (url, worker):
         host, port = url.removeprefix("http://").split(":")
@@ -88,7 +88,7 @@ def test_who_leaves_is_decoded_for_no_more_than_the_step_that_runs(stream, steps
         assert post(url, max_tokens=3).status_code == 200
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_back():
+def test_a_full_queue_is_a_429_with_a_time_to_retry():
     gate = Gate()
     with listening(None, gate, queue=0) as (url, _):
         with posting(url, False, max_tokens=3):
@@ -102,7 +102,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back():
         assert post(url, max_tokens=3).status_code == 200
 
 
-def test_a_stream_that_has_nothing_to_say_yet_gives_signs_of_life():
+def test_a_stream_sends_comments_while_it_has_no_tokens():
     gate = Gate()
     with (listening(None, gate, beat=0.02) as (url, _),
           httpx.stream("POST", url + COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 4, "stream": True},
@@ -119,7 +119,7 @@ def test_a_stream_that_has_nothing_to_say_yet_gives_signs_of_life():
     assert lines[-2:] == ["data: [DONE]", ""]
 
 
-def test_what_fails_in_the_middle_of_a_stream_is_an_event():
+def test_an_error_in_the_middle_of_a_stream_is_sent_as_an_event():
     class Broken:
         def stepped(self, running, step, seconds) -> None:
             if step.tokens:
@@ -159,7 +159,7 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
     until(lambda: not worker.jobs and not worker.waiting)
 
 
-def test_a_server_that_ends_ends_what_it_decodes_with_its_step():
+def test_a_server_that_is_closed_ends_its_answers_with_their_step():
     gate = Gate(5)
     with ExitStack() as asked:
         with listening(None, gate) as (url, worker):
@@ -176,12 +176,12 @@ def test_a_server_that_ends_ends_what_it_decodes_with_its_step():
 
 
 def states(url) -> list[int]:
-    """Of /health, /live and a new request."""
+    """Returns the status codes of /health, /live and a new request."""
     return [httpx.get(f"{url}/health").status_code, httpx.get(f"{url}/live").status_code, post(url).status_code]
 
 
 @pytest.mark.parametrize("seconds", [20.0, 0.0])       # enough, and too few
-def test_a_server_that_is_terminated_finishes_what_it_took_and_takes_no_more(seconds):
+def test_a_terminated_server_finishes_its_requests_and_refuses_new_ones(seconds):
     gate = Gate(5)
     with (started(None, gate, max_running=1, drain_timeout=seconds) as (url, server),
           posting(url, False, False, max_tokens=9) as answers):

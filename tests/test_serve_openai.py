@@ -1,4 +1,4 @@
-"""Completions, chats and tokens over HTTP: what OpenAI's and llama.cpp's clients send and read."""
+"""Completions, chats and tokens over HTTP, as clients of OpenAI and llama.cpp send and read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def post(path, session=None, options=None, **body):
-    """The response's JSON."""
+    """Returns the response's JSON."""
     async def ask(http):
         response = await http.post(path, json=body)
         assert response.status_code == 200, response.text
@@ -29,7 +29,7 @@ def post(path, session=None, options=None, **body):
 
 
 def streamed(path, session=None, options=None, **body) -> list[dict]:
-    """The chunks of a stream, which ends as it must."""
+    """Returns the chunks of a stream, and checks how it ends."""
     async def ask(http):
         response = await http.post(path, json=body | {"stream": True})
         assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
@@ -39,7 +39,7 @@ def streamed(path, session=None, options=None, **body) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
 
 
-def test_a_completion_is_what_the_session_says():
+def test_a_completion_equals_the_answer_of_the_session():
     answer, own = post(COMPLETIONS, prompt=PROMPT, max_tokens=12, return_token_ids=True), text_session()
     wanted = own.generate(PROMPT, 12)
     choice = answer["choices"][0]
@@ -60,7 +60,7 @@ def test_the_same_prompt_may_be_text_or_ids_alone_or_in_a_list():
     assert len(found) == 1
 
 
-def test_a_stream_says_the_same_in_parts_and_its_usage_when_asked():
+def test_a_stream_gives_the_same_answer_in_parts_and_its_usage_on_request():
     asked = dict(prompt=PROMPT, max_tokens=20, temperature=0.9, seed=4, return_token_ids=True)
     answer, chunks = post(COMPLETIONS, **asked), streamed(COMPLETIONS, **asked)
     parts = [chunk["choices"][0] for chunk in chunks]
@@ -73,7 +73,7 @@ def test_a_stream_says_the_same_in_parts_and_its_usage_when_asked():
     assert all(chunk["usage"] is None for chunk in before)
 
 
-def test_a_stream_tells_every_token_also_those_whose_text_was_held_back():
+def test_a_stream_sends_every_token_including_those_whose_text_was_held_back():
     text = text_session().generate(PROMPT, 20).text
     asked = dict(prompt=PROMPT, max_tokens=20, return_token_ids=True, stop=[text[:12] + "\x00"])
     parts = [chunk["choices"][0] for chunk in streamed(COMPLETIONS, **asked)]
@@ -102,7 +102,7 @@ def test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once(
     assert len({choice["message"]["content"] for choice in greedy["choices"]}) == 1 and len(greedy["choices"]) == 2
 
 
-def test_a_chat_is_told_by_the_models_template():
+def test_a_chat_is_written_with_the_models_template():
     messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": [
         {"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}, {"role": "assistant", "content": None}]
     answer = post(CHAT, messages=messages, max_completion_tokens=9, max_tokens=3)
@@ -132,7 +132,7 @@ def test_a_stop_string_ends_the_text_before_it_and_a_stop_token_with_it():
     assert choice["choices"][0]["finish_reason"] == "stop"
 
 
-def test_the_models_own_end_ends_an_answer_unless_it_is_to_be_ignored():
+def test_the_models_end_token_ends_an_answer_unless_it_is_ignored():
     def ending(token):
         session = text_session()
         session.eos = (token,)
@@ -154,7 +154,7 @@ def test_an_echo_is_the_prompt_and_then_the_answer():
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPT + text
 
 
-def test_a_sampled_answer_is_that_of_its_seed_and_without_one_another_each_time():
+def test_a_sampled_answer_follows_its_seed_and_differs_each_time_without_one():
     def text(**more):
         return post(COMPLETIONS, prompt=PROMPT, max_tokens=24, temperature=1.2, **more)["choices"][0]["text"]
     own = text_session().generate(PROMPT, 24, temperature=1.2, top_p=0.9, top_k=20, min_p=0.01, seed=11).text
@@ -167,7 +167,7 @@ def test_a_sampled_answer_is_that_of_its_seed_and_without_one_another_each_time(
     assert text(seed=drawn["seed"]) == found["choices"][0]["text"]      # it can be asked for again
 
 
-def test_greedy_is_greedy_whatever_else_an_editor_sends():
+def test_greedy_answers_do_not_depend_on_other_fields_that_editors_send():
     greedy = text_session().generate(PROMPT, 12).text
     for more in ({}, {"temperature": 0, "top_p": 0.9, "top_k": 40, "seed": 5}, {"top_p": 0.99, "top_k": 40},
                  {"user": "me", "store": False, "cache_prompt": True, "samplers": ["top_k"], "model": "gpt-4o",
@@ -175,7 +175,7 @@ def test_greedy_is_greedy_whatever_else_an_editor_sends():
         assert post(COMPLETIONS, prompt=PROMPT, max_tokens=12, **more)["choices"][0]["text"] == greedy, more
 
 
-def test_what_is_not_said_is_as_the_models_generation_config_has_it():
+def test_missing_sampling_fields_follow_the_models_generation_config():
     session = text_session()
     model = session.target.model
     before = model.generation_config
@@ -188,7 +188,7 @@ def test_what_is_not_said_is_as_the_models_generation_config_has_it():
     assert answer["choices"][0]["text"] == own.text
 
 
-def test_a_completion_that_says_no_number_has_sixteen_tokens_and_a_chat_what_is_allowed():
+def test_completions_have_sixteen_tokens_by_default_and_chats_as_many_as_are_allowed():
     assert post(COMPLETIONS, prompt=PROMPT)["usage"]["completion_tokens"] == 16
     messages = [{"role": "user", "content": "x"}]
     limits = {"max_answer_tokens": 21}
@@ -202,7 +202,7 @@ def test_an_answer_is_as_long_as_fits():
     assert post(COMPLETIONS, prompt=ids, max_tokens=100)["usage"]["completion_tokens"] == 512 - 505
 
 
-def test_the_usage_says_what_of_a_prediction_was_said():
+def test_the_usage_counts_accepted_and_rejected_tokens_of_a_prediction():
     text = text_session().generate(PROMPT, 12).text
     unsaid = next(c for c in "zqjxkv" if c not in text)
     for prediction in (text + unsaid * 5, {"type": "content", "content": text + unsaid * 5},
@@ -224,7 +224,7 @@ def test_a_request_may_ask_for_less_than_the_server_would_propose():
         assert {one["choices"][0]["text"] for one in (whole, less, plain)} == {text}
 
 
-def test_a_request_names_a_corpus_of_the_servers(tmp_path, monkeypatch):
+def test_a_request_may_name_a_corpus_of_the_server(tmp_path, monkeypatch):
     monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path))
     session = text_session(method="graft-x-text")
     text = session.generate(PROMPT, 24).text
@@ -234,7 +234,7 @@ def test_a_request_names_a_corpus_of_the_servers(tmp_path, monkeypatch):
     assert alone["choices"] == helped["choices"] and helped["longgraft"]["steps"] < alone["longgraft"]["steps"]
 
 
-def test_a_suffix_is_shown_by_the_models_own_tokens():
+def test_a_suffix_is_marked_with_the_models_own_tokens():
     before, after = "def total(xs):\n    ", "\n\nprint(total([1]))"
     session = text_session(fim=True)
     tokenizer = session.tokenizer
@@ -248,7 +248,7 @@ def test_a_suffix_is_shown_by_the_models_own_tokens():
     assert found["usage"]["completion_tokens"] <= 30 and 400 < found["usage"]["prompt_tokens"] <= 512 - 30
 
 
-def test_a_suffix_is_known_to_retrievers_where_a_model_cannot_be_shown_it():
+def test_retrievers_use_a_suffix_for_which_the_model_has_no_tokens():
     text = text_session().generate(PROMPT, 40).text
     found = [post(COMPLETIONS, text_session(method="pld"), prompt=PROMPT, max_tokens=40, suffix=suffix)
              for suffix in ("", text)]
@@ -258,7 +258,7 @@ def test_a_suffix_is_known_to_retrievers_where_a_model_cannot_be_shown_it():
     assert found[1]["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] == 0
 
 
-def test_a_prompt_that_was_read_is_not_read_again_and_the_usage_says_so():
+def test_a_prompt_that_was_read_is_reused_and_the_usage_says_so():
     session = text_session()
     session.engine.prefixes = Prefixes(2 ** 30, cell=16)
 
@@ -275,7 +275,7 @@ def test_a_prompt_that_was_read_is_not_read_again_and_the_usage_says_so():
     assert asking(ask, session) == [(0, 0), (known, known)]
 
 
-def test_tokens_go_there_and_back():
+def test_tokenize_and_detokenize_are_inverse():
     ids = characters().encode(PROMPT)
     assert post("/tokenize", content=PROMPT) == {"tokens": ids}
     assert post("/detokenize", tokens=ids) == {"content": PROMPT}
@@ -292,7 +292,7 @@ def test_a_model_without_a_tokenizer_answers_ids_with_ids():
     assert answer["choices"][0]["token_ids"] == text_session().generate(PROMPT, 6).token_ids
 
 
-def test_models_and_health_are_told():
+def test_models_and_health_are_reported():
     async def ask(http):
         assert (await http.get("/health")).json() == (await http.get("/v1/health")).json() == {"status": "ok"}
         cards = (await http.get("/v1/models")).json()
@@ -304,7 +304,7 @@ def test_models_and_health_are_told():
 
 
 @pytest.mark.parametrize("name, shown", [("/home/someone/tiny", "tiny"), ("org/tiny", "org/tiny"), ("toy", "toy")])
-def test_a_models_name_says_nothing_about_this_machine(name, shown):
+def test_the_name_of_a_model_does_not_show_its_folder(name, shown):
     session = text_session()
     session.target.name = name
     assert client(session)._transport.app.state.longgraft.name == shown

@@ -27,7 +27,7 @@ from longgraft.serve.routes.tokenize import DetokenizeRequest
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "def total(xs):\n    return sum(xs)\n"
-MANY = 4_000        # fewer than any list may have, except where it says otherwise
+MANY = 4_000        # below the longest list allowed, except where a lower limit is named
 
 
 @pytest.mark.parametrize("model, body", [
@@ -55,7 +55,7 @@ def test_a_refusal_keeps_nothing_of_the_body():
 
 @pytest.fixture
 def held(monkeypatch):
-    """(permits, bodies that are parsed): parsing waits for a permit."""
+    """(permits, bodies that are parsed); parsing waits for a permit."""
     permits, parsed, parse = threading.Semaphore(0), [], request_body.parse
 
     def wait(model, body):
@@ -71,7 +71,7 @@ def held(monkeypatch):
     (COMPLETIONS, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ("/infill", {"input_prefix": "a", "input_suffix": ""}), ("/tokenize", {"content": "a"}),
     ("/detokenize", {"tokens": [1]}), ("/watch", {"prompt": "a"})])
-def test_while_bodies_are_parsed_others_are_answered_and_as_many_wait_as_in_the_queue(held, path, body):
+def test_others_are_answered_while_bodies_are_parsed_and_the_queue_limits_waiting_bodies(held, path, body):
     permits, parsed = held
 
     async def ask(http):
@@ -146,7 +146,7 @@ def test_tokens_of_a_long_text_are_written_in_parts(monkeypatch, pieces):
 
 
 def sent(url: str, data: bytes) -> socket.socket:
-    """A connection over which this was sent."""
+    """Returns a connection over which these bytes were sent."""
     host, port = url.removeprefix("http://").split(":")
     wire = socket.create_connection((host, int(port)), timeout=20)
     wire.sendall(data)
@@ -205,7 +205,7 @@ def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_c
         assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_the_deadline_of_a_request_is_none_of_its_answer(monkeypatch):
+def test_the_deadline_of_a_request_does_not_apply_to_its_answer(monkeypatch):
     monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.1)
     monkeypatch.setattr(http_server, "BODY_SECONDS", 0.1)
     gate = Gate()
@@ -217,7 +217,7 @@ def test_the_deadline_of_a_request_is_none_of_its_answer(monkeypatch):
 
 @pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
                                   b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"])
-def test_what_is_no_http_is_refused_in_the_form_of_the_api(data):
+def test_invalid_http_is_refused_in_the_form_of_the_api(data):
     with listening() as (url, _), sent(url, data) as wire:
         head, _, body = wire.makefile("rb").read().partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
@@ -226,7 +226,7 @@ def test_what_is_no_http_is_refused_in_the_form_of_the_api(data):
 
 
 def test_two_lengths_of_a_body_are_refused_and_the_connection_is_closed():
-    """Else a proxy and this server may find other requests in the same bytes."""
+    """Otherwise a proxy and this server may find different requests in the same bytes."""
     health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     twice = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5\r\n"
              b"Transfer-Encoding: chunked\r\n\r\n11\r\n{\"content\": \"ab\"}\r\n0\r\n\r\n")
@@ -258,7 +258,7 @@ def test_the_page_and_health_answer_head():
 
 
 def test_a_body_that_is_too_large_is_refused_while_its_sender_waits():
-    """In pieces, so that its length is not known before; the sender reads before it has sent the end."""
+    """Sends pieces, so that the length is unknown before; the sender reads before it has sent the end."""
     piece = b"100000\r\n" + b"a" * 2 ** 20 + b"\r\n"
     head = b"POST " + COMPLETIONS.encode() + (b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                                               b"Transfer-Encoding: chunked\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Every option is said once: what is checked, read, printed and offered comes from its field."""
+"""Every option is defined once: checks, parsing, printing and flags come from its field."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Toy:
         check(self)
 
 
-@pytest.mark.parametrize("values, said", [
+@pytest.mark.parametrize("values, message", [
     ({"count": 0}, r"count is 0; it must be a whole number from 1 to 9 \(things\)"), ({"count": 10}, "count is 10"),
     ({"count": True}, "count is True"), ({"count": "3"}, "count is '3'"), ({"count": 3.0}, "count is 3.0"),
     ({"count": None}, "count is missing"), ({"share": float("nan")}, "share is nan"),
@@ -50,8 +50,8 @@ class Toy:
     ({"lengths": 1}, "lengths is 1"), ({"pair": (1.0,)}, "pair is"), ({"pair": (1.0, 2.5)}, "pair is"),
     ({"names": ("c",)}, "names: 'c' is unknown. Known: a, b"), ({"names": "a"}, "names is 'a'"),
     ({"places": {"x": 1}}, "places is"), ({"quick": 1}, "quick is 1"), ({"head": {}}, "head is")])
-def test_a_value_of_another_type_or_out_of_range_is_named(values, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_value_of_another_type_or_out_of_range_is_named(values, message):
+    with pytest.raises(ValueError, match=message):
         Toy(**values)
     assert Toy(count=1).count == 1 and Toy(count=9, share=1).count == 9
 
@@ -71,7 +71,7 @@ def test_a_text_of_another_kind_is_refused(name, text):
         options(Toy)[name].parse(text)
 
 
-def test_sizes_have_letters():
+def test_sizes_may_end_in_a_letter():
     assert [size(text) for text in ("512", "8k", "1.5K", "100m", "2b")] == [512, 8192, 1536, 10 ** 8, 2 * 10 ** 9]
     for text in ("", "k", "1.5", "-1k", "8kk", "1e3", "\u0663"):
         with pytest.raises(ValueError, match="is no number such as"):
@@ -97,16 +97,16 @@ def test_a_librarys_error_becomes_plain_words(tmp_path):
         assert reason(error.value) == said
 
 
-@pytest.mark.parametrize("text, said", [
+@pytest.mark.parametrize("text, message", [
     ('{"count": "3"}', "count is '3'"), ('{"count": true}', "count is True"),
     ('{"cuont": 3}', "sets 'cuont', .* Known: count, head, names, pair, places, quick, rows, share"),
     ("[1]", "a table of options is needed"), ("{", "is not JSON"), ("[" * 100_000, "nested too deeply"),
     ('{"rows": [1, "2"]}', "rows is"), ('{"head": {"window": "x"}}', "head: window is 'x'"), ("\xff", "cannot be read"),
     ('{"count": 1e999}', "count is inf"), ('{"places": {"a": {"b": {}}}}', "places is")])
-def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, said):
+def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, message):
     path = tmp_path / "options.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match=said) as error:
+    with pytest.raises(ValueError, match=message) as error:
         made(Toy, read_table(path), str(path))
     assert str(path) in str(error.value)
 
@@ -118,7 +118,7 @@ def test_a_file_may_use_the_names_of_fields_or_flags(tmp_path):
     assert (found.lengths, found.pair, found.head.window, found.count) == ((4, 8), (2.0, 3), 7, 5)
 
 
-def test_what_is_printed_says_the_same_again():
+def test_printed_settings_are_read_back_unchanged():
     groups = (Pair(), Settings(budget=30, head=HeadOverrides(window=9)), SamplingSettings(0.5, seed=2 ** 40),
               StopSettings(stop=("a\n\u2028\"",)))
     table = tomllib.loads("\n".join(describe(*groups)))
@@ -130,12 +130,12 @@ def test_what_is_printed_says_the_same_again():
 def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
     for group in (HeadOverrides, Pair, Settings, SamplingSettings, StopSettings, MethodSettings):
         for name, one in options(group).items():
-            assert one.help or one.kind is HeadOverrides, name      # of which each field says it
+            assert one.help or one.kind is HeadOverrides, name      # its fields say it
             assert one.none or "None" not in str(one.kind), f"{name} does not say what None stands for"
             assert one.default is None or group().__dict__[name] == one.default
 
 
-def test_settings_agree_with_what_they_set():
+def test_settings_have_the_defaults_of_the_code_that_reads_them():
     assert (Settings.draft_levels, Settings.draft_top_k) == (LEVELS, TOP_K)
     drawn = {f.name: f.default for f in fields(Sampling) if f.name != "replay"}
     assert drawn == vars(SamplingSettings()) | LogitSettings().read()

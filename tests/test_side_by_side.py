@@ -1,4 +1,4 @@
-"""Requests that share the target's passes say what each says alone, whoever comes, goes or fails."""
+"""Requests that share the target's passes give the answers of each alone, while others come, go or fail."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def alone(session: Session, asked=ASKED, new: int = 16) -> list[list[int]]:
 
 
 def side_by_side(session: Session, asked=ASKED, new: int = 16, most: int = 3) -> list[list[int]]:
-    """Their answers, `most` at once."""
+    """Returns the answers of all requests, decoded `most` at once."""
     found = generate_all(session, [ids for ids, _ in asked], new, samplings=[law for _, law in asked], most=most)
     return [one.token_ids for one in found]
 
 
 def counted(target, calls: list):
-    """The target, and the number of segments of each of its passes in `calls`."""
+    """Returns the target; the number of segments of each of its passes is appended to `calls`."""
     forward = target.forward
 
     def count(segments, wants):
@@ -57,7 +57,7 @@ def counted(target, calls: list):
 
 @pytest.mark.parametrize("kernels", [None, KERNELS], ids=["torch", "compiled"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_of_several_requests_says_what_it_says_alone(family, kernels):
+def test_requests_side_by_side_give_the_answers_of_each_alone(family, kernels):
     session, calls = repeatable("graft", family=family, kernels=kernels), []
     wanted = alone(session)
     counted(session.target, calls)
@@ -67,7 +67,7 @@ def test_each_of_several_requests_says_what_it_says_alone(family, kernels):
 
 @pytest.mark.parametrize("method", ["ar", "pld", "eagle3", "graft-x", "graft-x-text", "sps", "suffix", "tokenswift",
                                     "triforce", "specpv", "medusa", "longspec", "dflash", "logitspec"])
-def test_methods_share_passes_whatever_they_need_of_them(method):
+def test_every_kind_of_method_shares_passes(method):
     session, calls = repeatable(method, kernels=KERNELS), []
     wanted = alone(session, new=8)
     counted(session.target, calls)
@@ -75,7 +75,7 @@ def test_methods_share_passes_whatever_they_need_of_them(method):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
-def test_what_a_pass_reports_of_a_segment_has_the_same_bits_whatever_else_it_holds(family):
+def test_the_report_of_a_segment_has_the_same_bits_in_every_pass(family):
     target = toy_target(family, kernels=KERNELS)
     wants = Wants(layers=(1, 3), final=True, topk=4, queries=2)
 
@@ -102,7 +102,7 @@ def test_what_a_pass_reports_of_a_segment_has_the_same_bits_whatever_else_it_hol
             assert ours.keys() == theirs.keys() and all(torch.equal(ours[layer], theirs[layer]) for layer in ours), name
 
 
-def test_what_goes_wrong_in_a_common_pass_is_the_matter_of_one():
+def test_an_error_in_a_shared_pass_ends_only_its_own_request():
     session, calls = repeatable("graft", kernels=KERNELS), []
     wanted = alone(session)
     requests = [session.another().open(ids, 16, law) for ids, law in ASKED]
@@ -134,7 +134,7 @@ def test_a_pass_within_a_block_without_gradients_is_not_shared():
             inside = torch.is_grad_enabled()
         return inside, torch.is_grad_enabled(), report.logits.argmax().item()
 
-    for outside in (True, False):       # what all of them run in is shared, whatever it is
+    for outside in (True, False):       # the mode around all of them does not matter
         calls.clear()
         with torch.set_grad_enabled(outside):
             found = together([lambda: run(False), lambda: run(True), lambda: run(False), lambda: run(True)])
@@ -161,7 +161,7 @@ def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     assert [one[0] for one in passes] == [OLDEST_TOKENS] * 3 and {sum(one) for one in passes} == {PASS_TOKENS}
 
 
-def test_long_prompts_get_as_many_rows_as_streams_have_and_short_ones_what_is_left():
+def test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest():
     assert shares([6000, 0], [1.0, 1.0], 40) == [40, 0]
     assert shares([6000, 0, 90], [1.0, 1.0, 1.0], 40) == [38, 0, 90]
     assert shares([6000, 5000, 0], [1.0, 2.0, 1.0], 40) == [OLDEST_TOKENS, 12, 0]
@@ -174,7 +174,7 @@ def test_long_prompts_get_as_many_rows_as_streams_have_and_short_ones_what_is_le
     assert advance([*streams, long])[2].read == PASS_TOKENS
 
 
-def test_a_token_far_into_a_prompt_counts_as_often_as_it_costs():
+def test_tokens_far_into_a_prompt_are_weighted_by_their_cost():
     assert shares([900, 0, 800, 900], [4.0, 1.0, 1.0, 1.0]) == [OLDEST_TOKENS // 4, 0, PASS_TOKENS - OLDEST_TOKENS, 0]
     assert shares([900], [2.0]) == [PASS_TOKENS // 2] and shares([900, 10], [200.0, 1.0]) == [1, 0]
     assert shares([0, 0], [1.0, 1.0]) == [0, 0] and shares([900, 10], [2.0, 1.0]) == [(PASS_TOKENS - 10) // 2, 10]
@@ -186,7 +186,7 @@ def test_a_token_far_into_a_prompt_counts_as_often_as_it_costs():
     assert request.weight == pytest.approx(1 + 50 * 2 * c.num_attention_heads * c.head_dim / linear)
 
 
-def test_nodes_are_dearer_where_other_requests_wait_for_them():
+def test_nodes_cost_more_while_other_requests_wait():
     costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 16: 1.1, 64: 5.0, 128: 12.0}}, {}, {}), frozen=True)
     single, among = Prices(costs, 0, 16), Prices(costs, 0, 16, others=40)
     assert among.plain == pytest.approx(costs.verify(41, 0))
@@ -199,7 +199,7 @@ def test_nodes_are_dearer_where_other_requests_wait_for_them():
     assert max(sizes[0]) > 8 and sum(sizes[3]) / len(sizes[3]) < 0.6 * sum(sizes[0]) / len(sizes[0])
 
 
-def test_passes_that_others_share_say_nothing_of_a_pass_alone():
+def test_shared_passes_do_not_change_the_costs_of_a_pass_alone():
     costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {}, {}))
     estimates, before = AcceptanceEstimates(costs), costs.state()
     seen = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0)
@@ -213,7 +213,7 @@ def test_passes_that_others_share_say_nothing_of_a_pass_alone():
     assert costs.state() != before
 
 
-def test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full(monkeypatch):
+def test_sessions_are_made_for_requests_until_memory_is_full(monkeypatch):
     session = repeatable("pld")
     rows = session.engine.rows(100, 20)
     monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes",
@@ -230,7 +230,7 @@ def test_there_are_as_many_sessions_as_run_and_none_where_memory_is_full(monkeyp
     assert Sessions(Session(session.engine, None), 8).max_running == 1
 
 
-def test_where_no_further_session_can_be_made_those_that_run_go_on_and_it_is_tried_again(monkeypatch):
+def test_a_session_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypatch):
     session, tried = repeatable("pld"), []
     sessions = Sessions(session, 8)
     running = [sessions.free([], 20, 4).open(toy_prompt(20), 4)]
@@ -246,7 +246,7 @@ def test_where_no_further_session_can_be_made_those_that_run_go_on_and_it_is_tri
     assert sessions.free(running, 20, 4) is not None
 
 
-def test_memory_is_asked_for_each_request_and_kept_prompts_will_take_theirs(monkeypatch):
+def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypatch):
     session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6)), [10 ** 9]
     monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes", lambda device: free[0])
     sessions = Sessions(session, 8)
@@ -259,7 +259,7 @@ def test_memory_is_asked_for_each_request_and_kept_prompts_will_take_theirs(monk
         assert (sessions.free(running, 100, 20) is None) == (missing == 1)
 
 
-def test_further_sessions_answer_as_the_first_does_now_and_are_kept():
+def test_further_sessions_follow_the_settings_of_the_first_and_are_kept():
     session = repeatable("graft")
     prompts, longest = [toy_prompt(60)] * 3, session.generate(toy_prompt(60), 24).token_ids
     assert [one.token_ids for one in generate_all(session, prompts, 24)] == [longest] * 3
@@ -288,7 +288,7 @@ def test_a_target_that_cannot_pack_is_packed_once(error, monkeypatch, caplog):
     assert packed > 5 and not told if isinstance(error, MemoryError) else packed == told == 1
 
 
-def test_what_failed_holds_nothing_in_memory():
+def test_a_failed_pass_holds_no_memory():
     class Activations:
         pass
     held, target = [], toy_target()
@@ -300,7 +300,7 @@ def test_what_failed_holds_nothing_in_memory():
         raise MemoryError
     target.forward = fails
     ask = partial(target.run, [Segment(ProposalTree.root_only(3), target.cache(16))], Wants())
-    gc.disable()        # a reference cycle would wait for it
+    gc.disable()        # it would hide a reference cycle
     try:
         errors = together([ask, ask])
         assert [type(one) for one in errors] == [MemoryError] * 2 and len(held) == 3
@@ -310,13 +310,13 @@ def test_what_failed_holds_nothing_in_memory():
         gc.enable()
 
 
-def test_an_interrupt_ends_all_and_leaves_nothing_held():
+def test_an_interrupt_ends_the_running_steps_and_leaves_nothing_held():
     session = repeatable("graft")
     waits, later = session.open(toy_prompt(20), 4), session.another().open(toy_prompt(20), 4)
 
     def interrupt():
         raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt) as error:     # whose traceback holds all that was there
+    with pytest.raises(KeyboardInterrupt) as error:     # its traceback holds all frames
         together([waits.step, interrupt, later.step])
     assert waits.finish_reason == "cancelled" and not session.engine.busy and not waits._stepping.locked()
     assert later.finish_reason is None and later.step().read == 17 and error.traceback
@@ -362,13 +362,13 @@ def test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came()
     assert tokens == alone(repeatable("graft")) and at_once == [0, 1, 2]
 
 
-def test_where_the_decoding_thread_ends_everyone_is_told():
+def test_all_requests_fail_when_the_decoding_thread_ends():
     gate = Gate()
 
     async def play(worker):
         taken = [worker.submit(Job(ASKED[0][0], 50)) for _ in range(3)]
         await until_true(lambda: gate.steps == 1)
-        worker._sessions.free = None        # as our own mistake would be, outside of any request
+        worker._sessions.free = None        # an error of our own, outside of any request
         gate.allow()
         for running in taken:
             with pytest.raises(Failed):
@@ -379,7 +379,7 @@ def test_where_the_decoding_thread_ends_everyone_is_told():
     assert working(play, gate) == (False, 0)
 
 
-def test_those_who_wait_for_memory_fill_the_queue_and_all_who_lack_it_are_told_alike(monkeypatch):
+def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(monkeypatch):
     session, gate = repeatable("graft", prefixes=Prefixes(2 ** 28, 16)), Gate()
     monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes", lambda device: 2 ** 40 if gate.steps > 2 else 0)
 

@@ -1,4 +1,4 @@
-"""A small model's memory: what it says behind the committed tokens and a scratch chain, however it was fed."""
+"""A small model's memory gives the logits of its own forward behind committed tokens and a scratch chain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-def test_a_small_model_says_what_its_own_forward_says_behind_committed_tokens_and_chain():
+def test_logits_of_a_small_model_equal_its_own_forward_behind_committed_tokens_and_chain():
     ids, small = toy_prompt(40), memory()
     small.observe(seen(ids[:20], prompt=True))
     assert small.cache.length == 20                      # a prompt is read at once
@@ -46,8 +46,8 @@ def test_a_small_model_says_what_its_own_forward_says_behind_committed_tokens_an
     close(small.extend(torch.tensor([9])), expected([*ids[:28], 5, 9]))
 
 
-def test_what_is_committed_takes_the_scratch_chains_place():
-    """Also the last drafted token, which nothing was drafted after."""
+def test_committed_tokens_replace_the_scratch_chain():
+    """Includes the last drafted token, after which nothing was drafted."""
     ids, small = toy_prompt(30), memory()
     small.observe(seen(ids[:20], prompt=True))
     small.extend(torch.tensor([ids[20]]))
@@ -73,7 +73,7 @@ def test_a_small_model_rewinds_also_in_the_middle_of_a_chain():
     close(small.extend(torch.tensor([11])), expected([*ids[:22], 11]))
     mark = small.mark()
     small.extend(torch.tensor([8]))
-    small.rewind(mark)                                   # which guesses do not outlive
+    small.rewind(mark)                                   # guesses do not outlive it
     close(small.extend(torch.tensor([11])), expected([*ids[:22], 11]))
     other = memory()
     small.observe(seen([11]))
@@ -81,21 +81,21 @@ def test_a_small_model_rewinds_also_in_the_middle_of_a_chain():
     close(other.extend(torch.tensor([12])), expected([*ids[:22], 11, 12]))
 
 
-def test_what_waits_for_a_small_model_is_bounded():
+def test_the_tokens_that_wait_for_a_small_model_are_bounded():
     small = memory()
     for _ in range(MOST_WAITING + 1):
         small.observe(seen([5]))
     assert small.waiting == 0 and small.cache.length == MOST_WAITING + 1
 
 
-def test_vocabularies_that_are_padded_differently_meet_in_the_targets():
+def test_logits_of_padded_vocabularies_are_fitted_to_the_target():
     narrow, wide = memory(VOCAB - 6), memory(VOCAB + 10)
     for small in (narrow, wide):
         small.observe(seen(toy_prompt(10), prompt=True))
     a, b = narrow.extend(torch.tensor([3])), wide.extend(torch.tensor([3]))
     assert len(a) == VOCAB - 6 and len(b) == VOCAB + 10
     assert torch.equal(a, b[:VOCAB - 6]) and b[VOCAB:].isneginf().all() and b[:VOCAB].isfinite().all()
-    assert wide.extend(torch.tensor([VOCAB + 3]))[:VOCAB].isfinite().all()      # it has no word for that
+    assert wide.extend(torch.tensor([VOCAB + 3]))[:VOCAB].isfinite().all()      # a token that it does not have
 
 
 class Words:
@@ -134,7 +134,7 @@ def test_a_small_model_of_another_tokenizer_is_refused(saved):
 
 
 def official(folder, heads: MedusaHeads, prefix: str = "") -> None:
-    """FasterDecoding's files: a state dict, and a configuration that names another number of heads."""
+    """Writes FasterDecoding's files: a state dict, and a configuration that names another number of heads."""
     folder.mkdir(exist_ok=True)
     torch.save({prefix + name.removeprefix("heads."): t for name, t in heads.state_dict().items()},
                folder / "medusa_lm_head.pt")
@@ -154,7 +154,7 @@ def test_official_heads_have_output_layers_of_their_own(tmp_path, prefix):
     close(found.logits(hidden, target.logits)[:, 1], by_hand)
 
 
-def test_heads_that_are_tied_read_out_as_the_target_does(tmp_path):
+def test_tied_heads_use_the_output_layer_of_the_target(tmp_path):
     target, hidden = toy_target(), torch.randn(3, 32)
     heads = medusa_heads(target)
     save_medusa(heads, tmp_path, "llama")
@@ -164,7 +164,7 @@ def test_heads_that_are_tied_read_out_as_the_target_does(tmp_path):
     state = hidden + torch.nn.functional.silu(hidden @ linear.weight.T + linear.bias)
     close(found.logits(hidden, target.logits)[:, 2], target.head(state))
     fresh = MedusaHeads(MedusaConfig(32, VOCAB))
-    close(fresh.logits(hidden, target.logits)[:, 3], target.logits(hidden))     # before it learnt anything
+    close(fresh.logits(hidden, target.logits)[:, 3], target.logits(hidden))     # before any training
 
 
 BROKEN = {
@@ -177,9 +177,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_heads_that_are_broken_are_named(tmp_path, what):
-    breaks, said = BROKEN[what]
+@pytest.mark.parametrize("damage", BROKEN)
+def test_broken_heads_are_refused_with_the_reason(tmp_path, damage):
+    breaks, said = BROKEN[damage]
     official(tmp_path, medusa_heads(toy_target(), tied=False))
     tensors = torch.load(tmp_path / "medusa_lm_head.pt")
     breaks(tensors)

@@ -1,4 +1,4 @@
-"""Any method whose nodes carry probabilities takes the drafter's place in graft-x, and is asked while it pays."""
+"""Any method whose nodes carry probabilities can replace the drafter of graft-x, and is asked while it pays."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TEXT = torch.randint(1, 96, (360,), generator=torch.Generator().manual_seed(4)).
 LENGTH = 60     # of the prompt
 
 
-class Knows:
-    """Proposes four tokens as 0.9 sure, which are the text's, `off` by so much."""
+class TextSource:
+    """Proposes the next four tokens of the text, shifted by `off`, each with a probability of 0.9."""
 
     memories = ()
 
@@ -41,8 +41,8 @@ class Knows:
                                   [ROOT] + [RETRIEVED] * n)
 
 
-def spent(source: Knows, host: float, new: int = 300) -> Stats:
-    """Of a text that the source knows; a proposal costs `host` plain passes."""
+def stats_with(source: TextSource, host: float, new: int = 300) -> Stats:
+    """Returns the statistics of decoding the source's text, where a proposal costs `host` plain passes."""
     method = Method("over", "-", "-", lambda p: ranked(replace(p, source=source, choices=GraftXChoices())),
                     adaptive=lambda p: controlled(replace(p, source=source, choices=GraftXChoices())))
     session = toy_session(method, adaptive=True, costs=LiveCosts(replace(TOY_COSTS, host=host), frozen=True))
@@ -51,24 +51,24 @@ def spent(source: Knows, host: float, new: int = 300) -> Stats:
 
 @pytest.mark.parametrize("host", [0.0, 0.5])
 def test_a_source_that_is_right_is_asked_at_every_step(host):
-    source = Knows()
-    stats = spent(source, host)
+    source = TextSource()
+    stats = stats_with(source, host)
     assert source.asked >= stats.steps - 1 and stats.mat > 3.9
 
 
-def test_a_source_that_is_wrong_is_left_and_looked_at_ever_more_rarely():
-    source = Knows(off=1)
-    stats = spent(source, 0.5)
+def test_a_source_that_is_wrong_is_asked_ever_more_rarely():
+    source = TextSource(off=1)
+    stats = stats_with(source, 0.5)
     assert stats.mat < 1.2 and 4 <= source.asked < 0.2 * stats.steps
 
 
-def test_what_costs_more_than_it_can_bring_is_hardly_asked():
-    source = Knows()
-    stats = spent(source, 20.0)
+def test_a_source_that_costs_more_than_it_gains_is_hardly_asked():
+    source = TextSource()
+    stats = stats_with(source, 20.0)
     assert source.asked <= 3 and stats.mat < 1.2
 
 
-def test_what_a_proposal_takes_is_followed_and_a_slow_first_one_is_forgotten():
+def test_the_cost_of_a_proposal_follows_its_times_and_forgets_a_slow_first_one():
     live = LiveCosts(Costs({}, "", {0: {1: 1.0}}, {}, {}, host=0.25))
     assert live.proposal == 0.25
     live.proposed(3.0)
@@ -83,7 +83,7 @@ def test_what_a_proposal_takes_is_followed_and_a_slow_first_one_is_forgotten():
     assert frozen.proposal == 0.25
 
 
-def test_nodes_without_a_probability_are_left_out_and_others_stay_whose_they_are():
+def test_nodes_without_a_probability_are_left_out_and_others_keep_their_origin():
     nan = float("nan")
     tree = ProposalTree.build([2, 3, 4, 5, 6, 7], [-1, 0, 0, 1, 2, 4], [0.0, -0.1, nan, -0.2, -0.3, -0.4],
                               [ROOT, RETRIEVED, DRAFT, DRAFT | RETRIEVED, DRAFT, DRAFT])
@@ -104,7 +104,7 @@ SOURCES = ["eagle3", "svip", "talon", "graft-x-text", "pld"]
 
 @pytest.mark.parametrize("adaptive", [True, False], ids=["choosing", "sixty"])
 @pytest.mark.parametrize("source", SOURCES)
-def test_over_any_method_graft_x_says_what_the_target_would(source, adaptive):
+def test_graft_x_over_any_method_decodes_the_ids_of_plain_decoding(source, adaptive):
     for sampling in (Sampling(), Sampling(temperature=1.0, seed=5)):
         session = toy_session(f"graft-x+source={source}", adaptive=adaptive)
         assert answered(session, toy_prompt(60), 24, sampling).token_ids == plain("llama", 60, 24, sampling)
@@ -112,8 +112,8 @@ def test_over_any_method_graft_x_says_what_the_target_would(source, adaptive):
 
 @pytest.mark.parametrize("adaptive", [True, False], ids=["choosing", "sixty"])
 @pytest.mark.parametrize("source", [*SOURCES, "graft", "retrieval"])
-def test_over_any_method_each_memory_is_there_once(source, adaptive):
-    """A text that observes twice learns what nobody said."""
+def test_graft_x_over_any_method_has_each_memory_once(source, adaptive):
+    """A text memory that observed each step twice would learn text that does not exist."""
     session = toy_session(f"graft-x+source={source}", adaptive=adaptive)
     memories = session.engine.proposer.memories
     assert len({id(memory) for memory in memories}) == len(memories)
@@ -135,7 +135,7 @@ def test_a_source_is_asked_for_no_more_than_its_own_size():
     assert stats.forwards["draft"] <= 5 * (stats.steps + 1)
 
 
-def test_needs_are_those_of_the_method_that_it_is_over():
+def test_graft_x_needs_what_its_source_needs():
     assert find("graft-x").needs == (HEAD,) == find("graft-x+source=svip").needs
     assert find("graft-x+source=pld").needs == () and find("graft-x+source=pld").fallback == ""
     bare = toy_parts().__class__(toy_parts().target)
@@ -145,7 +145,7 @@ def test_needs_are_those_of_the_method_that_it_is_over():
 
 
 @pytest.mark.parametrize("promise", ["lossy", "distribution"])
-def test_a_method_with_a_rule_of_its_own_is_no_source(monkeypatch, promise):
+def test_a_method_with_its_own_acceptance_rule_cannot_be_a_source(monkeypatch, promise):
     monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise))
     with pytest.raises(ValueError, match="cannot be over 'odd'"):
         find("graft-x+source=odd")
@@ -155,7 +155,7 @@ def test_a_method_with_a_rule_of_its_own_is_no_source(monkeypatch, promise):
 
 @pytest.mark.parametrize("names", [("graft-x", "graft-x+source=eagle3"), ("graft-x+source=eagle3", "graft-x")])
 def test_a_source_and_a_drafter_of_one_cache_have_estimates_of_their_own(names):
-    """Whichever a sweep builds first."""
+    """The order in which a sweep builds them does not matter."""
     parts = toy_parts()
     made = {name: build(name, parts, adaptive=True).estimates for name in names}
     assert made["graft-x"].drafter_cache is not None and made["graft-x+source=eagle3"].drafter_cache is None

@@ -1,4 +1,4 @@
-"""A prompt within its budget, of which the beginning stays while the file is edited and the cursor moves."""
+"""A prompt stays within its budget, and its beginning is stable while the file is edited and the cursor moves."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_prompt_stays_within_its_budget_and_uses_most_of_it(family, tokens):
             assert len(laid.ids) > tokens * USUAL.filled - 64 * 16, (len(laid.ids), tokens)
 
 
-def test_what_does_not_fit_is_the_least_useful():
+def test_the_least_useful_pieces_are_left_out():
     laid = layout().lay_out(cursor(300), PIECES, 4096)
     assert set(laid.used) == set(PIECES[:len(laid.used)]) and 3 < len(laid.used) < 40
     assert laid.used[-1] == PIECES[0] and laid.unused == tuple(PIECES[len(laid.used):])
@@ -67,7 +67,7 @@ def test_a_cut_file_begins_at_the_same_line_for_many_lines():
     assert len(set(starts)) <= 4
 
 
-def test_worth_that_changes_moves_no_piece():
+def test_a_change_of_worth_moves_no_piece():
     made = layout()
     first = made.lay_out(cursor(200), PIECES, 8192)
     ranked = [*first.used, *first.unused]       # the worst of them is now the best
@@ -86,7 +86,7 @@ def arranged(ranked: str, room: int, before: str = "", habit: Habit = USUAL, **c
     return "".join(piece.path for piece in found)
 
 
-def test_what_is_new_is_put_behind_what_stays():
+def test_new_pieces_are_put_behind_those_that_stay():
     assert arranged("abcdefgh", 100) == "hgfedcba"          # the best nearest to the cursor
     assert arranged("abcdefghijkl", 100) == "hgfedcba"      # a fifth is left for later ones
     assert arranged("abcdefghijkl", 100, habit=ANEW) == "jihgfedcba"

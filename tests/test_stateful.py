@@ -1,4 +1,4 @@
-"""Targets whose layers carry a state from token to token: what a tree's branches did leaves no trace on a kept path."""
+"""Targets whose layers carry a state from token to token: the branches of a tree do not affect a kept path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def alike(one, other) -> None:
 @pytest.mark.parametrize(("method", "family", "sampling"), [
     (method, list(HYBRID)[n % 3], n // 3 % 3 if EVERY[method].promise == "exact" else 0)
     for n, method in enumerate(WHOLE)])
-def test_every_method_says_what_the_target_would_also_where_the_prompts_beginning_is_known(method, family, sampling):
+def test_every_method_decodes_the_ids_of_plain_decoding_behind_a_known_prefix(method, family, sampling):
     sampling, ours = SAMPLINGS[sampling], toy_session(method, family, prefixes=Prefixes(2 ** 30, 16))
     answered(ours, toy_prompt(60)[:50], 1)
     found = answered(ours, toy_prompt(60), 16, sampling)
@@ -53,7 +53,7 @@ def test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order(family):
         for cache in caches:
             read(target, Segment(ProposalTree.chain(prompt), cache, "none"))
             cache.keep(torch.arange(20))
-        for _ in range(2):      # of the first pass nothing is kept
+        for _ in range(2):      # nothing is kept of the first pass
             read(target, Segment(tree, caches[0]))
         caches[0].keep(torch.tensor(path))
         for node in path:

@@ -1,4 +1,4 @@
-"""Suites: every layout that prompts come in gives the official prompt, and what is missing is named."""
+"""Suites: every layout of prompts gives the official prompt, and missing parts are named."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Letters:
 
 # Prompts ------------------------------------------------------------------------------------------------------------
 
-def test_a_row_stands_in_the_official_prompt_and_only_its_context_may_be_cut(tmp_path):
+def test_a_row_is_put_into_the_official_prompt_and_only_its_context_may_be_cut(tmp_path):
     write(tmp_path / "qmsum.jsonl", longbench("qmsum"))
     example, = load_suite("qmsum", tmp_path)
     assert example.prompt().startswith("You are given a meeting transcript and a query")
@@ -57,14 +57,14 @@ def test_a_row_stands_in_the_official_prompt_and_only_its_context_may_be_cut(tmp
         "a", ("Because.",), True, "turn", 512)
 
 
-def test_the_code_before_the_line_is_one_text_that_goes_on_from_the_other_files(tmp_path):
+def test_the_code_before_the_line_continues_the_text_of_the_other_files(tmp_path):
     write(tmp_path / "repobench-p.jsonl", longbench("repobench-p", context="a.py\nx = 1\n", input="import a\n"))
     example, = load_suite("repobench-p", tmp_path)
     assert example.body == "a.py\nx = 1\nimport a\n" and example.after == "Next line of code:\n"
     assert not example.chat and example.unit == "line" and example.max_new_tokens == 64
 
 
-def test_a_folders_own_prompts_and_lengths_win(tmp_path):
+def test_prompts_and_lengths_of_a_folder_override_the_official_ones(tmp_path):
     write(tmp_path / "qmsum.jsonl", longbench("qmsum"))
     write(tmp_path / "narrativeqa.jsonl", longbench("narrativeqa"))
     prompts = {"qmsum": {"prompt": "Q {input} C {context}!", "max_gen": 7}, "_source": "a note",
@@ -88,7 +88,7 @@ def test_a_book_is_continued_and_not_asked_about(tmp_path):
     assert example.prompt() == example.body == "Call me Ishmael." and not example.chat and example.answers == ()
 
 
-def test_a_prompt_goes_through_the_chat_template_where_there_is_one_and_it_is_no_code():
+def test_the_chat_template_is_used_for_prompts_other_than_code():
     talk, code = Example("s", "1", "a", "b", "c"), Example("s", "1", "a", "b", "c", chat=False)
     plain, chat = Letters(), Letters("template")
     assert talk.encode(chat) == [1, 97, 98, 99, 2] and talk.encode(chat, "") == [1, 97, 99, 2]
@@ -140,7 +140,7 @@ def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path):
 
 # Recordings ---------------------------------------------------------------------------------------------------------
 
-def test_recordings_are_known_by_who_said_them_and_cut_where_the_model_ran_away(tmp_path):
+def test_recordings_are_named_after_their_model_and_cut_where_it_ran_away(tmp_path):
     write(tmp_path / "lcc.jsonl", longbench("lcc"), longbench("lcc", "b"))
     write(tmp_path / "meta.jsonl", {"_id": "a", "continuation": "true lines"}, {"_id": "b", "kind": "real"})
     write(tmp_path / "recorded.jsonl",
@@ -170,7 +170,7 @@ def test_a_file_holds_text_or_one_list_of_ids(tmp_path, text, found):
 
 
 @pytest.mark.parametrize("text", ["[1.5]", "[[1]]", '{"a": 1}', "[true]", "[-1]", "[]", '["a"]', "[" * 100_000])
-def test_what_is_neither_is_refused_and_not_replayed_as_text(tmp_path, text):
+def test_other_json_is_refused_and_not_replayed_as_text(tmp_path, text):
     (tmp_path / "said").write_text(text)
     with pytest.raises(ValueError, match=r"one JSON list of token ids|nested too deeply"):
         read_recording(tmp_path / "said")
@@ -178,21 +178,21 @@ def test_what_is_neither_is_refused_and_not_replayed_as_text(tmp_path, text):
         read_recording(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(("row", "said"), [
+@pytest.mark.parametrize(("row", "message"), [
     ({"_id": "b", "said": "x"}, "column continuation is missing. Columns found: _id, said"),
     ({"continuation": "x"}, "no id"),
     ({"_id": "a", "continuation": [1, 2]}, "column continuation must be text; it is list"),
     ({"_id": "a", "continuation": "x", "runaway_at": "3"}, 'runaway_at must be a number of characters; it is "3"'),
     ({"_id": True, "continuation": "x"}, "_id must be text or a whole number; it is true"),
     ({"_id": 1.5, "continuation": "x"}, "_id must be text or a whole number; it is 1.5")])
-def test_a_recorded_row_of_another_kind_is_named_with_its_line(tmp_path, row, said):
+def test_a_recorded_row_of_another_kind_is_named_with_its_line(tmp_path, row, message):
     path = write(tmp_path / "s.jsonl", {"_id": "a", "text": "words"})
     with pytest.raises(ValueError, match=r"r\.jsonl, line 2: ") as error:
         load_suite(str(path), recorded=[write(tmp_path / "r.jsonl", {"_id": "b", "continuation": "x"}, row)])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-# What is missing is named -------------------------------------------------------------------------------------------
+# Missing parts ------------------------------------------------------------------------------------------------------
 
 def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
     row = longbench("qmsum")
@@ -204,7 +204,7 @@ def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
         load_suite(str(path))
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "message"), [
     ('{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"), ('["a"]\n', "1: one JSON object is needed; found list"),
     ("\n", "has no rows"), ('{"prompt": "a", "id": 1}\n\n{"prompt": "b", "id": 1}\n', "line 3: id '1' is that of"),
     ('{"prompt": 5}\n', "column prompt must be text; it is int"), ('{"turns": ["a", 3]}\n', "turns must be a list of"),
@@ -212,12 +212,12 @@ def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
     ('{"messages": ["a"]}\n', "must be a list of {role, content}"), ('{"text": "a\\udc00"}', "half a character"),
     ("[" * 100_000, "nested too deeply"), ('{"text": "a", "continuation": 3}', "column continuation must be text"),
 ])
-def test_a_broken_file_names_its_line(tmp_path, text, said):
+def test_a_broken_file_names_its_line(tmp_path, text, message):
     path = tmp_path / "mine.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError) as caught:
         load_suite(str(path))
-    assert said in str(caught.value) and "mine.jsonl" in str(caught.value)
+    assert message in str(caught.value) and "mine.jsonl" in str(caught.value)
 
 
 def test_a_missing_file_or_name_says_what_was_looked_for_and_what_to_give(tmp_path):
@@ -235,7 +235,7 @@ def test_a_missing_file_or_name_says_what_was_looked_for_and_what_to_give(tmp_pa
 # The hub ------------------------------------------------------------------------------------------------------------
 
 def hub(monkeypatch, answer):
-    """`datasets.load_dataset` answers with answer(*args, **kwargs); returns the calls."""
+    """Makes `datasets.load_dataset` return answer(*args, **kwargs), and returns the list of its calls."""
     calls = []
 
     def load_dataset(*args, **kwargs):
@@ -273,7 +273,7 @@ def test_longbenchs_archive_is_read_where_its_script_is_refused(monkeypatch):
     ("pg19", {"short_book_title": "t", "text": "Once."}, "Once.", "emozilla/pg19"),
     ("speed_bench_throughput_8k", {"question_id": "q", "category": "c", "turns": ["Hi"]}, "Hi", "nvidia/SPEED-Bench"),
 ])
-def test_the_hubs_own_columns_are_known(monkeypatch, name, row, prompt, repository):
+def test_columns_of_the_hub_are_read(monkeypatch, name, row, prompt, repository):
     calls = hub(monkeypatch, lambda *args, **kwargs: [row])
     assert load_suite(name)[0].prompt() == prompt and calls[0][0] == repository
 
@@ -298,7 +298,7 @@ def test_without_a_network_the_hub_is_tried_once_and_in_silence(monkeypatch, cap
     assert capfd.readouterr() == ("", "") and offline == constants.HF_HUB_OFFLINE
 
 
-def test_what_the_hub_has_not_or_withholds_is_no_prompt(monkeypatch):
+def test_rows_that_the_hub_withholds_or_lacks_are_refused(monkeypatch):
     hub(monkeypatch, lambda *args, **kwargs: [
         {"question_id": "q", "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"]}])
     with pytest.raises(ValueError, match=r"row 1: the hub has no text(?s:.*)prepare_data.py"):
@@ -316,7 +316,7 @@ def test_every_suite_of_the_real_folder_loads(rows):
     assert {model for example in found["qmsum"] for model in example.continuations} >= {"phi-4", "turbo-16k-0613"}
 
 
-def test_the_kinds_of_spec_bench_are_its_rows_apart(rows):
+def test_the_kinds_of_spec_bench_divide_its_rows(rows):
     kinds = [name for name in SUITES if name.startswith("spec_bench_")]
     apart = [example.id for kind in kinds for example in load_suite(kind, rows)]
     assert len(kinds) == 6 and sorted(apart) == sorted(example.id for example in load_suite("spec_bench", rows))

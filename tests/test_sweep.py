@@ -1,4 +1,4 @@
-"""Sweeps on the embedded pair and small rows: every row once, also after a kill, and always the same."""
+"""Sweeps on the embedded pair measure every row once, also after a kill, and give the same rows each time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(rows: Path, **more) -> SweepConfig:
                           "check_tokens": 6, "budget": 16} | more)
 
 
-def test_every_row_is_there_once_and_a_second_run_says_the_same(rows, tmp_path):
+def test_every_row_comes_once_and_a_second_run_gives_the_same(rows, tmp_path):
     first, second = sweep(config(rows), tmp_path / "a"), sweep(config(rows), tmp_path / "b")
     assert len(first) == 2 * 2 * 2 * 3 and len({row.key for row in first}) == len(first)
     assert not any(isinstance(row, Failure) for row in first)
@@ -98,14 +98,14 @@ def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
     assert len(mended) == 6 and not any(isinstance(row, Failure) for row in mended)
 
 
-def test_a_method_that_loses_something_is_caught(rows, tmp_path, monkeypatch):
+def test_a_method_that_decodes_wrong_tokens_is_noticed(rows, tmp_path, monkeypatch):
     from longgraft.acceptance.rules import Sampled
 
     real = Sampled.__call__
 
     def wrong(self, tree, logits, positions):
         path, token = real(self, tree, logits, positions)
-        return path, token if len(tree) == 1 else (token + 1) % 4096      # of trees alone
+        return path, token if len(tree) == 1 else (token + 1) % 4096      # wrong in trees only
 
     monkeypatch.setattr(Sampled, "__call__", wrong)
     for modes in (("replay",), ("sampled",)):
@@ -130,7 +130,7 @@ def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path, check_tok
     assert {row.lossless.first_divergence for row in found} == {None} and len(found) == 4
 
 
-def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
+def test_one_prefill_serves_all_methods(rows, tmp_path, monkeypatch):
     from longgraft.target_model.model import Target
 
     fed, real = [], Target.run
@@ -147,7 +147,7 @@ def test_one_prefill_serves_all(rows, tmp_path, monkeypatch):
 
 
 def test_methods_without_what_they_need_are_failures_where_that_is_allowed(rows, tmp_path):
-    """A head, and another need; the others are measured."""
+    """A head and a datastore are missing; the other methods are measured."""
     made = config(rows, drafter="none", methods=("pld", "graft", "rest"), modes=("greedy",), prompts=1, lengths=(256,),
                   allow_missing=True)
     found = {row.key.method: row for row in sweep(made, tmp_path)}
@@ -167,7 +167,7 @@ def test_a_wrong_data_folder_leaves_no_folder_behind(rows, tmp_path):
     assert len(sweep(config(rows, drafter="none", methods=("pld",), prompts=1, lengths=(256,)), tmp_path / "out")) == 4
 
 
-def test_the_plan_is_told_before_anything_runs(rows, tmp_path, capsys, monkeypatch):
+def test_a_dry_run_prints_the_plan_and_runs_nothing(rows, tmp_path, capsys, monkeypatch):
     code, said, _ = run(capsys, monkeypatch, "sweep", "--suites", rows, "--buckets", "256,64k", "--methods", "pld",
                         "--prompts", 2, "--out", tmp_path / "never", "--dry-run")
     assert code == 0 and "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said

@@ -1,4 +1,4 @@
-"""What files define and import, as they are and as they are while someone writes in them."""
+"""Definitions and imports of source files, also of files that are being written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def named(text, path="a.py"):
             for found in outline(path, text).definitions}
 
 
-def test_a_python_file_tells_its_definitions_with_decorators_docstrings_and_owners():
+def test_the_outline_of_a_python_file_has_decorators_docstrings_and_owners():
     assert named(PYTHON) == {"LIMIT": (5, 5, 5), "Cache": (7, 11, 14), "Cache.keep": (12, 13, 14),
                              "fallback": (19, 19, 19)}
     found = outline("a.py", PYTHON)
@@ -51,23 +51,23 @@ def test_a_python_file_tells_its_definitions_with_decorators_docstrings_and_owne
 @pytest.mark.parametrize("line, broken", [(14, "        return path.keep("), (14, "        if path:"),
                                           (12, "    def keep(self,"),
                                           (10, "    size ="), (10, "    size = [1, {")])
-def test_a_broken_line_costs_little_of_a_python_file(line, broken):
+def test_a_broken_line_loses_little_of_a_python_files_outline(line, broken):
     lines = PYTHON.split("\n")
     lines[line - 1] = broken
     whole, found = outline("a.py", PYTHON), outline("a.py", "\n".join(lines))
     assert len(found.imports) == len(whole.imports) and {"LIMIT", "Cache"} <= {one.name for one in found.definitions}
 
 
-def test_a_definition_without_a_body_is_one():
+def test_a_definition_without_a_body_is_found():
     assert named("def f(a):\n\ndef g(): pass\n") == {"f": (1, 1, 1), "g": (3, 3, 3)}
 
 
 @pytest.mark.parametrize("deep", ["-" * 7000 + "1", "+".join("a" * 20_000)])
-def test_what_is_nested_too_deeply_still_tells_its_definitions(deep):
+def test_definitions_are_found_in_text_that_is_nested_too_deeply(deep):
     assert "f" in {one.name for one in outline("a.py", f"def f():\n    pass\n\nx = {deep}\n").definitions}
 
 
-def test_what_no_mending_parses_still_tells_its_imports():
+def test_imports_are_found_in_text_that_cannot_be_parsed():
     found = outline("a.py", "from a.b import (c,\n    d)\nimport e\ndef f(:\n    (]\n" + "x = (]\ny)\n" * 40)
     assert [one.line for one in found.imports] == ["from a.b import c", "from a.b import d", "import e"]
     assert "f" in {one.name for one in found.definitions}
@@ -96,7 +96,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("suffix", SOURCES)
-def test_grammars_tell_definitions_with_the_comments_above_them(suffix):
+def test_grammars_find_definitions_with_the_comments_above_them(suffix):
     text, expected = SOURCES[suffix]
     assert named(text, "a" + suffix) == expected
 
@@ -106,7 +106,7 @@ def test_every_grammar_reads_its_tags():
 
 
 @pytest.mark.parametrize("suffix", [".js", ".go", ".rs", ".java"])
-def test_without_a_grammar_words_and_indentation_tell_definitions(monkeypatch, suffix):
+def test_definitions_are_found_by_words_and_indentation_without_a_grammar(monkeypatch, suffix):
     monkeypatch.setattr(outlines, "grammar", lambda suffix: None)
     text, expected = SOURCES[suffix]
     first, _, last = expected["Box"]
@@ -153,7 +153,7 @@ def test_imports_of_other_languages_find_their_files(path, text, paths, expected
 
 
 def test_imports_that_do_not_end_are_read_once():
-    """Not once more from each of them."""
+    """The scan does not begin again at each of them."""
     texts = ("use crate::a\n" * count for count in (2000, 8000))
     short, long = (min(timeit.repeat(lambda text=text: list(linked("a.rs", text, ())), number=1, repeat=5))
                    for text in texts)

@@ -78,7 +78,7 @@ def test_prompt_topk_is_that_of_the_logits_even_behind_a_soft_cap():
 
 
 def hooks_of(model) -> list[tuple[int, int]]:
-    """Of each module, how many."""
+    """Returns the numbers of hooks of each module."""
     return [(len(m._forward_pre_hooks), len(m._forward_hooks)) for m in model.modules()]
 
 
@@ -94,7 +94,7 @@ def test_the_model_is_left_as_it_was_also_after_an_exception():
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 3, 12, 513, 4095, 4096, 4097])
-def test_a_mask_comes_down_to_its_window(window):
+def test_the_window_of_a_mask_is_recognised(window):
     rule = masking_utils.sliding_window_causal_mask_function(window) if window else masking_utils.causal_mask_function
     assert window_of(rule) == window
 
@@ -110,14 +110,14 @@ def test_a_mask_that_is_more_than_a_window_is_refused(rule):
         window_of(rule)
 
 
-@pytest.mark.parametrize("more, said", [
+@pytest.mark.parametrize("more, message", [
     ({"sliding_window": 7}, "a window of None and passes 7"),
     ({"position_bias": torch.zeros(4)}, "passes position_bias .* does not compute")])
-def test_what_a_layer_passes_to_its_attention_is_computed_or_refused(more, said):
+def test_attention_arguments_that_are_not_computed_are_refused(more, message):
     target, layer = toy_target("llama"), toy_model("llama").model.layers[2]
     handle = layer.register_forward_pre_hook(lambda _, args, given: (args, given | more), with_kwargs=True)
     try:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             read(target, Segment(ProposalTree.chain(torch.tensor([1, 2])), target.cache(64), "last"))
     finally:
         handle.remove()
@@ -133,8 +133,8 @@ def test_a_vocabulary_smaller_than_the_matrix_is_wide_is_decoded(method):
     assert said.token_ids == plain.token_ids
 
 
-def test_two_threads_on_one_model_do_not_meet():
-    """Each pass changes the model's attention and hooks: the passes of both targets come one after the other."""
+def test_two_threads_on_one_model_do_not_disturb_each_other():
+    """Each pass changes the model's attention and hooks, so the passes of both targets run one after the other."""
     model, prompts = toy_model("llama"), [torch.tensor(toy_prompt(40, seed)) for seed in (1, 2)]
     before, tree = model.config._attn_implementation, random_tree(20, 1)
 
@@ -162,7 +162,7 @@ def test_two_threads_on_one_model_do_not_meet():
     assert model.generate(prompts[0][None], max_new_tokens=4, do_sample=False).shape == (1, 44)
 
 
-def test_a_model_that_is_called_elsewhere_while_it_decodes_says_so():
+def test_a_call_of_a_model_in_another_thread_while_it_decodes_is_refused():
     target, model = toy_target("llama"), toy_model("llama")
     said: list[BaseException | None] = []
     ids = torch.tensor([[1, 2, 3]])

@@ -19,7 +19,7 @@ def counts(template: Template) -> list[int]:
 
 
 def assert_closed(template: Template) -> None:
-    """Distinct nodes, parents before children, ranks below 8."""
+    """Checks that nodes are distinct, parents come before children, and ranks are below 8."""
     paths = template.paths
     assert len(set(paths)) == len(paths)
     assert all(parent < node for node, parent in enumerate(template.parents))

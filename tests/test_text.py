@@ -30,6 +30,6 @@ def test_nothing_of_a_stop_string_is_ever_given_out(stop, expected, size):
     assert detokenizer.stopped == (stop != "absent")
 
 
-def test_of_two_stop_strings_the_earlier_ends_the_text():
+def test_the_earlier_of_two_stop_strings_ends_the_text():
     detokenizer = Detokenizer(Bytes(), ["z", "return"])
     assert detokenizer.push(list(TEXT.encode())) + detokenizer.finish() == "naïve 🦊 code: "

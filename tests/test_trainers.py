@@ -1,4 +1,4 @@
-"""What holds of every drafter's trainer: resumed, and in float32 on a target of bfloat16, a GPU's default."""
+"""Every drafter's trainer can be resumed, and trains in float32 on a target of bfloat16, a GPU's default."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def losses_of(figures: dict) -> list[float]:
 
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_path):
-    """To what bfloat16 tells."""
+def test_a_step_has_the_losses_of_a_float32_target_and_is_measured(name, bf16, tmp_path):
+    """Compares the losses up to the precision of bfloat16."""
     recipe, trainer = TRAINERS[name]
     recipe = dataclasses.replace(recipe, bf16=bf16, valid_rows=1, valid_length=32, mat_prompts=1, mat_tokens=4)
     corpus, found = counting(), []
@@ -50,7 +50,7 @@ def test_a_step_teaches_as_on_a_float32_target_and_is_measured(name, bf16, tmp_p
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(name, tmp_path):
+def test_a_resumed_run_has_exactly_the_losses_of_an_uninterrupted_one(name, tmp_path):
     recipe, trainer = TRAINERS[name]
     target, corpus, losses = toy_target("qwen3"), counting(), []
     whole, resumed = (trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path)
@@ -62,7 +62,7 @@ def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(name, tmp_pa
     assert resumed.resume() and [losses_of(resumed.step()) for _ in range(2)] == losses[2:]
 
 
-def test_what_is_measured_borrows_the_targets_own_layers_and_leaves_the_trained_network_alone():
+def test_a_measured_network_shares_the_targets_layers_and_the_trained_one_is_unchanged():
     target = halved()
     network = BlockTrainer.fresh(BLOCKS, target, counting())
     network.share(target.model.get_input_embeddings(), target.head)

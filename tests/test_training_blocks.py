@@ -1,4 +1,4 @@
-"""Claims about the block drafters' trainer, on a toy corpus and random toy models."""
+"""The trainer of block drafters, on a toy corpus and random toy models."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def trainer(given, out, recipe=BLOCKS) -> BlockTrainer:
 
 
 @pytest.mark.parametrize("anchor", [1, 7, 40])
-def test_a_block_is_trained_on_what_it_sees_when_it_drafts(anchor):
-    """Features of the tokens before it, all of itself, and nothing of other blocks or of what comes after."""
+def test_a_block_sees_the_same_in_training_as_when_it_drafts(anchor):
+    """It sees the features of the tokens before it and all of itself, but no other block and no later token."""
     target, prompt = toy_target(), torch.tensor(toy_prompt(60))
     network = shared_blocks(target)
     memory = DFlashCache(network)
@@ -48,7 +48,7 @@ def test_a_block_is_trained_on_what_it_sees_when_it_drafts(anchor):
     torch.testing.assert_close(ours, memory.guesses(int(prompt[anchor])), atol=2e-3, rtol=1e-3)
 
 
-def test_flash_attention_of_blocks_is_the_reference_s_and_so_are_its_gradients():
+def test_flash_attention_of_blocks_and_its_gradients_equal_the_reference():
     torch.manual_seed(0)
     shapes = (2, 4, 20, 8), (2, 2, 20, 8), (2, 2, 20, 8), (2, 2, 33, 8), (2, 2, 33, 8)
     given = [torch.randn(*shape, requires_grad=True) for shape in shapes]
@@ -83,14 +83,14 @@ def test_training_lowers_the_loss(corpus, tmp_path):
 
 
 def test_earlier_guesses_weigh_more(corpus, tmp_path):
-    """With a steep falloff the loss is the first guesses' alone."""
+    """A steep falloff leaves only the loss of the first guesses."""
     rows, positions = torch.from_numpy(trainer(corpus, tmp_path).streams["mixed"].rows(0, 2, 32)), torch.arange(32)
     steep, flat = (trainer(corpus, tmp_path, dataclasses.replace(BLOCKS, falloff=f, block=b))
                    for f, b in ((1e-3, 5), (1e6, 2)))
     flat.network.load_state_dict(steep.network.state_dict())
     anchors = torch.tensor([[3, 9], [5, 20]])
     found = [run._loss(rows, positions.expand(2, -1), anchors)[0].item() for run in (steep, flat)]
-    # A block of two has one guess; its mask sees no masks behind it, which at the start say next to nothing.
+    # A block of two has one guess; its mask sees no masks behind it, which have little effect at the start.
     assert found[0] == pytest.approx(found[1], rel=0.05)
 
 
@@ -119,7 +119,7 @@ def test_a_run_is_resumed_measured_and_written_as_dflash_s_files(tmp_path):
     assert load_blocks(made, shape).config.block == 5
 
 
-def test_what_cannot_be_trained_is_said(corpus, tmp_path):
+def test_invalid_recipes_of_blocks_are_refused_with_the_reason(corpus, tmp_path):
     with pytest.raises(ValueError, match="where block takes 32"):
         dataclasses.replace(BLOCKS, block=32)
     for changed, said in ((dict(feature_layers=(1, 1)), "different numbers"), (dict(mask_token=VOCAB), "mask_token")):

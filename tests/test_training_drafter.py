@@ -1,4 +1,4 @@
-"""Claims about the drafter's trainer, on a toy corpus and random toy models."""
+"""The drafter's trainer, on a toy corpus and random toy models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def random_inputs(heads: int, kv_heads: int, steps: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monkeypatch):
-    """Which takes its queries in blocks."""
+    """Fast attention takes its queries in blocks, of 16 here."""
     monkeypatch.setattr("longgraft.yarn_drafters.training.objective.QUERY_SLOTS", 16)
     found = []
     for function in (_joint_flash, joint_attention):
@@ -64,7 +64,7 @@ def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monk
 
 def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor, features: torch.Tensor,
             positions: torch.Tensor, learnt: torch.Tensor | None = None) -> StepFigures:
-    """The figures of a training-time test whose target has the final states features[..., :32]."""
+    """Returns the figures of a training-time test whose target has the final states features[..., :32]."""
     hidden = features[..., :32]
     seen = TargetOutputs(features, hidden, head(hidden).argmax(-1))
     return training_time_test(network, seen, tokens, positions, lambda states, ids: head(states)[:, ids], STEPS,
@@ -72,7 +72,7 @@ def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor,
 
 
 def taught_states(tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
-    """The states of every training step, [1, S, H] each, as `training_time_test` makes them."""
+    """Returns the states of every training step, [1, S, H] each, as `training_time_test` makes them."""
     network, states = toy_network(), []
     handle = network.register_forward_hook(lambda _, __, out: states.append(out))
     try:
@@ -84,7 +84,7 @@ def taught_states(tokens: torch.Tensor, features: torch.Tensor, positions: torch
 
 
 def toy_text(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(tokens [1, S], features [1, S, 3 * 32], positions [1, S] with a jump)."""
+    """Returns tokens [1, S], features [1, S, 3 * 32], and positions [1, S] with a jump."""
     torch.manual_seed(1)
     positions = torch.arange(length) + 100 * (torch.arange(length) >= length // 2)
     return torch.randint(1, VOCAB, (1, length)), torch.randn(1, length, 96), positions[None]
@@ -93,7 +93,7 @@ def toy_text(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 @torch.no_grad()
 def decoded_states(slot: int, tokens: torch.Tensor, features: torch.Tensor,
                    positions: torch.Tensor) -> list[torch.Tensor]:
-    """What a decoder computes after `slot`: a pass over the prefix, then one token at a time on a growing cache."""
+    """Returns a decoder's states after `slot`: of a pass over the prefix, then of one token at a time on a cache."""
     network, held = toy_network(), []
 
     def attend(_, q, k, v):
@@ -111,7 +111,7 @@ def decoded_states(slot: int, tokens: torch.Tensor, features: torch.Tensor,
 
 
 @pytest.mark.parametrize("slot", [0, 4, 7])
-def test_training_sees_what_a_decoder_will_see(slot):
+def test_states_in_training_equal_those_of_a_decoder(slot):
     tokens, features, positions = toy_text()
     for taught, decoded in zip(taught_states(tokens, features, positions),
                                decoded_states(slot, tokens, features, positions), strict=True):
@@ -119,11 +119,11 @@ def test_training_sees_what_a_decoder_will_see(slot):
 
 
 @pytest.mark.parametrize("only", [None, 7])
-def test_the_loss_is_the_cross_entropy_of_the_predicted_tokens_that_are_in_the_vocabulary_and_to_be_learnt(only):
-    """learnt[t]: the token after slot t, number t + 1; step k of slot t predicts token t + 2 + k."""
+def test_the_loss_is_the_cross_entropy_of_learnt_tokens_in_the_draft_vocabulary(only):
+    """learnt[t] is about token t + 1, which follows slot t; step k of slot t predicts token t + 2 + k."""
     tokens, features, positions = toy_text()
     network, head = toy_network(), torch.nn.Linear(32, VOCAB, bias=False)
-    with torch.no_grad():       # where one token alone counts, the draft vocabulary has what comes first
+    with torch.no_grad():       # if only one token counts, its prediction must be in the draft vocabulary
         head.weight[::2] *= 9.0 if only else 1.0
     learnt = None if only is None else torch.arange(12)[None] == only
     figures = compare(network, head, tokens, features, positions, learnt)
@@ -171,13 +171,13 @@ def test_later_epochs_read_the_targets_features_from_disk(corpus, tmp_path, monk
     first = run._seen(tokens, positions)
     monkeypatch.setattr(run, "_computed", None)
     second = run._seen(tokens, positions)
-    torch.testing.assert_close(second.features, first.features, atol=0.05, rtol=0.01)      # also of one dtype
+    torch.testing.assert_close(second.features, first.features, atol=0.05, rtol=0.01)      # checks the dtype, too
     assert torch.equal(second.choice, first.choice)
     other = dataclasses.replace(recipe, feature_layers=(3, 1, 2))
     assert drafter_trainer(corpus, tmp_path / "o", other).store.get(tokens[0], positions[0]) is None
 
 
-def test_the_draft_vocabulary_is_sorted_offsets_and_has_the_end(corpus):
+def test_the_draft_vocabulary_has_sorted_offsets_and_the_end_token(corpus):
     d2t, t2d = draft_vocabulary(corpus, VOCAB, 16, always=[90])
     ids = d2t + torch.arange(16)
     assert d2t.dtype == torch.int64 and t2d.dtype == torch.bool and t2d.shape == (VOCAB,)
@@ -222,7 +222,7 @@ CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %
 
 
 def encoded(tmp_path, template: str, rows: list[dict]) -> tuple[EncodedCorpus, list[tuple[str, str]]]:
-    """(the corpus of these rows, of each document its text and what of it is learnt)."""
+    """Returns the corpus of these rows, and (text, learnt text) of each document."""
     texts = ["<user>\nWhat is two plus two?\n<assistant>\n<t></t>Four, I think.\n"]
     (tokenizer := train_tokenizer(texts * 9, 280)).chat_template = template
     (tmp_path / "c.json").write_text(json.dumps(rows))
@@ -231,7 +231,7 @@ def encoded(tmp_path, template: str, rows: list[dict]) -> tuple[EncodedCorpus, l
     return corpus, [(tokenizer.decode(ids), tokenizer.decode(ids[learnt])) for ids, learnt in coded]
 
 
-def test_of_chats_the_answers_are_learnt_and_of_texts_all(tmp_path):
+def test_only_the_answers_of_chats_and_all_of_texts_are_learnt(tmp_path):
     turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
     chat = {"messages": [{"role": role, "content": text} for role, text in turns]}
     begun = {"conversations": [{"from": "gpt", "value": "Hello."}, {"from": "human", "value": "Two?"},
@@ -251,7 +251,7 @@ def test_of_chats_the_answers_are_learnt_and_of_texts_all(tmp_path):
 
 
 def test_a_template_that_rewrites_the_past_loses_no_question(tmp_path):
-    """Qwen3's shows the thoughts of the last answer only: an earlier answer looks another way once it is past."""
+    """Qwen3's template shows the thoughts of the last answer only, so an answer changes when another follows."""
     template = (
         "{% for m in messages %}<{{ m['role'] }}>\n{% if m['role'] == 'assistant' and loop.last %}<t></t>{% endif %}"
         "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}")
@@ -300,7 +300,7 @@ def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
 def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(family, corpus):
-    """In place of the embedding's half zeros, of fc the pass alone: then its output is the layer's, scaled."""
+    """With zeros for the embedding's half and fc passing the feature on, its output is the layer's, scaled."""
     target = toy_target(family)
     c = target.config
     recipe = DrafterRecipe(feature_layers=(1, 2), draft_vocab=48, feature_pass=0.5, intermediate=c.intermediate_size,
@@ -326,8 +326,8 @@ def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(fa
         torch.testing.assert_close(got, 0.5 * wanted, atol=2e-3, rtol=2e-2)
 
 
-def test_batches_weigh_by_what_is_to_be_learnt(corpus, tmp_path):
-    """Rows of a chat with little to learn, alone and beside full ones: accumulation is one batch in pieces."""
+def test_batches_are_weighted_by_their_learnt_tokens(corpus, tmp_path):
+    """Rows with few learnt tokens have the same gradient in one batch and in pieces that are accumulated."""
     found = []
     for micro in (16, 64):
         run = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, stages=(Stage(16),), tokens_per_step=64,
@@ -353,7 +353,7 @@ def test_a_head_that_could_not_be_written_is_refused_before_training(tmp_path):
     assert not (tmp_path / "out" / "log.jsonl").exists()
 
 
-def test_a_head_s_own_embedding_is_left_alone(tmp_path):
+def test_a_head_s_own_embedding_is_not_trained(tmp_path):
     from longgraft.yarn_drafters.training.drafter import resumed_head
 
     network = toy_network()
@@ -374,7 +374,7 @@ def two_processes(rank: int, out: str, port: int) -> None:
     DrafterTrainer.train(recipe, folder / "target", [folder / "text.jsonl"], [], folder / "two")
 
 
-def test_two_processes_learn_what_one_does(tmp_path):
+def test_two_processes_learn_the_same_as_one(tmp_path):
     import socket
 
     files_of_a_toy_run(tmp_path)

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, with training files, a folder or a checkpoint is said by name, before any step."""
+"""Mistakes in recipes, training files, folders and checkpoints are named before the first training step."""
 
 from __future__ import annotations
 
@@ -66,30 +66,30 @@ def test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them(recipe):
     assert found > 15
 
 
-@pytest.mark.parametrize("recipe, given, said", [
+@pytest.mark.parametrize("recipe, given, message", [
     *((TARGET, *case) for case in OF_A_TARGET), *((DRAFTER, *case) for case in OF_A_DRAFTER)])
-def test_a_recipe_s_wrong_value_is_named_with_what_is_needed(recipe, given, said, tmp_path):
+def test_a_recipe_s_wrong_value_is_named_with_what_is_needed(recipe, given, message, tmp_path):
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(given))
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         type(recipe).load(path, recipe)
     assert str(path) in str(refused.value)
 
 
-@pytest.mark.parametrize("name, content, said", [
+@pytest.mark.parametrize("name, content, message", [
     ("r.json", b"{", "r.json is not JSON"), ("r.json", b"[1]", r"holds \[1\]; a table of options"),
     ("r.json", b"[" * 10 ** 5, "nested too deeply"), ("r.json", b"\xff", "cannot be read"),
     ("r.json", b"9" * 5000, "4300 digits"), ("r.toml", b"a = [", "cannot be read"),
     ("r.toml", b"stages = 3", "stages is 3; it must be a list"), ("none.toml", None, "does not exist")])
-def test_a_recipe_that_cannot_be_read_is_named(name, content, said, tmp_path):
+def test_a_recipe_that_cannot_be_read_is_named(name, content, message, tmp_path):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         DrafterRecipe.load(tmp_path / name)
     assert str(tmp_path / name) in str(refused.value)
 
 
-def test_whole_floats_lists_and_full_shares_are_taken():
+def test_whole_floats_lists_and_full_shares_are_accepted():
     made = DrafterRecipe.load(None, DRAFTER, total_tokens=1e6, feature_layers=[1, 2, 3], stages=[{"length": 64}],
                               warmup=1, decay=0, schedule="cosine", muon_lr=1)
     assert (made.total_tokens, made.feature_layers, made.stages) == (1_000_000, (1, 2, 3), (Stage(64),))
@@ -105,7 +105,7 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
         encode_corpus([tmp_path / "chat.jsonl"], train_tokenizer(["x"], 260), tmp_path / "c.npz")
 
 
-@pytest.mark.parametrize("row, said", [
+@pytest.mark.parametrize("row, message", [
     ("{", "is not JSON"), ("[" * 10 ** 5, "nested too deeply"), ("9" * 5000, "4300 digits"), ("5", "is a int"),
     ('{"text": true}', "has text .bool."), ('{"text": 5}', "has text .int."), ("{}", "has nothing"),
     ('{"text": "a\\ud800b"}', "is half a character"),
@@ -116,10 +116,10 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
     ('{"messages": [{"role": "user", "content": true}]}', "a turn has role, content; role and content"),
     ('{"messages": [{"role": 1, "content": "x"}]}', "a turn has role, content"),
     ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "is half a character")])
-def test_a_row_that_is_no_document_is_named_by_file_and_line(row, said, tmp_path):
+def test_a_row_that_is_no_document_is_named_by_file_and_line(row, message, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "fine"}\n' + row + "\n")
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         list(read_documents([path]))
     assert f"{path}, line 2" in str(refused.value)
 
@@ -128,7 +128,7 @@ def fifo(path):
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("name, content, said", [
+@pytest.mark.parametrize("name, content, message", [
     ("a.jsonl", b'{"text": "x"}\n\xff', "cannot be read beyond line"), ("a.jsonl.gz", b"plain", "beyond line 0"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99, mtime=0)[:-9], "cannot be read beyond line"),
     ("a.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "cannot be read beyond line 0"),
@@ -136,13 +136,13 @@ def fifo(path):
     ("a.json", b"[5]", "a.json, item 1 is a int"), ("a.json", b"[" * 10 ** 5, "nested too deeply"),
     ("a.json", b"\xff", "not UTF-8 text"), ("a.bin", b"\xff\xfe", "not UTF-8 text"),
     ("a.txt", fifo, "neither a file nor a folder"), ("a.txt", None, "neither a file nor a folder")])
-def test_a_file_that_cannot_be_read_is_named(name, content, said, tmp_path):
+def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
     path = tmp_path / name
     if callable(content):
         content(path)
     elif content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=said) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         list(read_documents([path]))
     assert str(path) in str(refused.value)
 
@@ -175,7 +175,7 @@ def corpus(tokens, types=("text",)) -> EncodedCorpus:
 
 
 def test_data_shorter_than_a_row_is_refused(tmp_path):
-    """A row would be the same few tokens again and again, and one of none would never be full."""
+    """A row would repeat the same few tokens, and a row of no tokens would never be full."""
     with pytest.raises(ValueError, match="hold 64 tokens, and a row takes 65"):
         drafter_trainer(corpus(64), tmp_path)
     drafter_trainer(corpus(65), tmp_path)
@@ -193,7 +193,7 @@ def test_an_empty_validation_file_is_refused_before_the_first_step(tmp_path):
         assert not (tmp_path / "out" / "log.jsonl").exists()
 
 
-def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp_path):
+def test_an_unusable_folder_for_a_run_is_refused_before_the_model_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("")
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_a_run_s_is_refused_before_the_model_is_read(tmp
         with pytest.raises(ValueError, match=said):
             DrafterTrainer.train(DRAFTER, tmp_path / "no model", [], [], tmp_path / out)
     assert sorted(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "full", tmp_path / "full" / "thesis.txt"]
-    for _ in range(2):      # its own folder is taken again
+    for _ in range(2):      # its own folder is accepted again
         with sole_trainer(tmp_path / "new"):
             (tmp_path / "new" / "head").mkdir(exist_ok=True)
 
@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(spoilt, tmp_path):
         drafter_trainer(corpus(200), tmp_path).resume()
 
 
-def test_a_training_that_diverges_says_so(tmp_path):
+def test_a_training_that_diverges_is_ended_with_an_error(tmp_path):
     run = drafter_trainer(corpus(200), tmp_path)
     with torch.no_grad():
         run.network.fc.weight.fill_(float("inf"))
@@ -249,13 +249,13 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
         DrafterTrainer.train(DRAFTER, target, [text], [], tmp_path / "out")
 
 
-@pytest.mark.parametrize("change, said", [
+@pytest.mark.parametrize("change, message", [
     ({"heads": 3}, "heads is 3, kv_heads 2 and head_dim 8"), ({"head_dim": 7}, "head_dim 7"),
     ({"intermediate": None}, r"intermediate, which the recipe does not set, of toy's config is \[48, 64\]"),
     ({"kv_heads": None, "heads": None}, "heads, which the recipe does not set, of toy's config is missing")])
-def test_a_head_s_shape_must_work_out(change, said):
+def test_a_head_s_shape_must_be_consistent(change, message):
     config = SimpleNamespace(hidden_size=32, num_hidden_layers=4, intermediate_size=[48, 64])     # as Gemma 3n's is
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         head_shape(dataclasses.replace(DRAFTER, **change), SimpleNamespace(config=config, name="toy", vocab_size=96))
 
 
@@ -272,13 +272,13 @@ def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):
     assert (tmp_path / "there.gz").read_bytes() == b"kept" and not (tmp_path / "new.gz").exists()
 
 
-@pytest.mark.parametrize("options, said", [
+@pytest.mark.parametrize("options, message", [
     *(({"tokens": text}, "is no number") for text in ("inf", "nan", "-5", "0", "", "k", "64kk", "1e400", "9999999b")),
     *(({"learning_rate": rate}, "--learning-rate is") for rate in (0.0, -1.0, INFINITE, float("nan"), 20.0)),
     ({"dtype": "int8"}, "dtype 'int8' is unknown"), ({"data": [Path("nowhere")]}, "nowhere does not exist"),
     ({"valid": [Path("nowhere")]}, "nowhere does not exist"), ({"recipe": Path("nowhere")}, "JSON file, or one of")])
-def test_options_of_a_training_are_refused_before_anything_is_made(options, said, tmp_path):
+def test_options_of_a_training_are_refused_before_anything_is_made(options, message, tmp_path):
     command = next(made.callback for made in commands.train.registered_commands if made.name == "drafter")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         command(**{"data": [tmp_path], "out": tmp_path / "out", "model": str(tmp_path)} | options)
     assert not (tmp_path / "out").exists()

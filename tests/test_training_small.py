@@ -1,4 +1,4 @@
-"""Claims about what learns from a target's own words: small models and Medusa heads, on toys."""
+"""Training of small models and Medusa heads on the predictions of a target, with toys."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SMALL = TargetRecipe(vocab_size=300, layers=1, hidden=16, heads=2, kv_heads=1, h
 
 @pytest.fixture(scope="module")
 def cycle() -> EncodedCorpus:
-    """Sixteen tokens again and again: what a target says of each is the same each time."""
+    """Sixteen tokens repeated, after each of which a target predicts the same each time."""
     tokens = np.tile(np.arange(1, 17), 128).astype(np.int32)
     return EncodedCorpus(tokens, np.array([0, len(tokens)]), ("code-python",), ("owner/repo@abc:file.py",))
 
 
 @pytest.fixture(scope="module")
 def loud() -> Target:
-    """A teacher of 300 tokens with something to say."""
+    """A teacher with 300 tokens and distinct predictions."""
     import transformers
 
     torch.manual_seed(4)
@@ -56,7 +56,7 @@ class Words:
     eos_token_id = pad_token_id = 0
 
 
-def test_a_small_model_comes_to_say_what_its_teacher_says(loud, cycle, tmp_path):
+def test_a_small_model_learns_the_predictions_of_its_teacher(loud, cycle, tmp_path):
     run = TargetTrainer(SMALL, Words(), cycle, tmp_path, teacher=loud)
     rows = torch.arange(1, 17).repeat(3)[None, :33]
     positions = torch.arange(32)[None]
@@ -103,20 +103,20 @@ def test_a_tokenizer_that_does_not_fit_is_refused(teacher, tmp_path):
         train_target(dataclasses.replace(small, vocab_size=400), [text], [], tmp_path / "wide", tokenizer=str(other))
 
 
-def test_each_head_comes_to_say_what_the_target_says_further_on(cycle, tmp_path):
+def test_each_head_learns_the_targets_later_predictions(cycle, tmp_path):
     target = toy_target("qwen3")
     run = MedusaTrainer(MEDUSA, target, MedusaTrainer.fresh(MEDUSA, target, cycle), cycle, tmp_path)
     rows, positions = torch.arange(1, 17).repeat(3)[None, :33], torch.arange(32)[None]
     said = teacher_logits(target, rows, positions)
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0]
     before = run.network.logits(hidden, target.logits)
-    torch.testing.assert_close(before[:, 0], said, atol=1e-4, rtol=1e-4)     # fresh ones say the next token again
+    torch.testing.assert_close(before[:, 0], said, atol=1e-4, rtol=1e-4)     # fresh heads predict the next token
     figures = [run.step() for _ in range(40)]
     for first, last in zip(figures[0]["losses"], figures[-1]["losses"], strict=True):
         assert last < 0.75 * first
 
 
-def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
+def test_heads_learn_only_the_answers_of_a_chat(cycle, tmp_path):
     target = toy_target("qwen3")
     run = MedusaTrainer(MEDUSA, target, MedusaTrainer.fresh(MEDUSA, target, cycle), cycle, tmp_path)
     rows, positions = torch.arange(1, 34)[None], torch.arange(32)[None]
@@ -129,12 +129,12 @@ def test_of_a_chat_heads_learn_the_answers_alone(cycle, tmp_path):
     for head in (0, 2):
         nats = -(said[head + 1:] * laws[:-head - 1, head]).sum(-1).detach()
         assert whole[0][head] == pytest.approx(float(nats.mean()), abs=1e-4)
-        # Those that say token 20, the first of the answer, and later ones.
+        # Only predictions of token 20, the first of the answer, and later ones count.
         assert whole[1][head] == pytest.approx(float(nats[18 - head:].mean()), abs=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_training_leaves_heads_that_the_loader_takes(teacher, tmp_path, tied):
+def test_trained_heads_can_be_loaded(teacher, tmp_path, tied):
     target, text = teacher
     recipe = dataclasses.replace(MEDUSA, total_tokens=256, valid_rows=1, valid_length=32, tied=tied)
     heads = load_medusa(MedusaTrainer.train(recipe, target, [text], [text], tmp_path), 32, 300)

@@ -1,4 +1,4 @@
-"""Claims about the embedded target's trainer, on a toy corpus and a toy model."""
+"""The embedded target's trainer, on a toy corpus and a toy model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_cache_holds_the_same_corpus(corpus, corpus_file, tokenizer, tmp_pat
 @pytest.mark.parametrize("length", [16, 64])
 def test_every_token_is_an_input_once_and_a_target_once(shuffled, length, corpus, monkeypatch):
     size = len(corpus.tokens)
-    monkeypatch.setattr(TokenStream, "window", 64 * -(-size // 64))     # over the epoch's end
+    monkeypatch.setattr(TokenStream, "window", 64 * -(-size // 64))     # beyond the epoch's end
     stream = TokenStream(corpus, 3, partial(mixed_documents, prose_share=0.9), shuffled=shuffled)
     rows = stream.rows(0, stream.window // length, length)
     plain = stream.read(0, stream.window + 1)
@@ -116,7 +116,7 @@ def test_a_jump_in_the_positions_does_not_cut_attention(tokenizer, corpus, tmp_p
     torch.testing.assert_close(ours, expected)
 
 
-def test_a_resumed_run_loses_exactly_what_an_uninterrupted_one_does(tokenizer, corpus, tmp_path):
+def test_a_resumed_run_has_exactly_the_losses_of_an_uninterrupted_one(tokenizer, corpus, tmp_path):
     whole = TargetTrainer(TARGET, tokenizer, corpus, tmp_path)
     losses = []
     for step in range(12):                                  # through all three stages

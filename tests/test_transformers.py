@@ -1,4 +1,4 @@
-"""Inside transformers' generate, and beside it: the same ids."""
+"""Decoding inside transformers' generate and beside it gives the same ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longgraft.transformers_generate import custom_generate
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral-window", "gemma3"])
-def test_graft_says_what_transformers_generate_says(family):
+def test_graft_decodes_the_ids_of_transformers_generate(family):
     model, ids = toy_model(family), torch.tensor([toy_prompt(50)])
     theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
     ours = answered(toy_session("graft", family), ids[0].tolist(), 20).token_ids
@@ -19,7 +19,7 @@ def test_graft_says_what_transformers_generate_says(family):
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_custom_generate_is_a_second_entry(given):
+def test_custom_generate_decodes_the_ids_of_transformers_generate(given):
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
     more = {"session": toy_session("graft", "qwen3")} if given else {}
@@ -38,7 +38,7 @@ def test_a_limit_of_the_whole_length_counts_the_prompt(limit):
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999999}, {"temperature": 1e-4}], ids=str)
 def test_each_setting_of_generate_reaches_our_draws(narrow):
-    """Any one of them leaves the most probable token alone; with none of them, draws differ."""
+    """Each of them leaves only the most probable token; without all of them, draws differ."""
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     more = dict(attention_mask=torch.ones_like(ids), max_new_tokens=12, custom_generate=custom_generate,
                 session=toy_session("graft", "qwen3"))
@@ -59,7 +59,7 @@ def test_a_direct_call_refuses_what_transformers_would_not_pass():
             custom_generate(model, ids, **more)
 
 
-def test_what_cannot_be_honoured_is_refused():
+def test_unsupported_settings_of_generate_are_refused():
     from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 

@@ -1,6 +1,6 @@
-"""The tree kernel says what the dense reference says: in Triton's interpreter, on the device where there is one.
+"""The tree kernel equals the dense reference: in Triton's interpreter, or on the device if there is one.
 
-In float32, for the interpreter multiplies bfloat16 wrongly.  How it is compiled for chips is in `compiled.py`.
+The dtype is float32, because the interpreter multiplies bfloat16 wrongly.  `compiled.py` compiles for chips.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOSE = dict(atol=2e-6, rtol=1e-5)
 
 
 def geometry(kind: str, rows: int, prefix: int) -> Layout:
-    """Random rows: a tree, a chain, or the last rows of a tree over all of it."""
+    """Returns random rows: a tree, a chain, or the last rows of a tree over all of it."""
     tree = random_tree(100 if kind == "appended" else rows, rows)
     if kind == "chain":
         return Layout(prefix, torch.arange(rows), None, DEVICE)
@@ -40,7 +40,7 @@ def geometry(kind: str, rows: int, prefix: int) -> Layout:
 
 
 def inputs(layout: Layout, heads: tuple[int, int], size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q as transformers hands it over; k and v whole buffers, NaN behind what is written."""
+    """Returns q as transformers passes it, and k and v as whole buffers with NaN behind the written rows."""
     torch.manual_seed(layout.prefix + layout.rows)
     q = torch.randn(1, layout.rows, heads[0], size, device=DEVICE).transpose(1, 2)
     k, v = torch.randn(2, 1, heads[1], CAPACITY, size, device=DEVICE).unbind(0)
@@ -49,7 +49,7 @@ def inputs(layout: Layout, heads: tuple[int, int], size: int) -> tuple[Tensor, T
 
 
 def planned(q: Tensor, k: Tensor, chip: str) -> Plan:
-    """The tiles of half precision, where they are interpreted: on a device float32 does not fit into them."""
+    """Returns a plan with tiles for half precision if they are interpreted; a device has no room there for float32."""
     dtype = torch.bfloat16 if DEVICE.type == "cpu" else q.dtype
     return Plan.of(q.shape[1] // k.shape[1] * q.shape[2], k.shape, dtype, CHIPS[chip])
 
@@ -77,7 +77,7 @@ def test_the_kernel_serves_the_head_sizes_of_models(size):
 
 
 def test_rows_of_a_cache_may_lie_apart():
-    """What is between them is not read, also where heads are padded."""
+    """Values between the rows are not read, also where heads are padded."""
     layout = geometry("tree", 5, 70)
     q, k, v = inputs(layout, (4, 2), 24)
     apart = torch.full((2, 1, 2, CAPACITY, 32), float("nan"), device=DEVICE)[..., :24]
@@ -87,7 +87,7 @@ def test_rows_of_a_cache_may_lie_apart():
 
 
 def test_rows_may_stand_far_behind_the_prefix():
-    """Deeper than their columns are many: no column before them is in their windows."""
+    """Their depths exceed the number of columns, so that no column before them is in their windows."""
     layout = geometry("chain", 2, 3)
     q, k, v = inputs(layout, (4, 2), 16)
     far = torch.tensor([70, 71], dtype=torch.int32, device=DEVICE)
@@ -111,7 +111,7 @@ def test_caps_and_sinks_equal_the_reference(softcap, sinks, rows, window):
 
 
 def test_one_geometry_serves_every_prefix():
-    """As a replay does: the same tensors, written anew."""
+    """The same tensors are written anew, as a replay does."""
     device = geometry("tree", 16, 0).on_device
     for prefix in (200, 3, 65):
         layout = geometry("tree", 16, prefix)
@@ -122,7 +122,7 @@ def test_one_geometry_serves_every_prefix():
 
 
 def test_programs_without_columns_are_not_read():
-    """What they would have written is NaN; all but one of 64 programs are without."""
+    """Memory that no program wrote holds NaN; all but one of 64 programs have no columns."""
     layout = geometry("tree", 5, 20)
     q, k, v = inputs(layout, (2, 2), 16)
     torch.use_deterministic_algorithms(True)        # fills new memory with NaN
@@ -134,7 +134,7 @@ def test_programs_without_columns_are_not_read():
 
 
 def test_a_row_that_sees_nothing_is_zeros():
-    """Rows that pad a tree; NaN would reach every row from the caches."""
+    """Such rows pad a tree; their NaN would reach every row through the caches."""
     layout = geometry("tree", 6, 0)
     q, k, v = inputs(layout, (4, 2), 16)
     live = torch.tensor([1, 1, 0, 1, 0, 1], dtype=torch.int32, device=DEVICE)
@@ -155,7 +155,7 @@ def test_the_backend_takes_trees_and_leaves_chunks_to_split():
     assert torch.equal(out, split(q, k, v, chunk, 0.25, None))
 
 
-def test_what_is_missing_is_named(monkeypatch):
+def test_available_names_a_missing_device_or_package(monkeypatch):
     if not torch.cuda.is_available():
         assert available()["triton"] == "no CUDA device"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -166,7 +166,7 @@ def test_what_is_missing_is_named(monkeypatch):
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory) -> list[dict]:
-    """What `compiled.py` says of every launch; by a process that does not interpret."""
+    """Figures of every launch from `compiled.py`, which runs in a process that does not interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("compiled.py"))], capture_output=True,
@@ -181,7 +181,7 @@ def test_no_launch_spills(launches):
 
 
 def test_launches_fit_their_chips(launches):
-    """Shared memory of a block on an A100 or a card of sm_86 and sm_89, and of one on a H100."""
+    """The bounds are the shared memory of a block on an A100 or a card of sm_86 and sm_89, and on an H100."""
     for launch in launches:
         assert launch["shared"] <= {80: 99, 90: 227}[launch["chip"]] * 1024, launch
 
@@ -194,7 +194,7 @@ def test_hopper_multiplies_trees_by_warp_groups(launches):
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="toys are on the CPU, where a kernel runs only interpreted")
 def test_a_session_answers_by_the_kernel(monkeypatch):
-    """A target with windowed layers and a drafter, which appends rows to its tree, say what they say without it."""
+    """The target has windowed layers and the drafter appends rows to its tree; ids are those without the kernel."""
     rows = set()
 
     def kernel(q, k, v, layout, scale, window):

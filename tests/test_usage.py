@@ -1,4 +1,4 @@
-"""Bytes: a request takes its caches and the activations of one chunk, and its peak is its own."""
+"""Memory: a request takes its caches and the activations of one chunk, and its peak excludes earlier ones."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MIB = 2 ** 20
 
 
 def held(method: str, tokens: int, chunk: int) -> tuple[int, int]:
-    """(bytes of tensors that a request held at its most, of its caches then)."""
+    """Returns the most bytes that a request's tensors took, and the most that its caches took."""
     session, caches = toy_session(method, budget=8, chunk=chunk), 0
-    for _ in session.open(toy_prompt(40), 2):       # what is made once
+    for _ in session.open(toy_prompt(40), 2):       # makes what is made once
         pass
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         for _ in session.open(toy_prompt(tokens), 4):
@@ -64,7 +64,7 @@ def test_a_chunk_is_as_large_as_pays_and_fits(monkeypatch):
         target.config, torch.bfloat16, 2048, wants) + 1
 
 
-def test_layers_of_another_shape_have_room_of_their_own():
+def test_layers_of_different_shapes_have_separate_buffers():
     cache = KVCache(2, 256, ("sliding", "full"))
     for layer, heads in enumerate((2, 9)):
         keys, values = cache.update(torch.ones(1, heads, 5, 8), torch.ones(1, heads, 5, 8), layer)
@@ -75,7 +75,7 @@ def test_layers_of_another_shape_have_room_of_their_own():
     assert cache.bytes() == 2 * (2 + 9) * 256 * 8 * 4
 
 
-def test_on_a_cpu_the_peak_is_since_the_reset_and_not_since_the_start():
+def test_the_peak_memory_of_a_cpu_counts_from_the_last_reset():
     torch.ones(64 * MIB // 4)
     reset_peak_memory(CPU)
     quiet = peak_memory(CPU)

@@ -43,7 +43,7 @@ def load(folder: Path, **options):
 
 
 def change(folder: Path, edit) -> None:
-    """The weights, as `edit` leaves them."""
+    """Applies `edit` to the saved weights."""
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -54,7 +54,7 @@ def declare(folder: Path, **entries) -> None:
     (folder / "config.json").write_text(json.dumps(config | entries))
 
 
-def test_whole_weights_are_read_without_a_foreign_bar_and_transformers_keeps_its_own(folder, capfd):
+def test_loading_shows_no_progress_bar_and_leaves_that_of_transformers_enabled(folder, capfd):
     logging.enable_progress_bar()
     assert len(load(folder).generate("def", max_new_tokens=4).token_ids) == 4
     assert capfd.readouterr().err == ""
@@ -76,12 +76,12 @@ def configuration(**entries):
 
 
 def content(of):
-    """of: what a file of this content is replaced by."""
+    """Returns a damage that replaces the content of the weights' file by of(content)."""
     return lambda folder: (folder / "model.safetensors").write_bytes(of((folder / "model.safetensors").read_bytes()))
 
 
 def pickled(folder: Path) -> None:
-    """Objects in place of tensors: they must not run."""
+    """Replaces tensors by pickled objects, which must not run."""
     (folder / "model.safetensors").unlink()
     torch.save({"model.norm.weight": Path("x")}, folder / "pytorch_model.bin")
 
@@ -91,7 +91,7 @@ NOT_WHOLE = NOT_LOADED + r"it is no whole safetensors file\.\nGive"
 NOT_FINITE = f"holds NaN or infinite numbers in {UP}, read as float32"
 
 
-@pytest.mark.parametrize("damage, said", [
+@pytest.mark.parametrize("damage, message", [
     (weights(lambda tensors: tensors.pop(UP)), f"lack {UP}\\.\n.*fetch both again"),
     (weights(lambda tensors: tensors.update({LAST + "self_attn.q_proj.bias": torch.ones(32)})),
      f"hold {LAST}self_attn.q_proj.bias, which"),
@@ -108,9 +108,9 @@ NOT_FINITE = f"holds NaN or infinite numbers in {UP}, read as float32"
     (content(lambda whole: b""), NOT_WHOLE), (content(lambda whole: b"hello" * 1000), NOT_WHOLE),
     (content(lambda whole: whole[:9000]), NOT_WHOLE),
     (pickled, NOT_LOADED + r"UnpicklingError: Weights only load failed\.\n")])
-def test_what_is_not_whole_or_contradicts_itself_is_refused_by_name(folder, damage, said):
+def test_incomplete_or_contradictory_weights_are_refused_by_name(folder, damage, message):
     damage(folder)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         load(folder)
 
 
@@ -146,7 +146,7 @@ def test_code_that_comes_with_a_model_is_never_run_nor_asked_about(folder):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])      # for the latter transformers makes one up
-def test_a_model_without_its_tokenizer_says_so(folder, model_type):
+def test_a_model_without_its_tokenizer_is_refused(folder, model_type):
     declare(folder, model_type=model_type)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -176,36 +176,36 @@ def test_quantised_weights_decode_and_are_checked_by_their_parts(whole):
     part.weight = Parameter(TwoTensor(torch.ones(7, 1), scales), requires_grad=False)
     if whole:
         ids = [5, 9, 5, 9, 5]
-        assert longgraft.load((model, None), method="pld").generate(ids, 8).token_ids == plainly(model, ids, 8)
+        assert longgraft.load((model, None), method="pld").generate(ids, 8).token_ids == greedy_ids(model, ids, 8)
     else:
         with pytest.raises(ValueError, match=r"numbers in model\.layers\.1\.mlp\.down_proj\.weight\.b"):
             load((model, None))
 
 
-def plainly(model, ids: list[int], new: int) -> list[int]:
+def greedy_ids(model, ids: list[int], new: int) -> list[int]:
     for _ in range(new):
         with torch.no_grad():
             ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
     return ids[-new:]
 
 
-@pytest.mark.parametrize("given, said", [
+@pytest.mark.parametrize("given, message", [
     (lambda model: model, "^A LlamaForCausalLM was given as the model. Pass .model, tokenizer., a name of"),
     (lambda model: (model,), "^.LlamaForCausalLM. was given"), (lambda model: (None, model), "^.NoneType, Llama"),
     (lambda model: (model.to("meta"), None), "is on the meta device, so it has no weights")])
-def test_what_is_no_pair_of_model_and_tokenizer_is_refused_without_printing_it(given, said):
+def test_an_invalid_pair_of_model_and_tokenizer_is_refused_without_printing_it(given, message):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         longgraft.load(given(model), drafter=None, method="pld")
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "meta", "cpu:1", "cuda:-1", "cuda:99", "vulkan", "xpu"])
-def test_devices_that_are_not_here_are_one_sentence_before_anything_is_read(name, tmp_path):
+def test_missing_devices_are_refused_in_one_sentence_before_anything_is_read(name, tmp_path):
     with pytest.raises(ValueError, match=f"^Device '{name}' (is not usable here|does not exist)"):
         load(tmp_path / "absent", device=name)
 
 
-def test_devices_and_dtypes_by_name():
+def test_devices_and_dtypes_are_found_by_name():
     assert device_of("cpu") == device_of(torch.device("cpu")) == torch.device("cpu")
     assert device_of(None).type in ("cpu", "cuda")
     assert dtype_of("bfloat16") is dtype_of(torch.bfloat16) is torch.bfloat16

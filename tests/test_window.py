@@ -1,4 +1,4 @@
-"""A drafter with a window over its own past: forgets what is farther back, and nothing else."""
+"""A drafter with a window over its own past ignores what is farther back, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 
 def proposed(tokens: torch.Tensor, features: torch.Tensor, window: int | None, chunk: int = 64, levels: int = 9):
-    """The tree after a prompt, whose pairs are observed `chunk` at a time."""
+    """Returns the tree after a prompt whose pairs are observed `chunk` at a time."""
     memory = Eagle3Cache(toy_network(), window)
     drafter = Eagle3Drafter(memory, Dense(), levels=levels)
     memory.reset(len(tokens) + 100)
@@ -42,7 +42,7 @@ def test_a_window_over_the_whole_text_changes_nothing():
 
 
 @pytest.mark.parametrize("window", [3, 6, 12])      # narrower than the tree is deep, and wider
-def test_what_lies_before_the_window_has_no_effect(window):
+def test_tokens_before_the_window_have_no_effect(window):
     tokens, features = text()
     other, others = tokens.clone(), features.clone()
     far = len(tokens) - 1 - window          # slot t sees slots t - window + 1 .. t; the newest is len - 2
@@ -53,12 +53,12 @@ def test_what_lies_before_the_window_has_no_effect(window):
 
 
 @pytest.mark.parametrize("window", [3, 12])
-def test_the_prompt_s_chunks_do_not_matter(window):
+def test_the_tree_does_not_depend_on_chunk_size(window):
     assert same(proposed(*text(), window, chunk=1), proposed(*text(), window, chunk=64))
 
 
 def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkeypatch):
-    """The same window of text, once at the beginning and once 40,000 positions later."""
+    """Drafts from the same window of text at the beginning and 40,000 positions later."""
     tokens, features = text(14)
     far = Eagle3Cache.forward
 

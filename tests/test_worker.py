@@ -1,4 +1,4 @@
-"""One thread decodes for all: up to a full queue, past failures, and never for who has left while waiting."""
+"""One thread decodes all jobs: up to a full queue, past failures, and never those cancelled while they wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_job_ends_with_its_own_stop_strings_and_end_tokens_alone():
     assert working(play, session=session) == [(cut, "stop"), (cut, "eos"), (whole.token_ids, "length")]
 
 
-def test_a_full_queue_takes_no_more_and_says_when_to_come_back():
+def test_a_full_queue_refuses_jobs_with_a_time_to_retry():
     gate = Gate()
 
     async def play(worker):
@@ -45,7 +45,7 @@ def test_a_full_queue_takes_no_more_and_says_when_to_come_back():
     assert retry >= 1 and refused == 2 and ends == ["length", "length"]
 
 
-def test_retry_after_is_what_requests_took_lately():
+def test_retry_after_follows_the_times_of_recent_requests():
     async def play(worker):
         worker._recent.extend([2.0, 6.5])
         return worker._retry_after()
@@ -59,7 +59,7 @@ def test_a_job_that_is_cancelled_while_it_waits_is_never_begun():
         first, second = worker.submit(Job(PROMPT, 3)), worker.submit(Job(PROMPT, 50))
         await until_true(lambda: gate.steps == 1)
         second.cancel()
-        steps = await tokens_of(second)     # told while the first is still decoded
+        steps = await tokens_of(second)     # it ends while the first is still decoded
         assert worker.waiting == 0 and gate.steps == 1
         gate.allow()
         await tokens_of(first)
@@ -68,11 +68,11 @@ def test_a_job_that_is_cancelled_while_it_waits_is_never_begun():
     assert len(gate.ends) == 1
 
 
-def test_what_one_job_raises_ends_that_job_alone():
+def test_an_error_in_one_job_ends_only_that_job():
     class Broken:
         def stepped(self, running, step, seconds) -> None:
             if running.job.max_new_tokens == 7:
-                raise ValueError("our mistake")     # not the client's, as one of opening would be
+                raise ValueError("our mistake")     # not the client's, unlike an error of opening
             if running.job.max_new_tokens == 8:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 4.00 GiB.")
 
@@ -92,7 +92,7 @@ def test_what_one_job_raises_ends_that_job_alone():
     assert working(play) == ("our mistake", 5)
 
 
-def test_where_memory_runs_out_what_was_kept_of_prompts_makes_room_and_the_next_one_is_told_to_be_shorter():
+def test_a_full_memory_drops_kept_prompts_first_and_then_asks_for_a_shorter_prompt():
     class Full:
         def stepped(self, running, step, seconds) -> None:
             if running.job.max_new_tokens == 8:
@@ -115,7 +115,7 @@ def test_where_memory_runs_out_what_was_kept_of_prompts_makes_room_and_the_next_
     assert working(play) == [3, 0, 0, 3]
 
 
-def test_an_answer_whose_seconds_are_up_ends_as_it_is():
+def test_an_answer_ends_when_its_seconds_are_up():
     async def play(worker):
         running = worker.submit(Job(PROMPT, 200, seconds=1e-9))
         return await tokens_of(running), running.end
