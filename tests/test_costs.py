@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from dataclasses import replace
@@ -9,11 +10,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from toys.models import toy_network, toy_target
-from toys.sessions import toy_parts
+from toys.models import toy_model, toy_network, toy_target
+from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
 from longgraft.budget.cost_model import TABLES, Costs, LiveCosts
+from longgraft.target_model.model import Target
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
 COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
@@ -36,6 +38,47 @@ def test_costs_are_linear_between_rows_and_prefixes_and_go_on_beyond_them():
     ({16: 0.010, 32: 0.030}, (1, 256), 0.005)])
 def test_no_prefix_is_so_short_and_no_rows_so_few_that_a_pass_costs_nothing(first, at, seconds):
     assert replace(COSTS, passes={256: first, 2048: {1: 0.100, 16: 0.101}}).verify(*at) == seconds
+
+
+def test_live_costs_are_measured_anew_at_a_prefix_far_beyond_the_measured_ones():
+    asked = []
+
+    def measured(prefix: int, seconds: float) -> Costs:
+        asked.append((prefix, seconds))
+        return replace(COSTS, passes={**COSTS.passes, prefix: {1: 0.030, 2: 0.031, 16: 0.090}})
+
+    live = LiveCosts(COSTS, measure=measured)
+    live.timed(4, 512, 0.026)
+    slower = live.verify(1, 512) / COSTS.verify(1, 512)
+    live.reach(8191, 0.5)
+    assert asked == [] and live.verify(1, 8192) == pytest.approx(slower * 0.018, rel=0.1)
+    copied = live.copy()
+    live.reach(8192, 0.5)
+    live.reach(16383, 0.5)
+    assert asked == [(8192, 0.5)] and slower > 1
+    assert live.verify(1, 8192) == pytest.approx(slower * 0.030) and live.verify(2, 8192) < live.verify(16, 8192)
+    live.timed(2, 8192, 0.031 * slower)         # rows that were not measured before can be followed, too
+    live.restore(copied.state())
+    assert live.verify(2, 8192) == pytest.approx(slower * 0.031, rel=0.05)
+    copied.reach(16384, 1.0)
+    LiveCosts(COSTS, frozen=True, measure=measured).reach(16384, 1.0)
+    LiveCosts(COSTS).reach(16384, 1.0)
+    assert asked == [(8192, 0.5), (16384, 1.0)]
+
+
+def test_a_long_prompt_has_its_costs_measured_at_its_own_length(monkeypatch):
+    monkeypatch.setattr("longgraft.budget.cost_measurement.PREFIXES", (4, 8))
+    target = Target(copy.deepcopy(toy_model()))     # nobody has measured it
+    costs = costs_for(target, None, None)
+    assert max(costs.costs.passes) == 8
+    session = toy_session("graft-x-text", adaptive=True, costs=costs)
+    expected = answered(toy_session("ar"), toy_prompt(70), 4).token_ids
+    assert answered(session, toy_prompt(70), 4).token_ids == expected
+    reached = set(costs.costs.passes)
+    assert {8, 17, 34} <= reached and max(reached) == 68        # chunks of 17 tokens, at twice the length before
+    again = costs_for(target, None, None)
+    again.reach(68, 0.0)
+    assert set(again.costs.passes) == reached       # other sessions of the model need not measure it again
 
 
 def test_rows_that_had_no_time_at_one_prefix_cost_what_they_cost_at_another():

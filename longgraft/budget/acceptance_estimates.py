@@ -22,6 +22,8 @@ RATE_PRIOR = 10.0       # steps of plain decoding with which the rate begins
 FIRST_PROBE = 8         # answer tokens before the first probe; an accuracy measured on the prompt is too low
 PATIENCE = 64           # tokens before the next probe, after a draft or a proposal
 MOST_PATIENCE = MOST_WAITING // 2       # above MOST_WAITING a drafter is fed without being measured
+MEASURING = 0.02        # share of a prompt's reading time that measuring costs at its prefix may take
+MEASURING_SECONDS = 0.3     # least time for that
 TIMED_EVERY = 4         # one verified pass in this many is compared with its expected time
 PRIOR_ACCURACY = 0.25   # of a drafter that was not measured yet
 PRIOR_TOKENS = 4        # weight of the prior accuracy, in tokens
@@ -70,6 +72,7 @@ class _Learnt:
     spent:    planned seconds of all steps
     probing:  seconds of probes of sources that were expected to cost more than they bring
     unprobed: True if a prompt was read and no probe followed yet
+    read:     tokens of the prompt so far; reading: seconds of the passes that read them
     """
 
     accuracy: float = 0.0
@@ -84,6 +87,8 @@ class _Learnt:
     spent: float = 0.0
     probing: float = 0.0
     unprobed: bool = False
+    read: int = 0
+    reading: float = 0.0
 
 
 class AcceptanceEstimates(Memory):
@@ -142,7 +147,9 @@ class AcceptanceEstimates(Memory):
         # The path begins with the root, so its length is accepted tokens + 1. Tokens that a constraint forces are no
         # merit of any source.
         tokens, learnt = int((seen.tree.origin[seen.path] != FORCED).sum()), self.learnt
-        learnt.unprobed = learnt.unprobed or seen.prompt
+        if seen.prompt:
+            learnt.unprobed = True
+            self._read(len(seen.path), seen.seconds)
         if (plan := self._plan) is None:
             return
         self._plan = None
@@ -159,7 +166,14 @@ class AcceptanceEstimates(Memory):
             learnt.patience = PATIENCE
 
     def recall(self, seen: Observation) -> None:
-        """Does nothing: what was read for an earlier request tells nothing about this one."""
+        """Counts the tokens: nothing else of an earlier request tells anything about this one."""
+        self._read(len(seen.path), 0.0)
+
+    def _read(self, tokens: int, seconds: float) -> None:
+        """Counts tokens of the prompt, and has costs measured at a prefix that is much longer than all before."""
+        learnt = self.learnt
+        learnt.read, learnt.reading = learnt.read + tokens, learnt.reading + seconds
+        self.costs.reach(learnt.read, max(MEASURING_SECONDS, MEASURING * learnt.reading))
 
     def proposed(self, worth: float) -> None:
         """Counts a proposal of a source without draft levels; worth: its net gain, as in `_Learnt`."""

@@ -9,6 +9,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -29,6 +30,7 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
+from longgraft.target_model.passes import SHARED
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -42,8 +44,8 @@ FED = (1, 16)           # observed tokens that are fed
 LEVELS = 2              # expansions of the draft that is timed
 SHARE = 0.05            # share of the free memory that the caches of zeros may take
 
-# Costs by model, shared by all of its sessions.
-_MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, Costs]] = WeakKeyDictionary()
+# Costs by model, and the longest prefix at which they were to be measured, shared by all of its sessions.
+_MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, tuple[Costs, int]]] = WeakKeyDictionary()
 
 Point = tuple[str, int, int]
 """(name of the cost table, prefix, rows)"""
@@ -95,8 +97,22 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None, r
         measured = _MEASURED.setdefault(target.model, {})
         key = tuple(key_of(target, network, regions).items())
         if key not in measured:
-            measured[key] = measure(target, network, regions=regions)
-        return LiveCosts(measured[key])
+            measured[key] = measure(target, network, PREFIXES, regions=regions), max(PREFIXES)
+
+        def further(prefix: int, seconds: float) -> Costs:
+            costs, reached = measured[key]
+            if prefix > reached:
+                shared = SHARED.set(None)       # passes of other requests would be timed, too
+                try:
+                    more = measure(target, network, (prefix,), seconds, regions)
+                finally:
+                    SHARED.reset(shared)
+                costs = replace(costs, passes={**costs.passes, **more.passes}, levels={**costs.levels, **more.levels},
+                                feeds={**costs.feeds, **more.feeds})
+                measured[key] = costs, prefix
+            return costs
+
+        return LiveCosts(measured[key][0], measure=further)
     costs = Costs.load(Path(path))
     advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
     if differs := costs.fits(key_of(target, network, regions)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -167,6 +167,7 @@ def along(points: Points, at: int) -> float:
 OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow
 SHARED = 0.15       # share of a difference that moves all costs: mostly the whole machine became slower or faster
 OWN = 0.05          # share of a difference that moves only the costs of these rows
+FARTHER = 2         # times as long as all measured ones: a prefix at which costs are measured anew
 
 
 CostState = tuple[float, float, float | None, dict[int, float]]
@@ -175,27 +176,45 @@ CostState = tuple[float, float, float | None, dict[int, float]]
 class LiveCosts:
     """Costs that follow timed steps; frozen costs stay fixed, so that decisions repeat."""
 
-    def __init__(self, costs: Costs, frozen: bool = False) -> None:
-        self.costs, self.frozen = costs, frozen
+    def __init__(self, costs: Costs, frozen: bool = False, measure: Callable[[int, float], Costs] | None = None
+                 ) -> None:
+        """measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many seconds."""
+        self.costs, self.frozen, self.measure = costs, frozen, measure
+        self._reached = max(costs.passes)
         # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by rows.
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # logarithm of a proposal's seconds
-        self._own = dict.fromkeys({rows for row in costs.passes.values() for rows in row}, 0.0)
+        self._own = self._rows()
         self._curves: dict[str, tuple[int, Points]] = {}        # (last prefix, its curve) by name
 
+    def _rows(self) -> dict[int, float]:
+        return dict.fromkeys({rows for row in self.costs.passes.values() for rows in row}, 0.0)
+
+    def reach(self, prefix: int, seconds: float) -> None:
+        """Measures the costs at this prefix if it is `FARTHER` times as long as any that was measured.
+
+        Extrapolated that far, the noise of the measured ones would decide.  seconds: that it may take
+        """
+        if self.measure is None or self.frozen or prefix < FARTHER * self._reached:
+            return
+        self.costs, self._reached = self.measure(prefix, seconds), prefix
+        self._own = self._rows() | self._own
+        self._curves.clear()
+
     def state(self) -> CostState:
-        """Returns a copy of all that was learnt."""
+        """Returns a copy of all that was learnt from timed steps."""
         return self._machine, self._drafts, self._proposal, dict(self._own)
 
     def restore(self, state: CostState) -> None:
         """Goes back to a `state`."""
         self._machine, self._drafts, self._proposal = state[:3]
-        self._own = dict(state[3])
+        self._own = self._rows() | state[3]
         self._curves.clear()
 
     def copy(self) -> LiveCosts:
         """Returns an independent copy."""
-        made = LiveCosts(self.costs, self.frozen)
+        made = LiveCosts(self.costs, self.frozen, self.measure)
+        made._reached = self._reached
         made.restore(self.state())
         return made
 
