@@ -106,7 +106,7 @@ def test_where_memory_runs_out_what_was_kept_of_prompts_makes_room_and_the_next_
         kept = worker.session.engine.prefixes = Prefixes(2 ** 30, 16)
         await tokens_of(worker.submit(Job(PROMPT, 2)))
         found = [len(kept)]
-        for told in (r"was dropped\. Try again", r"Shorten the prompt\.$"):
+        for told in (r"were dropped\. Try again", r"Shorten the prompt\.$"):
             with pytest.raises(Failed, match=told):
                 await tokens_of(worker.submit(Job(PROMPT[::-1] if len(kept) else PROMPT[:10], 8)))
             found.append(len(kept))
